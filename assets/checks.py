@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgsieve.assets.dagster_names import Name, groups_of_distinct_names
-from pgsieve.assets.lake import opened
+from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.published import Tables
@@ -22,7 +22,7 @@ from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_replica
+from pgsieve.assets.translator import AssetKind, Naming, feed_asset, replica_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -44,11 +44,11 @@ def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
 
 
-def _by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
-    return {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
+def _tables_by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
+    return {naming.key(replica_asset(subscription, table)): name for name, table in tables.items()}
 
 
-def _in_ops(
+def _checks_in_ops(
     name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
     """The checks of some tables, in ops called `name`, `<name>_2`, ..., each without two tables of the same Dagster name."""
@@ -66,7 +66,7 @@ def consistency_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    tables_by_key = _by_key(subscription, tables, naming)
+    tables_by_key = _tables_by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs(
@@ -88,19 +88,19 @@ def consistency_checks(
             names = [keys[key] for key in _selected(context)]
             by_name = {name: key for key, name in keys.items()}
             with as_step(context):
-                lake = opened(context, naming)
+                lake = open_lake(context, naming)
                 compared_tables = check_consistency(
                     subscription, lake, context.log.info, names, context.log.warning
                 )
                 for compared in compared_tables:
-                    yield _result(by_name[compared.schema, compared.table], compared)
+                    yield _consistency_result(by_name[compared.schema, compared.table], compared)
 
         return consistency
 
-    return _in_ops(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
+    return _checks_in_ops(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
 
 
-def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult:
+def _consistency_result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         check_name="subscriber_consistency",
         asset_key=key,
@@ -139,7 +139,7 @@ def conformity_checks(
         for name, table in tables.items()
         if table.replicated and is_checkable(subscription, table.replicated)
     }
-    tables_by_key = _by_key(subscription, checkable, naming)
+    tables_by_key = _tables_by_key(subscription, checkable, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
@@ -151,30 +151,31 @@ def conformity_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                lake = opened(context, naming)
+                lake = open_lake(context, naming)
                 for key in _selected(context):
-                    yield _conformity(key, check_conformity(subscription, lake, keys[key]))
+                    yield _conformity_result(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
 
-    return _in_ops(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
+    return _checks_in_ops(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
 
 
 #: Why rows of a correct replica may fail its row filter.
-_ALTERED = (
+_ALTERED_FILTER = (
     "the row filter or its publications were altered since the table was copied: earlier rows stay, as in"
     " PostgreSQL, until `pgsieve resync`"
 )
 
 
-def _conformity(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckResult:
+def _conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckResult:
     uncertain = conformity.altered or conformity.problem is not None
     return dg.AssetCheckResult(
         check_name="row_filter_conformity",
         asset_key=key,
         passed=conformity.failing == 0 and conformity.problem is None,
         severity=dg.AssetCheckSeverity.WARN if uncertain else dg.AssetCheckSeverity.ERROR,
-        description=conformity.problem or (_ALTERED if conformity.failing and conformity.altered else None),
+        description=conformity.problem
+        or (_ALTERED_FILTER if conformity.failing and conformity.altered else None),
         metadata={"rows": conformity.rows, "failing rows": conformity.failing, "keys": list(conformity.keys)},
     )
 
@@ -183,7 +184,7 @@ def freshness_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`freshness`: how long the oldest commit that the replicas lack has been waiting. No replica is read."""
-    tables_by_key = _by_key(subscription, tables, naming)
+    tables_by_key = _tables_by_key(subscription, tables, naming)
     limit = subscription.freshness.total_seconds()
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
@@ -202,22 +203,22 @@ def freshness_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                lake = opened(context, naming)
+                lake = open_lake(context, naming)
                 measured = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).newest()
             for key in _selected(context):
-                yield check_of_table_freshness(key, subscription, measured, states.get(keys[key]))
+                yield table_freshness_result(key, subscription, measured, states.get(keys[key]))
 
         return freshness
 
-    return _in_ops(naming.name(f"{subscription.name}_freshness"), tables_by_key, checks)
+    return _checks_in_ops(naming.name(f"{subscription.name}_freshness"), tables_by_key, checks)
 
 
 def sync_state_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`sync_state`: the table is ready, and the subscription is enabled. No rows are read."""
-    tables_by_key = _by_key(subscription, tables, naming)
+    tables_by_key = _tables_by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs(
@@ -233,18 +234,18 @@ def sync_state_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                lake = opened(context, naming)
+                lake = open_lake(context, naming)
                 states = TableStates(lake, subscription.name).newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).state()
             for key in _selected(context):
-                yield check_of_state(key, states.get(keys[key]), subscription_state)
+                yield sync_state_result(key, states.get(keys[key]), subscription_state)
 
         return sync_state
 
-    return _in_ops(naming.name(f"{subscription.name}_sync_state"), tables_by_key, checks)
+    return _checks_in_ops(naming.name(f"{subscription.name}_sync_state"), tables_by_key, checks)
 
 
-def check_of_state(
+def sync_state_result(
     key: dg.AssetKey, state: TableState | None, subscription_state: SubscriptionState | None = None
 ) -> dg.AssetCheckResult:
     """`sync_state` of one table; with `subscription_state`, the subscription has to be enabled too."""
@@ -259,7 +260,7 @@ def check_of_state(
     )
 
 
-def check_of_states(
+def cut_sync_state_result(
     key: dg.AssetKey,
     states: Mapping[Name, TableState],
     subscription_state: SubscriptionState,
@@ -305,7 +306,7 @@ def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]
     return set()
 
 
-def check_of_freshness(
+def freshness_result(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
 ) -> dg.AssetCheckResult:
     """The result of `freshness`; `measured` is a text with the reason if the freshness could not be measured."""
@@ -324,15 +325,15 @@ def check_of_freshness(
     )
 
 
-def check_of_table_freshness(
+def table_freshness_result(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str, state: TableState | None
 ) -> dg.AssetCheckResult:
     """`freshness` of one table; a table that is not ready receives no changes."""
     if state is not None and state.state == SyncState.READY:
-        return check_of_freshness(key, subscription, measured)
+        return freshness_result(key, subscription, measured)
     meaning = state.state.meaning if state else "not copied yet"
     reason = f": {state.reason}" if state and state.reason else ""
-    return check_of_freshness(key, subscription, f"nothing is applied: the table is {meaning}{reason}")
+    return freshness_result(key, subscription, f"nothing is applied: the table is {meaning}{reason}")
 
 
 def slot_problem(slot: str, state: SlotState | None) -> str | None:
@@ -350,12 +351,12 @@ def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
     """`slot_health`: the slot exists, has the WAL that it needs, and does not lag too far behind."""
     return dg.AssetCheckSpec(
         "slot_health",
-        asset=naming.key(of_feed(feed, AssetKind.CHANGE_LOG)),
+        asset=naming.key(feed_asset(feed, AssetKind.CHANGE_LOG)),
         description="The replication slot exists, holds its WAL, and lags less than 1 GiB.",
     )
 
 
-def slot_health(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
+def slot_health_result(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
     """The result of `slot_health` for the slot as it is now."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
@@ -373,7 +374,7 @@ def slot_health(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
     problem = slot_problem(feed.slot, state)
     return dg.AssetCheckResult(
         check_name="slot_health",
-        asset_key=naming.key(of_feed(feed, AssetKind.CHANGE_LOG)),
+        asset_key=naming.key(feed_asset(feed, AssetKind.CHANGE_LOG)),
         passed=problem is None,
         description=problem,
         metadata=metadata,

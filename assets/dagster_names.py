@@ -14,10 +14,10 @@ Name = tuple[str, str]
 
 #: Characters that Dagster forbids, and `-`, which introduces an encoded character.
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
-_WRITTEN = re.compile(r"-([0-9A-F]+)-")
+_ENCODED = re.compile(r"-([0-9A-F]+)-")
 
 
-def component(identifier: str) -> str:
+def encode_identifier(identifier: str) -> str:
     """An identifier as a part of an asset key: ASCII letters, digits and `_` stay, another character becomes `-CODE-`.
 
     CODE is the character's code point: `order items` becomes `order-20-items`. Two identifiers never become the same
@@ -26,20 +26,20 @@ def component(identifier: str) -> str:
     return _SPECIAL.sub(lambda special: f"-{ord(special.group()):X}-", identifier)
 
 
-def identifier(text: str) -> str:
-    """The identifier that `component` wrote."""
-    return _WRITTEN.sub(lambda code: chr(int(code.group(1), 16)), text)
+def decode_identifier(text: str) -> str:
+    """The identifier that `encode_identifier` wrote."""
+    return _ENCODED.sub(lambda code: chr(int(code.group(1), 16)), text)
 
 
 def table_partition(name: Name) -> str:
     """The Dagster partition key of a published table: no part has a dot in it."""
-    return ".".join(map(component, name))
+    return ".".join(map(encode_identifier, name))
 
 
 def partition_table(key: str) -> Name:
     """The (schema, table) of a Dagster partition key."""
     schema, _, table = key.partition(".")
-    return identifier(schema), identifier(table)
+    return decode_identifier(schema), decode_identifier(table)
 
 
 def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:

@@ -8,26 +8,26 @@ from typing import Any
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name, partition_table, table_partition
-from pgsieve.assets.lake import opened
+from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
     NO_FILTER,
     SECONDS,
+    column_metadata,
     column_schema,
-    of_columns,
     replica_version,
-    spent,
-    standard,
+    standard_metadata,
+    work_metadata,
 )
 from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, as_step
 from pgsieve.assets.published import PublishedTable
+from pgsieve.assets.runless_events import unplanned_event
 from pgsieve.assets.steps.initial_sync.one_table import Copied
-from pgsieve.assets.steps.log import quiet
+from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
-from pgsieve.assets.unrun_events import unasked
+from pgsieve.assets.translator import AssetKind, Naming, replica_asset, source_table_asset, subscription_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measure
 
 #: The tag of a run that was started because tables lacked a copy. Another run may have copied them when this run begins.
-LACKING = "pgsieve/lacking"
+LACKING_TAG = "pgsieve/lacking"
 
 #: The events of the op.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization
@@ -47,7 +47,7 @@ def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
     return dg.DynamicPartitionsDefinition(name=f"{subscription}_tables")
 
 
-def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
+def partition_ranges(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
     """Divide the Dagster partitions `keys` into ranges without a gap in the order of all partitions.
 
     One run copies a range.
@@ -68,7 +68,7 @@ def initial_sync_asset(
     naming: Naming,
     *,
     names: str | None = None,
-    tell: Callable[[str], None] = quiet,
+    tell: Callable[[str], None] = no_log,
     seconds: float = PATIENT_SECONDS,
     callbacks: StepCallbacks[Sequence[Copied]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
@@ -79,7 +79,7 @@ def initial_sync_asset(
     cannot be copied is not materialised, and fails the run after the others are copied. With `names`, the template of
     the replicas' names, the replicas are registered in the catalog at the end.
     """
-    data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
+    data = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)
     partitions = tables_partitions(subscription.name)
 
@@ -89,7 +89,7 @@ def initial_sync_asset(
             tell(line)
 
         tables = [partition_table(key) for key in context.partition_keys]
-        lacking = LACKING in context.run.tags
+        lacking = LACKING_TAG in context.run.tags
         with measure() as work:
             return copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds), work
 
@@ -108,13 +108,13 @@ def initial_sync_asset(
         )
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
             with as_step(context), callbacks.reporting_errors():
-                lake = opened(context, naming)
+                lake = open_lake(context, naming)
                 tables, work = copied(context, lake)
                 callbacks.spend(work)
                 callbacks.report(tables)
-                yield from _materialised(key, context.partition_keys, tables, work)
+                yield from _partition_events(key, context.partition_keys, tables, work)
                 made = (each for each in tables if not (each.problem or each.overrun))
-                yield from (_replica(context, subscription, naming, each) for each in made)
+                yield from (_replica_event(context, subscription, naming, each) for each in made)
                 if names is not None:
                     Registration(subscription, lake, names).register()
                 if problems := list(_problems(tables).values()):
@@ -123,11 +123,11 @@ def initial_sync_asset(
     return initial_sync
 
 
-def _materialised(
+def _partition_events(
     key: dg.AssetKey, partitions: Sequence[str], copied: Sequence[Copied], work: Work
 ) -> Iterator[Event]:
     """The events for the Dagster partitions that a run has copied: one for all, or one for each if a table failed."""
-    metadata = {**_metadata(copied), **spent(work)}
+    metadata = {**_metadata(copied), **work_metadata(work)}
     failed = {table_partition(name) for name in _problems(copied)}
     if not failed:
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
@@ -146,28 +146,28 @@ def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
     }
 
 
-def _replica(
+def _replica_event(
     context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: Copied
 ) -> dg.AssetMaterialization:
     """The materialization of a replica after its copy; increments report the later ones."""
     name = copied.schema, copied.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copied.row_filter or NO_FILTER)
-    source = naming.key(of_source_table(subscription.feed.source.name, name))
+    source = naming.key(source_table_asset(subscription.feed.source.name, name))
     made = dg.MaterializeResult[None](
-        asset_key=naming.key(of_replica(subscription, table)),
+        asset_key=naming.key(replica_asset(subscription, table)),
         data_version=replica_version(copied.lsn, copied.version),
         metadata={
             "LSN": format_lsn(copied.lsn),
             "Delta version": str(copied.version),
             "row filter": table.row_filter,
             SECONDS: round(copied.seconds, 2),
-            **standard(rows=copied.rows, table=quote_qualified(*name)),
-            **of_columns(copied.columns, source, NO_COMMENTS, copied.published),
+            **standard_metadata(rows=copied.rows, table=quote_qualified(*name)),
+            **column_metadata(copied.columns, source, NO_COMMENTS, copied.published),
         },
     )
-    changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
-    return unasked(context, made, [changes, source])
+    changes = naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
+    return unplanned_event(context, made, [changes, source])
 
 
 def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:

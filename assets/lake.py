@@ -55,7 +55,7 @@ class PgsieveLake(LakeResource):
         return {each.qualified: each.table() for each in tables}
 
 
-def opened(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
+def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
     """The lake of a run.
 
     Its Spark jobs use the session of the run's Spark resource, which starts with the first job.
@@ -65,6 +65,6 @@ def opened(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, na
     return resource.open(lambda: spark.spark_session)
 
 
-def resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource | SparkEngine]:
+def lake_resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource | SparkEngine]:
     """The resources that the steps need."""
     return {naming.lake: lake, naming.spark: lake.engine}

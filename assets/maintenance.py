@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.lake import opened
+from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import SECONDS
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.operations.maintenance import (
@@ -20,17 +20,17 @@ from pgsieve.assets.steps.operations.maintenance import (
 )
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
+from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
 
 
 def feed_maintenance_asset(
     feed: Feed, subscriptions: Sequence[Subscription], retention: Retention, naming: Naming
 ) -> dg.AssetsDefinition:
     """The asset `<source>/change_log_maintenance`; `subscriptions` are all subscriptions that read the feed."""
-    data = of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
+    data = feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
 
     @dg.multi_asset(
-        specs=[naming.spec(data, [naming.key(of_feed(feed, AssetKind.CHANGE_LOG))])],
+        specs=[naming.spec(data, [naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))])],
         name=naming.name(f"{feed.name}__change_log_maintenance"),
         required_resource_keys=naming.resources,
         pool=f"slot_{feed.slot}",
@@ -38,7 +38,7 @@ def feed_maintenance_asset(
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         begin = monotonic()
         with as_step(context):
-            lake = opened(context, naming)
+            lake = open_lake(context, naming)
             return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), begin)
 
     return change_log_maintenance
@@ -48,10 +48,10 @@ def subscription_maintenance_asset(
     subscription: Subscription, retention: Retention, naming: Naming, *, names: str | None = None
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/maintenance`; `names` is the template of the replicas' names in the catalog."""
-    data = of_subscription(subscription, AssetKind.MAINTENANCE)
+    data = subscription_asset(subscription, AssetKind.MAINTENANCE)
 
     @dg.multi_asset(
-        specs=[naming.spec(data, [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))])],
+        specs=[naming.spec(data, [naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))])],
         name=naming.name(f"{subscription.name}__maintenance"),
         required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
@@ -59,7 +59,7 @@ def subscription_maintenance_asset(
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         begin = monotonic()
         with as_step(context):
-            lake = opened(context, naming)
+            lake = open_lake(context, naming)
             yield _result(maintain_subscription(subscription, lake, retention, context.log.info), begin)
             if names is not None:
                 Registration(subscription, lake, names).register()

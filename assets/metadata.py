@@ -17,7 +17,7 @@ NO_COMMENTS = Comments()
 #: Shown for a table without a row filter.
 NO_FILTER = "none"
 #: The number of relations that are listed, those with the most changes: a partition tree may have thousands.
-SHOWN_RELATIONS = 100
+MAX_RELATIONS = 100
 #: The names of: a step's duration, how far the replicas are behind, and how much WAL the slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
@@ -27,12 +27,12 @@ def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
     return dg.DataVersion(f"{format_lsn(lsn)} {version}")
 
 
-def spent(work: Work) -> dict[str, Any]:
+def work_metadata(work: Work) -> dict[str, Any]:
     """The costs of a step's work: its engine, tasks, bytes written, and seconds."""
     return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
 
 
-def transformed(counts: SentCounts) -> dict[str, Any]:
+def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     """How many UPDATEs were sent as which operation, how many relations had changes, and a table of both."""
     origins = counts_by_origin(counts)
     records = [
@@ -41,25 +41,25 @@ def transformed(counts: SentCounts) -> dict[str, Any]:
                 "through": escape_controls(source),
                 "row filter": escape_controls(row_filter or NO_FILTER),
                 **{f"{operation}s": count for operation, count in received_counts(part).items()},
-                **_updates(part),
+                **_update_counts(part),
             }
         )
-        for (source, row_filter), part in sorted(origins.items(), key=_changes, reverse=True)[
-            :SHOWN_RELATIONS
+        for (source, row_filter), part in sorted(origins.items(), key=_change_count, reverse=True)[
+            :MAX_RELATIONS
         ]
     ]
     return {
-        **_updates(counts),
+        **_update_counts(counts),
         "relations": len({source for source, _ in origins}),
         **({"UPDATE transformation": dg.MetadataValue.table(records)} if records else {}),
     }
 
 
-def _changes(origin: tuple[object, SentCounts]) -> int:
+def _change_count(origin: tuple[object, SentCounts]) -> int:
     return sum(origin[1].values())
 
 
-def _updates(counts: SentCounts) -> dict[str, int]:
+def _update_counts(counts: SentCounts) -> dict[str, int]:
     updates = counts_by_result(counts)
     sent = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
     return {**sent, "UPDATEs not sent": updates[None]}
@@ -70,15 +70,15 @@ def column_schema(
 ) -> dg.TableSchema:
     """Columns and Spark types as Dagster shows them, with the publisher's comments."""
     return dg.TableSchema(
-        [dg.TableColumn(name, spark, description=_shown(comments.get(name))) for name, spark in columns]
+        [dg.TableColumn(name, spark, description=_description(comments.get(name))) for name, spark in columns]
     )
 
 
-def _shown(comment: str | None) -> str | None:
+def _description(comment: str | None) -> str | None:
     return None if comment is None else escape_controls(comment)
 
 
-def of_columns(
+def column_metadata(
     columns: Iterable[tuple[str, str]],
     source: dg.AssetKey,
     comments: Comments,
@@ -99,7 +99,9 @@ def of_columns(
     }
 
 
-def standard(*, rows: int | None = None, table: str | None = None, uri: str | None = None) -> dict[str, Any]:
+def standard_metadata(
+    *, rows: int | None = None, table: str | None = None, uri: str | None = None
+) -> dict[str, Any]:
     """Dagster's standard metadata entries; a None is left out."""
     entries: Mapping[str, Any] = {"dagster/row_count": rows, "dagster/table_name": table, "dagster/uri": uri}
     return {key: value for key, value in entries.items() if value is not None}

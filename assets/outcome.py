@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
-from pgsieve.assets.steps.done import PREFETCH_LOG
+from pgsieve.assets.steps.prefetched import PREFETCH_LOG
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
@@ -33,7 +33,7 @@ _LOGGERS = "pgsieve"
 
 
 #: Stands for the schema in the key of a sequence's problem.
-_SEQUENCES = ""
+_SEQUENCE_SCHEMA = ""
 
 
 class IncompleteError(dg.Failure):
@@ -65,7 +65,7 @@ class StepFailedError(dg.Failure):
         self.error = error
 
 
-class _Forwards(logging.Handler):
+class _RunLogHandler(logging.Handler):
     """Writes the records of pgsieve's own loggers to a run's log, except those of prefetched work."""
 
     def __init__(self, log: logging.Logger) -> None:
@@ -77,15 +77,15 @@ class _Forwards(logging.Handler):
             self._log.log(record.levelno, record.getMessage())
 
 
-def tell_step(record: logging.LogRecord) -> None:
+def log_to_step(record: logging.LogRecord) -> None:
     """Write a record of prefetched work to the log of the running step."""
     for handler in logging.getLogger(_LOGGERS).handlers:
-        if isinstance(handler, _Forwards):
+        if isinstance(handler, _RunLogHandler):
             handler.emit(record)
 
 
 @contextmanager
-def receiving_records(handler: logging.Handler) -> Iterator[None]:
+def attached_handler(handler: logging.Handler) -> Iterator[None]:
     """Let a handler receive the records of pgsieve's own loggers within the block."""
     logger = logging.getLogger(_LOGGERS)
     # Python prints warnings on stderr as long as there is no handler. With this one it would stop.
@@ -126,7 +126,7 @@ def as_step(
         logger.setLevel(logging.INFO)
     context.log.addFilter(_VISIBLE)
     try:
-        with receiving_records(_Forwards(context.log)):
+        with attached_handler(_RunLogHandler(context.log)):
             yield
     except PgsieveError as error:
         raise StepFailedError(error) from error
@@ -163,12 +163,12 @@ class StepCallbacks(Generic[T]):
 NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 
 
-def problems_of(
+def subscription_problems(
     subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
 ) -> dict[Name | None, str]:
     """The problems of a subscription by table. The key None is for a disabled subscription.
 
-    The problem of a sequence has a key that no table can have; `of_tables` leaves these keys out.
+    The problem of a sequence has a key that no table can have; `cut_obstacles` leaves these keys out.
     """
     problems: dict[Name | None, str] = {
         name: escape_controls(f"{quote_qualified(*name)} is set aside: {state.reason}")
@@ -178,9 +178,9 @@ def problems_of(
     if not whole.enabled:
         error = disabled_error(subscription, whole)
         problems[None] = f"{error.message} ({error.hint})"
-    return problems | {(_SEQUENCES, each): each for each in Sequences(lake, subscription).problems()}
+    return problems | {(_SEQUENCE_SCHEMA, each): each for each in Sequences(lake, subscription).problems()}
 
 
-def of_tables(problems: Mapping[Name | None, str]) -> set[Name | None]:
+def cut_obstacles(problems: Mapping[Name | None, str]) -> set[Name | None]:
     """The keys of the problems that make a cut incomplete: all but the problems of sequences."""
-    return {name for name in problems if name is None or name[0] != _SEQUENCES}
+    return {name for name in problems if name is None or name[0] != _SEQUENCE_SCHEMA}

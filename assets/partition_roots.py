@@ -22,44 +22,51 @@ import dagster as dg
 from pgsieve.assets.checks import (
     FRESHNESS,
     SYNC_STATE,
-    check_of_freshness,
-    check_of_state,
-    check_of_states,
-    check_of_table_freshness,
+    cut_sync_state_result,
+    freshness_result,
     reported_problems,
+    sync_state_result,
+    table_freshness_result,
 )
 from pgsieve.assets.dagster_names import Name, output_names
-from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import NO_COMMENTS, of_columns, replica_version, spent, standard, transformed
+from pgsieve.assets.lake import open_lake
+from pgsieve.assets.metadata import (
+    NO_COMMENTS,
+    column_metadata,
+    replica_version,
+    standard_metadata,
+    transformation_metadata,
+    work_metadata,
+)
 from pgsieve.assets.outcome import (
     NO_CALLBACKS,
     IncompleteError,
     StepCallbacks,
     as_step,
-    of_tables,
-    problems_of,
+    cut_obstacles,
+    subscription_problems,
 )
-from pgsieve.assets.published import PublishedTable, Tables, written_filter
+from pgsieve.assets.published import PublishedTable, Tables, filter_text
+from pgsieve.assets.runless_events import (
+    current_input_tags,
+    cut_data_version,
+    lag_metadata,
+    measured_freshness,
+    plan_assets,
+    recorded_input_tags,
+    report_checks,
+    tables_with_failed_check,
+    unplanned_event,
+)
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.done import Done
+from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.table_groups import paths
-from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
-from pgsieve.assets.unrun_events import (
-    current_inputs,
-    data_version,
-    lag,
-    measured_freshness,
-    plan,
-    recorded_inputs,
-    report_checks,
-    tables_shown_failed,
-    unasked,
-)
+from pgsieve.assets.table_groups import group_paths
+from pgsieve.assets.translator import AssetKind, Naming, replica_asset, source_table_asset, subscription_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -80,7 +87,7 @@ def replica_tables_asset(
     *,
     unchanged: Tables = MappingProxyType({}),
     freshness_policy: dg.FreshnessPolicy | None = None,
-    done: Done[tuple[Cut | None, ApplyResult]] | None = None,
+    done: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None = None,
     callbacks: StepCallbacks[ApplyResult] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
@@ -96,7 +103,7 @@ def replica_tables_asset(
         internal_asset_deps=assets.upstream,
         check_specs=[
             dg.AssetCheckSpec(SYNC_STATE, asset=assets.cut, description="Every table is ready."),
-            dg.AssetCheckSpec(FRESHNESS, asset=assets.cut, description=limit_of(subscription)),
+            dg.AssetCheckSpec(FRESHNESS, asset=assets.cut, description=freshness_description(subscription)),
         ],
         name=naming.name(f"{subscription.name}_replica_tables"),
         can_subset=True,
@@ -105,7 +112,7 @@ def replica_tables_asset(
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
         with as_step(context), callbacks.reporting_errors():
-            lake, request = opened(context, naming), _Request(assets, context)
+            lake, request = open_lake(context, naming), _Request(assets, context)
             (before, result), work = request.applied(lake) if done is None else done(context.log.info)
             callbacks.spend(work)
             if request.is_of_assets:
@@ -128,17 +135,17 @@ class _ReplicaAssets:
     ) -> None:
         self.subscription, self.tables, self.naming = subscription, tables, naming
         #: The tables by their assets' keys, and the keys of the assets of tables without changes.
-        self.names = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
-        self.unchanged = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
-        cut_data = of_subscription(subscription, AssetKind.CUT)
+        self.names = {naming.key(replica_asset(subscription, table)): name for name, table in tables.items()}
+        self.unchanged = {naming.key(replica_asset(subscription, table)) for table in unchanged.values()}
+        cut_data = subscription_asset(subscription, AssetKind.CUT)
         self.cut = naming.key(cut_data)
         #: The names of the outputs by key.
         self.outputs = output_names([*self.names, self.cut])
-        changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
-        groups = paths(tables)
+        changes = naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
+        groups = group_paths(tables)
         self._specs = {
             key: naming.spec(
-                of_replica(subscription, tables[name], groups[name]), [changes, self.source(name)]
+                replica_asset(subscription, tables[name], groups[name]), [changes, self.source(name)]
             )
             for key, name in self.names.items()
         }
@@ -154,7 +161,7 @@ class _ReplicaAssets:
 
     def source(self, name: Name) -> dg.AssetKey:
         """The asset of the table at the publisher."""
-        return self.naming.key(of_source_table(self.subscription.feed.source.name, name))
+        return self.naming.key(source_table_asset(self.subscription.feed.source.name, name))
 
     def outs(self) -> dict[str, dg.AssetOut]:
         """The outputs of the op by their names."""
@@ -210,14 +217,18 @@ class _Increment:
         name, instance = self._subscription.name, self._context.instance
         self._states = TableStates(lake, name).newest()
         self._whole = SubscriptionRecord(lake, name).state()
-        self._problems = problems_of(name, lake, self._states, self._whole)
+        self._problems = subscription_problems(name, lake, self._states, self._whole)
         self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
         reported = self._reported if request.is_of_all else None
-        self._failing = _failing(self._problems, request.chosen, reported) if request.is_of_assets else {}
-        self._new = self._materialised(before, tables_shown_failed(instance, set(request.tables.values())))
+        self._failing = (
+            _failing_problems(self._problems, request.chosen, reported) if request.is_of_assets else {}
+        )
+        self._new = self._materialised(
+            before, tables_with_failed_check(instance, set(request.tables.values()))
+        )
         self._behind = measured_freshness(self._subscription, lake)
         #: Metadata of all assets of the run.
-        self._run_metadata = {**spent(work), **lag(self._behind)}
+        self._run_metadata = {**work_metadata(work), **lag_metadata(self._behind)}
 
     def _materialised(self, before: Cut | None, unwell: Container[dg.AssetKey]) -> dict[Name, TableState]:
         """The ready tables that have changed or that a user selected."""
@@ -241,13 +252,13 @@ class _Increment:
         """
         yield from self._replicas()
         report_checks(self._context.instance, list(self._checks_of_tables()))
-        if self._request.with_cut and self._result.cut and not of_tables(self._problems):
+        if self._request.with_cut and self._result.cut and not cut_obstacles(self._problems):
             yield self._cut(self._result.cut)
         yield from self._checks_of_cut()
         if self._failing:
             chosen, tables = self._request.chosen, self._request.tables
             failing = [key for name, key in tables.items() if name in self._failing and name not in chosen]
-            plan(self._context, failing)
+            plan_assets(self._context, failing)
             raise IncompleteError(self._subscription.name, list(self._failing.values()))
 
     def _replicas(self) -> Iterator[Event]:
@@ -262,8 +273,8 @@ class _Increment:
             }
             metadata = {
                 name: {
-                    **_metadata(lake, paths[name], assets.tables[name], self._result, state),
-                    **of_columns(
+                    **_replica_metadata(lake, paths[name], assets.tables[name], self._result, state),
+                    **column_metadata(
                         state.definition.columns if state.definition else (),
                         assets.source(name),
                         comments.get(name, NO_COMMENTS),
@@ -278,7 +289,11 @@ class _Increment:
                 asset_key=key, data_version=version, metadata={**metadata[name], **self._run_metadata}
             )
             is_asked = key in self._context.selected_asset_keys
-            yield made if is_asked else unasked(self._context, made, assets.upstream[assets.outputs[key]])
+            yield (
+                made
+                if is_asked
+                else unplanned_event(self._context, made, assets.upstream[assets.outputs[key]])
+            )
 
     def _published_names(self, name: Name, state: TableState) -> Mapping[str, str]:
         """The publisher's names of a replica's columns."""
@@ -290,15 +305,15 @@ class _Increment:
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
         """The checks of tables whose results have changed."""
         of_others = self._problems.keys() - self._failing.keys() - self._request.chosen.keys()
-        silent = (_ready(self._states) - self._new.keys()) | of_others
+        silent = (_ready_tables(self._states) - self._new.keys()) | of_others
         for name, key in self._request.tables.items():
             if name in silent:
                 continue
             state = self._states.get(name)
             if state is None or state.state != SyncState.READY:
                 self._context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
-            yield check_of_state(key, state)
-            yield check_of_table_freshness(key, self._subscription, self._behind, state)
+            yield sync_state_result(key, state)
+            yield table_freshness_result(key, self._subscription, self._behind, state)
 
     def _cut(self, cut: Cut) -> Event:
         """The materialization of the cut; its tags repeat the versions of inputs that this run has not materialised."""
@@ -306,9 +321,10 @@ class _Increment:
         others = [request.tables[name] for name in self._new if name not in request.chosen]
         return dg.MaterializeResult(
             asset_key=key,
-            data_version=data_version(cut),
-            tags=recorded_inputs(instance, key, self._assets.unchanged) | current_inputs(instance, others),
-            metadata={**_totals(self._result, cut), **self._run_metadata},
+            data_version=cut_data_version(cut),
+            tags=recorded_input_tags(instance, key, self._assets.unchanged)
+            | current_input_tags(instance, others),
+            metadata={**_cut_metadata(self._result, cut), **self._run_metadata},
         )
 
     def _checks_of_cut(self) -> Iterator[dg.AssetCheckResult]:
@@ -316,9 +332,9 @@ class _Increment:
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
                 reported = self._reported.intersection(self._problems.values()) | set(self._failing.values())
-                yield check_of_states(self._assets.cut, self._states, self._whole, reported)
+                yield cut_sync_state_result(self._assets.cut, self._states, self._whole, reported)
             else:
-                yield check_of_freshness(self._assets.cut, self._subscription, self._behind)
+                yield freshness_result(self._assets.cut, self._subscription, self._behind)
 
 
 def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
@@ -332,7 +348,7 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
         return {}
 
 
-def _failing(
+def _failing_problems(
     problems: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
 ) -> dict[Name | None, str]:
     """The problems for which a run fails: those of selected tables, and those that are not in `reported`.
@@ -348,17 +364,17 @@ def _failing(
     }
 
 
-def _ready(states: Mapping[Name, TableState]) -> set[Name | None]:
+def _ready_tables(states: Mapping[Name, TableState]) -> set[Name | None]:
     return {name for name, state in states.items() if state.state == SyncState.READY}
 
 
-def limit_of(subscription: Subscription) -> str:
+def freshness_description(subscription: Subscription) -> str:
     """The description of the check `freshness`."""
     limit = subscription.freshness.total_seconds()
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
 
 
-def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
+def _cut_metadata(result: ApplyResult, cut: Cut) -> dict[str, Any]:
     changed = result.tables.values()
     return {
         "LSN": format_lsn(cut.lsn),
@@ -368,7 +384,7 @@ def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
         "updated": sum(a.updated for a in changed),
         "deleted": sum(a.deleted for a in changed),
         "truncated": sum(a.truncated for a in changed),
-        **transformed(sum_counts(*result.sent_as.values())),
+        **transformation_metadata(sum_counts(*result.sent_as.values())),
     }
 
 
@@ -386,7 +402,7 @@ def _reason(state: TableState | None) -> str:
     return (state.reason if state else None) or "the next copy brings it"
 
 
-def _metadata(
+def _replica_metadata(
     lake: Lake, path: str, table: PublishedTable, result: ApplyResult, state: TableState
 ) -> dict[str, Any]:
     name = (table.schema, table.name)
@@ -394,7 +410,7 @@ def _metadata(
     cut = result.cut
     version = cut.tables.get(name) if cut else None
     copied = state.definition.published if state.definition else None
-    row_filter = table.row_filter or (written_filter(copied.row_filters) if copied else None)
+    row_filter = table.row_filter or (filter_text(copied.row_filters) if copied else None)
     properties = {
         "LSN": format_lsn(cut.lsn) if cut else None,
         # As text: Dagster plots each number.
@@ -411,7 +427,7 @@ def _metadata(
         "update_missing and delete_missing": applied.missing,
         "insert_exists": applied.insert_exists,
         "update_exists": applied.update_exists,
-        **transformed(result.sent_as.get(name, {})),
+        **transformation_metadata(result.sent_as.get(name, {})),
         **{name: value for name, value in properties.items() if value is not None},
-        **standard(rows=lake.count(path), table=quote_qualified(*name), uri=path),
+        **standard_metadata(rows=lake.count(path), table=quote_qualified(*name), uri=path),
     }

@@ -35,7 +35,7 @@ class PublishedTable:
     def of_catalog(cls, replicated: ReplicatedTable, comment: str | None = None) -> "PublishedTable":
         """A table as a catalog has it, with its comment."""
         table = replicated.table
-        filters = written_filter(replicated.row_filters)
+        filters = filter_text(replicated.row_filters)
         return cls(table.schema, table.name, replicated.publications, filters, replicated, comment)
 
     @classmethod
@@ -44,13 +44,13 @@ class PublishedTable:
         published = state.definition.published if state.definition else None
         if published is None:
             return cls(state.schema, state.table, publications, None)
-        return cls(state.schema, state.table, published.publications, written_filter(published.row_filters))
+        return cls(state.schema, state.table, published.publications, filter_text(published.row_filters))
 
 
 Tables = Mapping[Name, PublishedTable]
 
 
-def partitioned(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
+def split_tables(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
     """The tables whose names are in `names`, and the others."""
     return (
         {name: table for name, table in tables.items() if name in names},
@@ -58,6 +58,6 @@ def partitioned(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]
     )
 
 
-def written_filter(row_filters: Iterable[str] | None) -> str:
+def filter_text(row_filters: Iterable[str] | None) -> str:
     """The text of row filters that are ORed; None stands for no filter."""
     return NO_FILTER if row_filters is None else " OR ".join(row_filters)

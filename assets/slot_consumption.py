@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import dagster as dg
 
-from pgsieve.assets.checks import slot_health, slot_health_spec
-from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import LAG_BYTES, spent, standard
+from pgsieve.assets.checks import slot_health_result, slot_health_spec
+from pgsieve.assets.lake import open_lake
+from pgsieve.assets.metadata import LAG_BYTES, standard_metadata, work_metadata
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
+from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.work import measure
 
@@ -28,9 +28,9 @@ def change_log_asset(
 
     A continuous run passes `append`, which appends the messages that the run has received.
     """
-    data = of_feed(feed, AssetKind.CHANGE_LOG)
+    data = feed_asset(feed, AssetKind.CHANGE_LOG)
     key = naming.key(data)
-    upstream = [naming.key(of_subscription(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
+    upstream = [naming.key(subscription_asset(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
 
     @dg.multi_asset(
         specs=[naming.spec(data, upstream)],
@@ -50,7 +50,7 @@ def change_log_asset(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:
-            lake = opened(context, naming)
+            lake = open_lake(context, naming)
             with measure() as work:
                 drained = append() if append else drain(feed, lake, subscriptions, context.log.info)
             yield dg.MaterializeResult(
@@ -60,12 +60,12 @@ def change_log_asset(
                     "to LSN": format_lsn(drained.to_lsn),
                     "slices": drained.slices,
                     LAG_BYTES: drained.lag,
-                    **spent(work),
+                    **work_metadata(work),
                     "slot": feed.slot,
-                    **standard(uri=ChangeLog(lake, feed).path, table=f"{feed.name}.change_log"),
+                    **standard_metadata(uri=ChangeLog(lake, feed).path, table=f"{feed.name}.change_log"),
                 },
             )
         if context.selected_asset_check_keys:
-            yield slot_health(feed, naming)
+            yield slot_health_result(feed, naming)
 
     return change_log

@@ -15,16 +15,16 @@ import dagster as dg
 from pgsieve.assets.dagster_names import Name
 
 #: The most tables in a group: this many fit on a screen.
-_MOST = 30
+_MAX_TABLES = 30
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 
 GroupPath = tuple[str, ...]
 
 
-def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
+def group_paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
     """The group path of each table: its schema if there are several schemas, then prefixes of its name."""
     tables = sorted(set(names))
-    if len(tables) <= _MOST:
+    if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())
     schemas = defaultdict[str, list[Name]](list)
     for name in tables:
@@ -32,13 +32,13 @@ def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
     return {
         name: (*((_label(schema),) if len(schemas) > 1 else ()), *path)
         for schema, members in schemas.items()
-        for name, path in _by_beginning(members).items()
+        for name, path in _paths_by_prefix(members).items()
     }
 
 
-def _by_beginning(tables: list[Name]) -> dict[Name, GroupPath]:
+def _paths_by_prefix(tables: list[Name]) -> dict[Name, GroupPath]:
     """Divide sorted tables of a schema by the first character in which names differ, until all groups are small."""
-    if len(tables) <= _MOST:
+    if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())
     first, last = tables[0][1], tables[-1][1]
     length = next(i for i, (a, b) in enumerate(zip_longest(first, last), 1) if a != b)
@@ -48,7 +48,7 @@ def _by_beginning(tables: list[Name]) -> dict[Name, GroupPath]:
     return {
         name: (_label(beginning), *path)
         for beginning, members in beginnings.items()
-        for name, path in _by_beginning(members).items()
+        for name, path in _paths_by_prefix(members).items()
     }
 
 
@@ -57,7 +57,7 @@ def _label(text: str) -> str:
     return _SPECIAL.sub(lambda special: f"_{ord(special.group()):X}_", text)
 
 
-def within(group: str, path: GroupPath) -> str:
+def nested_group(group: str, path: GroupPath) -> str:
     """The name of the group at a path within a group; the outer group's name if this Dagster has no nested groups."""
     return "/".join((group, *path)) if _NESTED else group
 

@@ -12,10 +12,10 @@ from enum import StrEnum
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name, component
+from pgsieve.assets.dagster_names import Name, encode_identifier
 from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.table_groups import GroupPath, within
+from pgsieve.assets.table_groups import GroupPath, nested_group
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -63,18 +63,18 @@ class PgsieveAsset:
         """The key that the asset has unless it is translated."""
         if self.schema is None or self.table is None:
             return dg.AssetKey([self.name, self.kind.value])
-        table = component(self.schema), component(self.table)
+        table = encode_identifier(self.schema), encode_identifier(self.table)
         if self.kind is AssetKind.SOURCE_TABLE:
             return dg.AssetKey([self.source, "tables", *table])
         return dg.AssetKey([self.name, *table])
 
 
-def of_feed(feed: Feed, kind: AssetKind) -> PgsieveAsset:
+def feed_asset(feed: Feed, kind: AssetKind) -> PgsieveAsset:
     """The change log of a feed, or its maintenance."""
     return PgsieveAsset(kind, feed.source.name, feed.name, feed.slot)
 
 
-def of_subscription(subscription: Subscription, kind: AssetKind) -> PgsieveAsset:
+def subscription_asset(subscription: Subscription, kind: AssetKind) -> PgsieveAsset:
     """A step of a subscription, its cut, or its maintenance."""
     feed = subscription.feed
     return PgsieveAsset(
@@ -87,7 +87,7 @@ def of_subscription(subscription: Subscription, kind: AssetKind) -> PgsieveAsset
     )
 
 
-def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPath = ()) -> PgsieveAsset:
+def replica_asset(subscription: Subscription, table: PublishedTable, path: GroupPath = ()) -> PgsieveAsset:
     """A replica; `path` and the table's comment are needed only for its spec, not for its key."""
     return PgsieveAsset(
         AssetKind.REPLICA,
@@ -104,7 +104,7 @@ def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPat
     )
 
 
-def of_source_table(
+def source_table_asset(
     source: str, name: Name, path: GroupPath = (), comment: str | None = None
 ) -> PgsieveAsset:
     """A table at the publisher; `path` and `comment` are needed only for its spec, not for its key."""
@@ -119,7 +119,7 @@ _KINDS = {
     AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
 }
 #: The kinds of assets that are not in the group of the steps, so that it stays small.
-_TABLES = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
+_TABLE_KINDS = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
 
 
 class PgsieveTranslator:
@@ -145,9 +145,9 @@ class PgsieveTranslator:
 
 
 def _group(data: PgsieveAsset) -> str:
-    if data.kind not in _TABLES:
+    if data.kind not in _TABLE_KINDS:
         return f"{data.source}_replication"
-    return within(data.source if data.kind is AssetKind.SOURCE_TABLE else data.name, data.path)
+    return nested_group(data.source if data.kind is AssetKind.SOURCE_TABLE else data.name, data.path)
 
 
 def _description(data: PgsieveAsset) -> str:

@@ -5,15 +5,15 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import spent, transformed
+from pgsieve.assets.lake import open_lake
+from pgsieve.assets.metadata import transformation_metadata, work_metadata
 from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, as_step
-from pgsieve.assets.steps.done import Done
+from pgsieve.assets.runless_events import report_if_disabled
+from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
-from pgsieve.assets.unrun_events import disabled_before
+from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -28,7 +28,7 @@ def table_changes_asset(
     subscription: Subscription,
     naming: Naming,
     *,
-    done: Done[Sequence[TableChanges]] | None = None,
+    done: PrefetchedWork[Sequence[TableChanges]] | None = None,
     callbacks: StepCallbacks[Sequence[TableChanges]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
@@ -37,8 +37,8 @@ def table_changes_asset(
     of a table is only logged: the later step of the replicas fails the run. A disabled subscription fails one run, and
     is left out by later runs.
     """
-    data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
-    upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
+    data = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
+    upstream = [naming.key(feed_asset(subscription.feed, AssetKind.CHANGE_LOG))]
 
     @dg.multi_asset(
         specs=[naming.spec(data, upstream).replace_attributes(skippable=True)],
@@ -50,8 +50,8 @@ def table_changes_asset(
         log = context.log.info
         with as_step(context), callbacks.reporting_errors():
             if done is None:
-                lake = opened(context, naming)
-                if disabled_before(context.instance, subscription, lake, naming):
+                lake = open_lake(context, naming)
+                if report_if_disabled(context.instance, subscription, lake, naming):
                     context.log.warning(f"subscription {subscription.name} is disabled")
                     return
                 with measure() as work:
@@ -62,7 +62,9 @@ def table_changes_asset(
         callbacks.report(changes)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
-        yield dg.MaterializeResult(metadata={**_metadata(changes), **spent(work)}, data_version=_APPENDED)
+        yield dg.MaterializeResult(
+            metadata={**_metadata(changes), **work_metadata(work)}, data_version=_APPENDED
+        )
 
     return table_changes
 
@@ -94,4 +96,4 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
         )
         totals[f"{operation}s after"] = dg.MetadataValue.int(sum(c.sent.get(operation, 0) for c in changes))
     table = dg.MetadataValue.table(records) if records else dg.MetadataValue.text("no changes")
-    return {"tables": table, **totals, **transformed(sum_counts(*(c.sent_as for c in changes)))}
+    return {"tables": table, **totals, **transformation_metadata(sum_counts(*(c.sent_as for c in changes)))}

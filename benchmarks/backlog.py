@@ -52,10 +52,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--changes", type=int, default=20_000_000)
     parser.add_argument("--slice", type=int, default=64)
-    parser.add_argument("--ahead", type=int, default=backlog.MOST_SLICES)
+    parser.add_argument("--ahead", type=int, default=backlog.MAX_SLICES)
     parser.add_argument("--long", action="store_true")
     options = parser.parse_args()
-    backlog.MOST_SLICES = options.ahead
+    backlog.MAX_SLICES = options.ahead
     change_log.SLICE_BYTES = options.slice * MIB
     samples: list[tuple[float, int]] = []
     with (

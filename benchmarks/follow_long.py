@@ -65,7 +65,7 @@ def _compress(maintain_after: int) -> None:
     """Set all waits and retentions to zero."""
     consumption.SLICE_SECONDS = 0.0
     following.MAINTAIN_SLICES = maintain_after
-    maintenance.RECORD_VERSIONS = timedelta()
+    maintenance.RECORD_RETENTION = timedelta()
 
     def project_without_retention(config: Config) -> Project:
         return replace(build_project(config), retention=Retention(timedelta(), timedelta(), timedelta()))

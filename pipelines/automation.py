@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from pgsieve.assets.dagster_names import Name, table_partition
-from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
+from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -121,9 +121,10 @@ def copy_sensor(
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(
-                    run_key=f"{number} {stretch[0]}", tags={LACKING: subscription.name, **range_tags(stretch)}
+                    run_key=f"{number} {stretch[0]}",
+                    tags={LACKING_TAG: subscription.name, **range_tags(stretch)},
                 )
-                for stretch in stretches(order, keys)
+                for stretch in partition_ranges(order, keys)
             ],
             dynamic_partitions_requests=[partitions.build_add_request(new)] if new else [],
         )
@@ -133,7 +134,7 @@ def copy_sensor(
 
 def _last_copy_run(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
     """The newest run that the sensor of a subscription has started."""
-    records = dagster.get_run_records(dg.RunsFilter(tags={LACKING: subscription.name}), limit=1)
+    records = dagster.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
     return records[0] if records else None
 
 

@@ -21,17 +21,17 @@ from pgsieve.assets.checks import (
 )
 from pgsieve.assets.dagster_names import Name, table_partition
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
-from pgsieve.assets.lake import PgsieveLake, resources
+from pgsieve.assets.lake import PgsieveLake, lake_resources
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.table_groups import paths
+from pgsieve.assets.table_groups import group_paths
 from pgsieve.assets.translator import (
     Naming,
     PgsieveTranslator,
-    of_source_table,
+    source_table_asset,
 )
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.pipelines.automation import (
@@ -147,7 +147,7 @@ def assemble(
                 for f, job in zip(feeds, jobs.alarms, strict=True)
             ),
         ],
-        resources=resources(lake, naming),
+        resources=lake_resources(lake, naming),
     )
 
 
@@ -160,8 +160,8 @@ def _source_tables(
         own = {name: table.comment for name, table in tables[subscription.name].items()}
         comments[subscription.feed.source.name].update(own)
     for source, published in sorted(comments.items()):
-        for name, path in paths(published).items():
-            yield naming.spec(of_source_table(source, name, path, published[name]))
+        for name, path in group_paths(published).items():
+            yield naming.spec(source_table_asset(source, name, path, published[name]))
 
 
 def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:

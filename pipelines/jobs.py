@@ -15,7 +15,7 @@ from pgsieve.assets.initial_sync import tables_partitions
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
+from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
@@ -76,26 +76,28 @@ def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Namin
     Replicas are not selected, as Dagster would show all of them as failed after a failed run. The run reports
     the replicas that it has changed.
     """
-    log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
+    log = naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))
     keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
     for subscription in subscriptions:
-        cut = naming.key(of_subscription(subscription, AssetKind.CUT))
-        keys += [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES)), cut]
+        cut = naming.key(subscription_asset(subscription, AssetKind.CUT))
+        keys += [naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES)), cut]
         checks += [dg.AssetCheckKey(cut, name) for name in (SYNC_STATE, FRESHNESS)]
     return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
 
 
 def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
     """The maintenance of a feed and of the subscriptions that read it."""
-    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)]
-    return dg.AssetSelection.assets(*map(naming.key, [of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own]))
+    own = [subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)]
+    return dg.AssetSelection.assets(
+        *map(naming.key, [feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own])
+    )
 
 
 def _copy_job(subscription: Subscription, naming: Naming) -> UnresolvedAssetJobDefinition:
     """A job that copies tables; each table is a Dagster partition."""
     return dg.define_asset_job(
         naming.name(f"{subscription.name}_copies"),
-        dg.AssetSelection.assets(naming.key(of_subscription(subscription, AssetKind.INITIAL_SYNC))),
+        dg.AssetSelection.assets(naming.key(subscription_asset(subscription, AssetKind.INITIAL_SYNC))),
         description=f"Copies the tables of subscription {subscription.name} that are chosen as Dagster partitions.",
         partitions_def=tables_partitions(subscription.name),
     )

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame
 
 
-def checkpointed(frame: DataFrame) -> DataFrame:
+def checkpoint(frame: DataFrame) -> DataFrame:
     """The DataFrame's rows as a local checkpoint; on Spark Connect the DataFrame itself, which is computed again.
 
     A cache would not do: Delta's MERGE reads its source twice, and refuses a cached one. A Spark Connect

@@ -5,5 +5,5 @@ from collections.abc import Callable
 Log = Callable[[str], None]
 
 
-def quiet(_: str) -> None:
+def no_log(_: str) -> None:
     """A log that drops its lines."""

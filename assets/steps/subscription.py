@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.kept_histories import KeptHistories
+from pgsieve.assets.steps.history_choices import HistoryChoices
 from pgsieve.decoding.changes.deleted_rows import DELETED, DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import FLAG_KINDS, metadata_column, metadata_type
 from pgsieve.decoding.errors import PgsieveError
@@ -155,7 +155,7 @@ class Subscription:
     #: The layout of the replicas; the lake has the template of their folders.
     layout: SubscriptionLayout = field(default_factory=SubscriptionLayout)
     #: Which histories of rows are kept, by table.
-    histories: KeptHistories = field(default_factory=KeptHistories)
+    histories: HistoryChoices = field(default_factory=HistoryChoices)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
         """The tables that the subscription replicates, by (schema, name)."""
@@ -186,7 +186,7 @@ class Subscription:
             key=tuple(map(self.replica_name, replicated.key)),
             layout=replace(layout, columns=columns),
             listed=any(entry is not None and entry.columns is not None for entry in entries),
-            published=Published(replicated.row_filters, replicated.publications),
+            published=PublicationRecord(replicated.row_filters, replicated.publications),
         )
 
     def metadata(self, table: Table) -> Mapping[str, str]:
@@ -291,7 +291,7 @@ def _tree(table: Table) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Former:
+class FormerLayout:
     """A former layout of a replica, and the column numbers of its key. Changes that commit before `until` may have it."""
 
     layout: Layout
@@ -327,7 +327,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublicationRecord:
     """The publications of a table when it was copied: their names, and their row filters, which are ORed.
 
     `row_filters` is None without a filter. `at` is the publisher's time at which the snapshot was requested (ISO 8601);
@@ -361,9 +361,9 @@ class Definition:
     layout: Layout
     listed: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
-    former: Former | None = field(default=None, compare=False)
+    former: FormerLayout | None = field(default=None, compare=False)
     history: History = field(default_factory=History, compare=False)
-    published: Published | None = field(default=None, compare=False)
+    published: PublicationRecord | None = field(default=None, compare=False)
     unaltered: bool = field(default=False, compare=False)
 
     @classmethod
@@ -377,14 +377,15 @@ class Definition:
             layout=_layout(read["layout"]),
             listed=read["listed"],
             metadata=_pairs(read.get("metadata", ())),
-            former=former and Former(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
+            former=former
+            and FormerLayout(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
             history=History(
                 read["history"]["generation"],
                 _pairs(read["history"]["columns"]),
                 read["history"].get("whole", False),
             ),
             published=published
-            and Published(
+            and PublicationRecord(
                 None if published["row_filters"] is None else tuple(published["row_filters"]),
                 tuple(published["publications"]),
                 published.get("at"),
@@ -478,7 +479,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     return (*planned, *metadata)
 
 
-def defined_types(
+def arrow_types(
     subscription: Subscription, table: tuple[str, str], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
     """The replica's columns, each with the Arrow type in which its values arrive."""
@@ -488,9 +489,9 @@ def defined_types(
         assert column is not None
         chosen = subscription.override(table, name)
         types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
-    return [*types, *metadata_types(definition)]
+    return [*types, *metadata_arrow_types(definition)]
 
 
-def metadata_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
+def metadata_arrow_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
     """The metadata columns of a replica, each with its Arrow type."""
     return [(name, metadata_type(kind).arrow) for name, kind in definition.metadata]

@@ -15,7 +15,7 @@ from pgsieve.assets.steps.initial_sync.copy import lacking_copy
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, replica_schema
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.waiting import sound_catalog, waiting_for
+from pgsieve.assets.steps.validation.waiting import sound_catalog, waiting_reason
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -65,7 +65,7 @@ class _TableExplainer:
                 meaning, reason = SyncState.SET_ASIDE.meaning, state.reason or ""
                 yield ExplainedTable(subscription.name, *name, meaning, reason)
             elif name in problems:
-                yield ExplainedTable(subscription.name, *name, "wait", waiting_for(problems[name]))
+                yield ExplainedTable(subscription.name, *name, "wait", waiting_reason(problems[name]))
             elif name in copied:
                 yield self._explain_copy(name, replicated, sizes[name], state)
             else:

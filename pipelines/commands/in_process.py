@@ -15,7 +15,7 @@ from pathlib import Path
 import dagster as dg
 from dagster_shared.error import SerializableErrorInfo
 
-from pgsieve.assets.lake import resources
+from pgsieve.assets.lake import lake_resources
 from pgsieve.assets.outcome import IncompleteError, StepFailedError
 from pgsieve.assets.translator import Naming
 from pgsieve.decoding.errors import PgsieveError
@@ -97,7 +97,7 @@ def materialize(
             result = dg.materialize(
                 list(assets),
                 instance=dagster,
-                resources=resources(project.lake, NAMING),
+                resources=lake_resources(project.lake, NAMING),
                 run_config=_NO_CONSOLE_LOG,
                 tags=run_tags(task, tags),
                 raise_on_error=raise_on_error,

@@ -11,17 +11,24 @@ import dagster as dg
 
 from pgsieve.assets.checks import reported_problems
 from pgsieve.assets.dagster_names import table_partition
-from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
-from pgsieve.assets.outcome import StepCallbacks, problems_of
+from pgsieve.assets.initial_sync import (
+    LACKING_TAG,
+    initial_sync_asset,
+    partition_ranges,
+    range_tags,
+    tables_partitions,
+)
+from pgsieve.assets.outcome import StepCallbacks, subscription_problems
 from pgsieve.assets.partition_roots import replica_tables_asset
-from pgsieve.assets.published import Tables, partitioned
+from pgsieve.assets.published import Tables, split_tables
+from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
+from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.sequences import Sequences
@@ -30,8 +37,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.assets.translator import AssetKind, of_subscription
-from pgsieve.assets.unrun_events import report_cut
+from pgsieve.assets.translator import AssetKind, subscription_asset
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.changes.sent_as import (
     SentCounts,
@@ -119,13 +125,13 @@ class Materializer:
             seconds=seconds,
             callbacks=StepCallbacks(report=self._record_copies, spend=self.work.add),
         )
-        lacking = {} if chosen else {LACKING: "true"}
+        lacking = {} if chosen else {LACKING_TAG: "true"}
         partitions = tables_partitions(self.subscription.name)
         assert partitions.name is not None
         keys = {table_partition(name) for name in names}
         self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
         order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
-        for stretch in stretches(order, keys):
+        for stretch in partition_ranges(order, keys):
             task = f"copy {quantity(len(stretch), 'table')} of {self.subscription.name}"
             materialize(
                 self.dagster, self.project, [asset], self.progress, task, range_tags(stretch) | lacking
@@ -155,7 +161,7 @@ class Materializer:
         return self if self.is_enabled else None
 
     def table_changes(
-        self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
+        self, fail: Callable[[Exception], None], done: PrefetchedWork[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
         """The asset of the transformed changes; with `done`, its step takes the result of prefetched work."""
         callbacks = StepCallbacks(report=self._record_transformed, spend=self.work.add, fail=fail)
@@ -170,7 +176,7 @@ class Materializer:
         tables: Tables,
         unchanged: Tables,
         fail: Callable[[Exception], None],
-        done: Done[tuple[Cut | None, ApplyResult]] | None,
+        done: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
         """The assets of the cut and of the changed replica tables; the cut includes `unchanged` tables, too."""
         return replica_tables_asset(
@@ -201,13 +207,13 @@ class Materializer:
             )
         if not stale:
             return {}, {}
-        return partitioned(published()[self.subscription.name], stale)
+        return split_tables(published()[self.subscription.name], stale)
 
     def _newly_set_aside(self) -> set[Name]:
         """The tables that are set aside without a failed run that reports it."""
         states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
-        problems = problems_of(self.name, self.lake, states, whole.state())
-        key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
+        problems = subscription_problems(self.name, self.lake, states, whole.state())
+        key = NAMING.key(subscription_asset(self.subscription, AssetKind.CUT))
         reported = reported_problems(self.dagster, key) if problems else set()
         return {name for name, problem in problems.items() if name is not None and problem not in reported}
 

@@ -1,6 +1,6 @@
 """Does the work of steps in advance, in order, while Dagster records the steps before them.
 
-In: the work of each step. Out: for each step a function (`Done`) that waits for the result of its work, or
+In: the work of each step. Out: for each step a function (`PrefetchedWork`) that waits for the result of its work, or
 raises its error.
 
 Dagster takes as long to record a small step as the step works. Most of the work waits for a server, or runs
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from pgsieve.assets.outcome import receiving_records, tell_step
-from pgsieve.assets.steps.done import PREFETCH_LOG, Done
+from pgsieve.assets.outcome import attached_handler, log_to_step
 from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.prefetched import PREFETCH_LOG, PrefetchedWork
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.shared_jobs import current_shared_jobs
 from pgsieve.resources.postgres.session_pool import current_pool
@@ -33,10 +33,12 @@ T = TypeVar("T")
 
 
 @contextmanager
-def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
-    """Within the block, do the work of the steps in threads, in this order; yields their `Done`s.
+def prefetched_work(
+    lake: Lake, work: Mapping[Key, Callable[[Log], T]]
+) -> Iterator[Mapping[Key, PrefetchedWork[T]]]:
+    """Within the block, do the work of the steps in threads, in this order; yields their `PrefetchedWork`s.
 
-    A single step has no `Done`: it does its work itself. If the block fails, the work in progress is asked to
+    A single step has no `PrefetchedWork`: it does its work itself. If the block fails, the work in progress is asked to
     end, and no further work begins.
     """
     if len(work) < 2:
@@ -44,7 +46,7 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
         return
     lake.release_tables()
     threads, lock = lake.executors.callers if current_shared_jobs() is not None else 1, TicketLock()
-    with receiving_records(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
+    with attached_handler(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
         done = {key: _PrefetchedStep(pool, lake, act, Strand(lock)) for key, act in work.items()}
         try:
             yield done
@@ -95,4 +97,4 @@ class _PrefetchedStep(Generic[T]):
                 if isinstance(line, str):
                     log(line)
                 else:
-                    tell_step(line)
+                    log_to_step(line)

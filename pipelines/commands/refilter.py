@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, moment_of
+from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, applied_lsn
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -59,7 +59,7 @@ def refilter(
             # `done` plans again, as the catalog may have changed before the locks were taken.
             made = {plan.name: plan for plan in _prepare_refilter(subscription, chosen, lake).done(possible)}
             plans = [made.get(plan.name, plan) for plan in plans]
-            lsn = max(moment_of(lake, each) for each in chosen)
+            lsn = max(applied_lsn(lake, each) for each in chosen)
     return RefilterReport(
         subscription.name,
         planning,

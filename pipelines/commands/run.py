@@ -14,8 +14,8 @@ import dagster as dg
 
 from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
-from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -186,7 +186,7 @@ def apply_together(
 
 #: Makes an asset of a subscription. Parameters: a function that takes the step's error, and the result of
 #: prefetched work.
-_Asset = Callable[[Callable[[Exception], None], Done[T] | None], dg.AssetsDefinition]
+_Asset = Callable[[Callable[[Exception], None], PrefetchedWork[T] | None], dg.AssetsDefinition]
 
 
 def _materialize_each(

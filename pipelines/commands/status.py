@@ -25,7 +25,7 @@ from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.warnings import unsent_leaves
-from pgsieve.assets.translator import AssetKind, of_subscription
+from pgsieve.assets.translator import AssetKind, subscription_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
@@ -206,7 +206,7 @@ def _last_transformations(config: Config, subscriptions: Iterable[Subscription])
     """When a run last transformed the changes of each subscription; empty without records of Dagster."""
     if not dagster_home(config, make=False).exists():
         return {}
-    names = {of_subscription(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
+    names = {subscription_asset(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
     try:
         with instance(config) as dagster:
             events = dagster.get_latest_materialization_events(list(names))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
-from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
+from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.values import name_parts, refuse_duplicates
 
@@ -27,9 +27,9 @@ class TableHistoryConfig(BaseModel):
     initial: bool | None = None
     scd2: bool | None = None
 
-    def table_history(self) -> KeptHistory:
+    def table_history(self) -> HistoryChoice:
         """The histories in the form of the steps."""
-        return KeptHistory(self.initial, self.scd2)
+        return HistoryChoice(self.initial, self.scd2)
 
 
 class HistoryConfig(TableHistoryConfig):
@@ -45,7 +45,7 @@ class HistoryConfig(TableHistoryConfig):
         )
         return tables
 
-    def subscription_histories(self) -> KeptHistories:
+    def subscription_histories(self) -> HistoryChoices:
         """The histories in the form of the steps."""
         tables = {parse_qualified(name, 2): each.table_history() for name, each in self.tables.items()}
-        return KeptHistories(self.table_history(), {(s, t): each for (s, t), each in tables.items()})
+        return HistoryChoices(self.table_history(), {(s, t): each for (s, t), each in tables.items()})

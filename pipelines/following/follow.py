@@ -28,13 +28,13 @@ from types import FrameType
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.checks.freshness import Freshness
-from pgsieve.assets.steps.log import quiet
+from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.operations.maintenance import maintain_feed, maintain_subscription
-from pgsieve.assets.steps.records.failures import passes
+from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.assets.unrun_events import report_cut
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Item, Result
 from pgsieve.pipelines.commands.in_process import NAMING, instance
@@ -296,7 +296,7 @@ class _Follower:
 
         It is not if it has never been followed, as its configuration may be wrong, nor after a loss of Spark.
         """
-        return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
+        return self._has_followed and is_transient(error) and not isinstance(error, SparkLostError)
 
     def _for_each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
         """As `Failures.for_each`; raises a transient error."""
@@ -398,9 +398,9 @@ class _Follower:
         try:
             for subscription in self._subscriptions:
                 written = self._written[subscription.name]
-                maintain_subscription(subscription, lake, retention, quiet, written)
+                maintain_subscription(subscription, lake, retention, no_log, written)
                 written.clear()
-            maintain_feed(self._feed, lake, self._project.subscriptions_of(self._feed), retention, quiet)
+            maintain_feed(self._feed, lake, self._project.subscriptions_of(self._feed), retention, no_log)
         except Exception:
             _logger.exception("maintenance of the followed tables has failed; it is tried again later")
         self._register(self._materializers())

@@ -15,10 +15,10 @@ import dagster as dg
 from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.partition_roots import replica_tables_asset
-from pgsieve.assets.published import partitioned
+from pgsieve.assets.published import split_tables
 from pgsieve.assets.slot_consumption import change_log_asset
-from pgsieve.assets.steps.apply.replica_tables import ApplyResult, total
-from pgsieve.assets.steps.done import done_before
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, combine_results
+from pgsieve.assets.steps.prefetched import finished_work
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -79,7 +79,7 @@ class FollowReport:
             tables[change.name] = (
                 _sum_changes(tables[change.name], change) if change.name in tables else change
             )
-        self._applied[subscription] = total(self._applied.get(subscription, ApplyResult()), result)
+        self._applied[subscription] = combine_results(self._applied.get(subscription, ApplyResult()), result)
 
     def send(self) -> None:
         """Report the collected results as materializations, and forget them."""
@@ -95,9 +95,9 @@ class FollowReport:
                 if (result := applied.get(subscription.name)) is None:
                     continue
                 transformed: Sequence[TableChanges] = list(changes[subscription.name].values())
-                assets.append(table_changes_asset(subscription, NAMING, done=done_before(transformed)))
+                assets.append(table_changes_asset(subscription, NAMING, done=finished_work(transformed)))
                 published = published_tables(self._project, [subscription])[subscription.name]
-                tables, unchanged = partitioned(published, result.tables)
+                tables, unchanged = split_tables(published, result.tables)
                 if tables:
                     assets.append(
                         replica_tables_asset(
@@ -105,7 +105,7 @@ class FollowReport:
                             tables,
                             NAMING,
                             unchanged=unchanged,
-                            done=done_before((None, result)),
+                            done=finished_work((None, result)),
                         )
                     )
             task = f"follow {self._feed.slot}"

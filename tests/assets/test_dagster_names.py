@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgsieve.assets.dagster_names import (
-    component,
+    decode_identifier,
+    encode_identifier,
     groups_of_distinct_names,
-    identifier,
     output_names,
     partition_table,
     table_partition,
@@ -37,8 +37,8 @@ names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
     ],
 )
 def test_names_of_assets_in_dagster(name: str, text: str) -> None:
-    assert component(name) == text
-    assert identifier(text) == name
+    assert encode_identifier(name) == text
+    assert decode_identifier(text) == name
 
 
 @given(st.tuples(names, names))
@@ -62,7 +62,7 @@ def test_a_table_is_read_back_from_its_dagster_partition(name: tuple[str, str]) 
 )
 @example({("a__b", "c"), ("a", "b__c"), ("a_", "b"), ("a", "_b"), ("a_b", "c"), ("a", "b_c")})
 def test_no_two_tables_have_the_same_op_name(tables: set[tuple[str, str]]) -> None:
-    keys = {dg.AssetKey(["sales", *map(component, name)]): name for name in tables}
+    keys = {dg.AssetKey(["sales", *map(encode_identifier, name)]): name for name in tables}
     assert len(keys) == len(tables)
     outputs = output_names(keys)
     assert len(set(outputs.values())) == len(tables)

@@ -8,7 +8,7 @@ import dagster as dg
 
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import PublishedTable
-from pgsieve.assets.translator import Naming, of_source_table
+from pgsieve.assets.translator import Naming, source_table_asset
 from pgsieve.pipelines.config.model import parse_config
 from pgsieve.pipelines.project import build_project
 
@@ -28,7 +28,7 @@ def test_tables_with_the_same_dagster_name_keep_their_own_upstream_tables(tmp_pa
     changes = dg.AssetKey(["sales", "table_changes"])
     replicas = set(asset.keys) - {cut}
     assert len(replicas) == len(names)
-    upstream = {Naming().key(of_source_table("shop", name)) for name in names}
+    upstream = {Naming().key(source_table_asset("shop", name)) for name in names}
     assert set().union(*(asset.asset_deps[key] for key in replicas)) == upstream | {changes}
     for key in replicas:
         assert asset.asset_deps[key] == {changes, dg.AssetKey(["shop", "tables", *key.path[1:]])}

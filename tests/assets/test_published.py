@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.assets.published import PublishedTable, written_filter
+from pgsieve.assets.published import PublishedTable, filter_text
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
-from pgsieve.assets.steps.subscription import Definition, Published
+from pgsieve.assets.steps.subscription import Definition, PublicationRecord
 from pgsieve.decoding.publications.evolution import Layout
 
 
@@ -14,19 +14,19 @@ from pgsieve.decoding.publications.evolution import Layout
     ("row_filters", "text"), [(None, "none"), (("(a > 1)",), "(a > 1)"), (("(a)", "(b)"), "(a) OR (b)")]
 )
 def test_texts_of_row_filters(row_filters: tuple[str, ...] | None, text: str) -> None:
-    assert written_filter(row_filters) == text
+    assert filter_text(row_filters) == text
 
 
 @pytest.mark.parametrize(
     ("published", "shown"),
     [
         (None, (("p", "q"), None)),
-        (Published(None, ("p",)), (("p",), "none")),
-        (Published(("(a > 1)",), ("q",)), (("q",), "(a > 1)")),
+        (PublicationRecord(None, ("p",)), (("p",), "none")),
+        (PublicationRecord(("(a > 1)",), ("q",)), (("q",), "(a > 1)")),
     ],
 )
 def test_a_replica_shows_the_definition_of_its_copy(
-    published: Published | None, shown: tuple[tuple[str, ...], str | None]
+    published: PublicationRecord | None, shown: tuple[tuple[str, ...], str | None]
 ) -> None:
     definition = Definition((), (), Layout(1, (), 0, ()), published=published)
     state = TableState("public", "t", SyncState.READY, definition=definition)

@@ -17,8 +17,8 @@ import psycopg
 
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.relation_versions import arriving_columns
-from pgsieve.assets.steps.update_transformation.schema_changes import former_definition
-from pgsieve.assets.steps.update_transformation.slice_contents import Part, RelationVersion
+from pgsieve.assets.steps.update_transformation.schema_changes import former_layout
+from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion, RelationVersion
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.messages import (
@@ -178,7 +178,7 @@ class Followed:
     def follow(self, definition: Definition, present: Definition, lsn: int) -> None:
         """Do what `follow_schema_changes` does to a replica in Delta."""
         planned = planned_sources(definition, present)
-        former = former_definition(definition, present, self.transformed, lsn)
+        former = former_layout(definition, present, self.transformed, lsn)
         for key, row in self.rows.items():
             self.rows[key] = {s.column: s.value if s.former is None else row[s.former] for s in planned}
         self.definition = replace(present, former=former)
@@ -213,7 +213,7 @@ class Followed:
             if commit < self.copied_at:
                 continue
             if isinstance(message, Relation):
-                part = Part(RelationVersion(message, (commit, ordinal), None), sent, {})
+                part = PublishedVersion(RelationVersion(message, (commit, ordinal), None), sent, {})
                 columns, added = arriving_columns(self.subscription, part, definition)
                 names, filled = columns.names, {}
                 for column in (definition.layout.column_by_name(a.name) for a in added):

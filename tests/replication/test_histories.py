@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
+from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.resources.lake.delta.queries import query_table
@@ -38,7 +38,7 @@ _ANOTHER_COLUMN = "ALTER TABLE t DROP COLUMN d; ALTER TABLE t ADD COLUMN d int"
 
 @pytest.fixture(autouse=True)
 def _with_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptHistories(KeptHistory(initial=True, scd2=True))
+    kept = HistoryChoices(HistoryChoice(initial=True, scd2=True))
     monkeypatch.setattr(PgsieveReplica, "histories", kept)
 
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.assets.steps.checkpoint import checkpointed
+from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.delta.records import Commit, quoted
@@ -34,7 +34,7 @@ def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
 
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    delta.with_version_guard(checkpointed(rows), path, base, Store()).createOrReplaceTempView("merged")
+    delta.with_version_guard(checkpoint(rows), path, base, Store()).createOrReplaceTempView("merged")
     with lake.idempotent_writes(20, vectors=False), lake.access.translate_errors(path):
         lake.spark.sql(
             f"merge into delta.{quoted(path)} t using merged s on t.`a.b` = s.`a.b`"

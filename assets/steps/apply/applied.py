@@ -1,4 +1,4 @@
-"""A batch's input for one replica table (`Pending`), and its result (`Applied`), whichever engine applies it."""
+"""A batch's input for one replica table (`PendingChanges`), and its result (`Applied`), whichever engine applies it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingChanges:
     """A table's changes in the slices that its replica lacks, oldest first.
 
     `head` is the version and position of the replica from which they were planned.
@@ -111,7 +111,7 @@ def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Ta
     return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
 
 
-def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) -> Applied:
+def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> Applied:
     """The result of a batch that ends at `end`, with the replica's present head.
 
     `counts` are numbers of rows, by the fields of `Applied`.
@@ -132,10 +132,10 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
     )
 
 
-def merged(
+def merge_result(
     lake: Lake,
     path: str,
-    pending: Pending,
+    pending: PendingChanges,
     end: int,
     counts: Mapping[str, int],
     expected: int,
@@ -148,7 +148,7 @@ def merged(
     MERGE counts a deleted row as updated.
     """
     if kept is not None:
-        return outcome(lake, path, pending, end, **(kept if counts else {}))
+        return batch_result(lake, path, pending, end, **(kept if counts else {}))
     matched = counts.get("updated", 0) + counts.get("deleted", 0)
     missing = max(0, expected - matched) if counts else 0
-    return outcome(lake, path, pending, end, **counts, missing=missing)
+    return batch_result(lake, path, pending, end, **counts, missing=missing)

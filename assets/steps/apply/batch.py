@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending, heads
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, heads
 from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChanges, many_changes
 from pgsieve.assets.steps.apply.damaged import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.history.shared_rows import SHARED_BYTES, SharedRows
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, full_reason, is_damage
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.lsn import format_lsn
@@ -30,7 +30,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import name_jobs
 
 #: Large applies run one at a time: each has the keys of a whole batch in memory, and keeps all cores busy.
-_ONE_AT_A_TIME = Lock()
+_LARGE_APPLY = Lock()
 
 #: From this size on a MERGE marks rows in deletion vectors. Smaller tables are rewritten faster than marked.
 LARGE_BYTES = 64 * 1024 * 1024
@@ -52,7 +52,7 @@ class Plan:
     change that the examination has computed; None if it does not fit in memory.
     """
 
-    pending: Pending
+    pending: PendingChanges
     state: TableState
     examined: bool = False
     decided: ManyChanges | None = None
@@ -107,7 +107,7 @@ class Batch:
             if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
                 advanced[table] = head
             if lacking and (only is None or table in only):
-                todo.append(Plan(Pending(lacking, head), state))
+                todo.append(Plan(PendingChanges(lacking, head), state))
         return todo, advanced, states
 
     def applied(self, todo: Sequence[Plan]) -> list[Applied]:
@@ -151,11 +151,11 @@ class Batch:
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
-                decided = _refuse(_conflict_search(self.subscription, self.lake, plan))
+                decided = _refuse_conflicts(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
                 # If another process has applied the same change, it has written the row.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
-                return plan, None if is_overrun(self.lake, path, plan.pending.head) else conflict
+                return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
                 return plan, None  # The apply fails too, and reports it.
             if decided is not None and decided.nbytes > KEY_BYTES // len(todo):
@@ -168,7 +168,7 @@ class Batch:
         if not conflicts:
             return plans, None
         error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
-        return plans, (error, _conflicting(plan.pending.name, error))
+        return plans, (error, _conflict_result(plan.pending.name, error))
 
     def _applied_in_process(self, plan: Plan) -> Applied | Plan:
         """Apply a plan by this process; returns the plan if only Spark can commit to the table."""
@@ -200,7 +200,7 @@ class Batch:
                 search = _conflict_search(self.subscription, self.lake, current)
                 return commit(search, current, self.end) or current
             except TABLE_ERRORS as error:
-                if is_overrun(self.lake, path, current.pending.head):
+                if is_overtaken(self.lake, path, current.pending.head):
                     raise OverrunError(path) from error
                 raise
 
@@ -208,9 +208,9 @@ class Batch:
             with name_jobs(self.subscription, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
                 return retry_after_conflict(attempt)()
         except KeyConflictError as error:
-            return _conflicting(name, error)
+            return _conflict_result(name, error)
         except TABLE_ERRORS as error:
-            problem, lost = explained(self.lake, error, name), is_damage(error)
+            problem, lost = full_reason(self.lake, error, name), is_damage(error)
             # Engines report missing columns in different words. This message names them.
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True
@@ -219,7 +219,7 @@ class Batch:
     def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
         """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-        with _alone(search):
+        with _large_apply_lock(search):
             many = plan.decided or many_changes(lake, path, search.log, definition, pending)
             if many is not None:
                 if many.net is not None and not plan.examined:
@@ -241,20 +241,20 @@ class Batch:
                 reach(Failpoint.REPLICA_COMMITTED)
         return applied
 
-    def _room(self, pending: Pending, many: ManyChanges) -> SharedRows | None:
+    def _room(self, pending: PendingChanges, many: ManyChanges) -> SharedRows | None:
         """Memory for the rows of a table that the versions of its rows use too; None if the table has no such versions."""
         if many.net is None or pending.name not in self.shared:
             return None
         return SharedRows(SHARED_BYTES - sum(each.rows.nbytes for each in self.decided.values()))
 
-    def _share(self, pending: Pending, many: ManyChanges, rows: SharedRows | None) -> None:
+    def _share(self, pending: PendingChanges, many: ManyChanges, rows: SharedRows | None) -> None:
         keyed = many.net.keyed if many.net is not None and rows is not None else None
         size = sum(each.keyed.nbytes for each in self.decided.values())
         if keyed is not None and rows is not None and size + keyed.nbytes <= KEY_BYTES:
             self.decided[pending.name] = DecidedKeys(pending.ends, pending.since, keyed, rows)
 
 
-def _conflicting(name: Name, error: KeyConflictError) -> Applied:
+def _conflict_result(name: Name, error: KeyConflictError) -> Applied:
     inserted = error.conflict == INSERT_EXISTS
     return Applied(
         *name,
@@ -273,7 +273,7 @@ def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearc
     return ConflictSearch(lake, path, log, definition, pending)
 
 
-def is_overrun(lake: Lake, path: str, head: TableHead) -> bool:
+def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
     """Whether another process has written to a table since `head`, so that it may be the cause of a failure."""
     try:
         return lake.records.head(path).version != head.version
@@ -281,9 +281,9 @@ def is_overrun(lake: Lake, path: str, head: TableHead) -> bool:
         return False
 
 
-def _refuse(search: ConflictSearch) -> ManyChanges | None:
+def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
     """Raise KeyConflictError if there is a conflict; otherwise return the changes if they can be applied as files."""
-    with _alone(search):
+    with _large_apply_lock(search):
         many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
     if many is not None and many.net is not None:
         search.refuse_change(many.net.conflict)
@@ -292,9 +292,9 @@ def _refuse(search: ConflictSearch) -> ManyChanges | None:
     return many
 
 
-def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
+def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
     """The lock for large applies; none for few changes."""
-    return nullcontext() if search.lake.policy.is_small(search.pending.size) else _ONE_AT_A_TIME
+    return nullcontext() if search.lake.policy.is_small(search.pending.size) else _LARGE_APPLY
 
 
 def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:

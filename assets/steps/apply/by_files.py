@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending, outcome
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result
 from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions, net_rows
-from pgsieve.assets.steps.apply.kept_rows import Endings, KeptRows
+from pgsieve.assets.steps.apply.ended_rows import EndedRows, Endings
 from pgsieve.assets.steps.apply.keyed_changes import (
     KeyConflict,
     KeyedChanges,
@@ -25,7 +25,7 @@ from pgsieve.assets.steps.apply.keyed_changes import (
     places_of,
     stored_changes,
 )
-from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, going, stored_digests
+from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, first_matches, stored_digests
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
@@ -49,10 +49,10 @@ KEY_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Net:
+class ReplicaChange:
     """The net change of a batch for a replica: new rows (`come`), removed rows (`gone`), and the first conflict.
 
-    `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. In a replica
+    `counts` are the rows by kind, as in `batch_result`. `changes` says whether there is anything to commit. In a replica
     that keeps deleted rows, `ended` has the metadata of new rows that the batch deletes again, and `kept` the removed
     rows that are written again, marked as deleted. `keyed` are the changes by key.
     """
@@ -63,7 +63,7 @@ class Net:
     changes: bool
     conflict: KeyConflict | None = None
     ended: Sequence[Completion] = ()
-    kept: Sequence[KeptRows] = ()
+    kept: Sequence[EndedRows] = ()
     keyed: KeyedChanges | None = None
 
     @property
@@ -84,7 +84,7 @@ class ManyChanges:
     committer: FileCommitter
     groups: Sequence[RowGroup]
     schema: pa.Schema
-    net: Net | None
+    net: ReplicaChange | None
     empties: bool = False
     stamp: str | None = None
 
@@ -95,33 +95,33 @@ class ManyChanges:
 
 
 def many_changes(
-    lake: Lake, path: str, log: str, definition: Definition, pending: Pending
+    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
     """A batch's changes, if they can be applied by writing files; otherwise None.
 
     `path` is the replica, `log` its change history.
     """
-    if may_be_of_other_key(definition, pending):
+    if may_have_former_key(definition, pending):
         return None
     stored = lake.stored_slices(log, pending.ends, every=True)
     if stored is None:
         return None
     rows = stored.schema.field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
-    empties = _empties(definition, pending)
+    empties = _empties_replica(definition, pending)
     committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=empties)
     if not isinstance(committer, FileCommitter):
         return None
     stamp = definition.metadata_column(APPLIED_AT)
     if not (definition.key or pending.sent("update", "delete")):
         return ManyChanges(committer, stored.groups, schema, None, empties, stamp)
-    decide = _Deciding(lake, committer, path, log, definition, pending, stored.groups, schema)
+    decide = _Decider(lake, committer, path, log, definition, pending, stored.groups, schema)
     net = decide.keyed() if definition.key else decide.keyless()
     return None if net is None else ManyChanges(committer, stored.groups, schema, net, empties, stamp)
 
 
 @dataclass(frozen=True)
-class _Deciding:
+class _Decider:
     """Computes the net change of a batch; None if the replica's files can be neither rewritten nor marked."""
 
     lake: Lake
@@ -129,11 +129,11 @@ class _Deciding:
     path: str
     log: str
     definition: Definition
-    pending: Pending
+    pending: PendingChanges
     groups: Sequence[RowGroup]
     schema: pa.Schema
 
-    def keyed(self) -> Net | None:
+    def keyed(self) -> ReplicaChange | None:
         """The net change of a table with a key; None also if the keys need too much memory."""
         pending, lake, kept = self.pending, self.lake, self.definition.kept
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
@@ -149,14 +149,14 @@ class _Deciding:
         for match in living:
             before[match.keys] = True
         net, conflict = keyed.net(before)
-        if _empties(self.definition, pending):
+        if _empties_replica(self.definition, pending):
             before, matches = np.zeros_like(before), []
         remains = net.upserted | (net.updated & before[net.base])
         # In a replica that keeps deleted rows, a row is replaced only if its key has a new row.
         concerned = np.zeros_like(before)
         concerned[net.keys[remains] if kept else net.keys] = True
         leaving = [match.of_keys(concerned) for match in matches if concerned[match.keys].any()]
-        stays, ended = list[KeptRows](), list[Completion]()
+        stays, ended = list[EndedRows](), list[Completion]()
         if kept:
             endings = Endings(keyed, net, remains, self._emptied(keyed))
             (leaving, stays), ended = endings.replaced(leaving), endings.completions(self.schema)
@@ -166,7 +166,7 @@ class _Deciding:
         totals = pending.counted(net, before)
         changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
         come = net_rows(keyed.places[keyed.effective :], net, remains & (net.last != NONE))
-        return Net(come, gone, totals, changes, conflict, ended, stays, keyed)
+        return ReplicaChange(come, gone, totals, changes, conflict, ended, stays, keyed)
 
     def _living(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
@@ -179,7 +179,7 @@ class _Deciding:
         """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""
         return () if keyed.emptied is None else self._living(None)
 
-    def keyless(self) -> Net | None:
+    def keyless(self) -> ReplicaChange | None:
         """The net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
@@ -197,13 +197,13 @@ class _Deciding:
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
         outcome = changes.outcome(holds)
         net = outcome.net
-        gone = self._deletion.of(going(matches, net.deleted[outcome.looked_up]))
+        gone = self._deletion.of(first_matches(matches, net.deleted[outcome.looked_up]))
         if gone is None:
             return None
         come, went = changes.places[net.inserted], int(net.deleted.sum())
         counts = {"inserted": len(come), "deleted": went, "missing": net.missing}
         is_changed = bool(len(come) or went or pending.truncated_at is not None)
-        return Net(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
+        return ReplicaChange(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
@@ -216,12 +216,12 @@ class _Deciding:
         return RowDeletion(self.lake, self.committer, self.path, self.definition.names, self.pending.size)
 
 
-def _empties(definition: Definition, pending: Pending) -> bool:
+def _empties_replica(definition: Definition, pending: PendingChanges) -> bool:
     """Whether a batch removes all rows that the replica had."""
     return pending.truncated_at is not None and not definition.kept
 
 
-def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
+def may_have_former_key(definition: Definition, pending: PendingChanges) -> bool:
     """Whether some changes may be from before the table's key was altered: their rows may repeat a present key."""
     former = definition.former
     if former is None or former.key == definition.key_numbers:
@@ -238,7 +238,7 @@ class FilesWriter:
 
     lake: Lake
     path: str
-    pending: Pending
+    pending: PendingChanges
     end: int
     shared: SharedRows | None = None
 
@@ -251,10 +251,10 @@ class FilesWriter:
             if marked is None:
                 return None
         if net is None:
-            return outcome(lake, path, pending, end, inserted=self._commit(changes, None))
+            return batch_result(lake, path, pending, end, inserted=self._commit(changes, None))
         if net.changes:
             self._commit(changes, marked)
-        return outcome(lake, path, pending, end, **net.counts)
+        return batch_result(lake, path, pending, end, **net.counts)
 
     def _commit(self, changes: ManyChanges, marked: Sequence[MarkedFile] | None) -> int:
         """Write the files and commit them; returns their number of rows.
@@ -381,7 +381,7 @@ class RowsTask:
     whole: pa.Schema
     size: int
     rewritten: Sequence[FileMatches]
-    kept: Sequence[Sequence[KeptRows]]
+    kept: Sequence[Sequence[EndedRows]]
     parts: Sequence[Sequence[RowGroup]]
     chosen: ChosenRows
 
@@ -405,7 +405,7 @@ class RowsTask:
         keys = match.keys[np.argsort(match.rows)]
         return lambda part, rows: shared.add_went(keys[part], rows)
 
-    def _kept(self, rows: Sequence[KeptRows]) -> Iterator[pa.RecordBatch]:
+    def _kept(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for of_file in rows:
             yield from of_file.batches(self.store, self.path, self.whole, self.chosen.stamp)
 

@@ -116,7 +116,7 @@ def completions(
     `groups` are the row groups of the changes in the slices that end at `slices`. `matches` are the rows of the replica
     at `path` that have the keys. `schema` has the replica's columns.
     """
-    lacking = _Lacking(store, path, groups, slices, matches, schema)
+    lacking = _MissingValues(store, path, groups, slices, matches, schema)
     waiting = [(0, len(rows))]
     while waiting:
         begin, end = waiting.pop()
@@ -135,7 +135,7 @@ def completions(
 
 
 @dataclass(frozen=True)
-class _Lacking:
+class _MissingValues:
     """Reads lacking values from the row groups of the changes, and from the replica's files."""
 
     store: Store
@@ -150,7 +150,7 @@ class _Lacking:
         sent, only = rows.sent[name], pa.schema([self.schema.field(name)])
         lacks = np.flatnonzero(sent != rows.places)
         of_changes, of_replica = lacks[sent[lacks] != NONE], lacks[sent[lacks] == NONE]
-        of_replica, of_none = _parted(of_replica, rows.base[of_replica] != NONE)
+        of_replica, of_none = _split(of_replica, rows.base[of_replica] != NONE)
         parts = [
             *self._from_changes(only, sent, of_changes, budget),
             *self._from_replica(only, rows.base, of_replica, budget),
@@ -217,7 +217,7 @@ def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
-def _parted(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
+def _split(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
     return numbers[chosen], numbers[~chosen]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.cuts import Cut, version_in
 from pgsieve.assets.steps.records.failures import reason
-from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_put_back
+from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -18,10 +18,10 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
 #: A replica at this version was never put back: its first copy created it empty (version 0), and then filled it.
-_FIRST = 1
+_FIRST_COPY_VERSION = 1
 
 
-def states_without_damaged(
+def set_aside_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return all states.
@@ -32,12 +32,12 @@ def states_without_damaged(
     record = TableStates(lake, subscription.name)
     if cut is not None:
         cut.refuse_earlier(record)
-        refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
+        refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
     states = record.newest()
     applied = [state for state in states.values() if state.applies]
 
     def damage(state: TableState) -> str | None:
-        return _damage(subscription, lake, state, cut, read=state.name in changed)
+        return _find_damage(subscription, lake, state, cut, read=state.name in changed)
 
     if is_uri(lake.uri) and lake.local:
         # Each check waits for the object store.
@@ -54,7 +54,7 @@ def states_without_damaged(
 
 
 @dataclass
-class WholeVersions:
+class IntactVersions:
     """For each table the last version that is known to have all applied changes: of a cut, a later copy, or an apply.
 
     `path_of` gives the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
@@ -98,7 +98,9 @@ class WholeVersions:
         if (version := version_in(self.cut, self.versions, state)) is not None:
             return version
         path = self.path_of(state)
-        copied = self.lake.records.committed_at(path, state.lsn) if now.version > _FIRST else None
+        copied = (
+            self.lake.records.committed_at(path, state.lsn) if now.version > _FIRST_COPY_VERSION else None
+        )
         return before.version if copied is None and before is not None else copied
 
 
@@ -115,7 +117,7 @@ def is_put_back(
     return position is not None and (lake.records.position(path) or 0) < position
 
 
-def _damage(
+def _find_damage(
     subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
 ) -> str | None:
     """The damage of a replica that was ready, as a text; None if there is none."""
@@ -125,13 +127,13 @@ def _damage(
     try:
         is_read = read or version is None
         if is_read and not lake.records.exists(path):
-            return _gone(path)
+            return _gone_problem(path)
         # A copy is ready at its LSN, and no later commit lowers the position.
         if is_put_back(lake, path, version, state.lsn if is_read else None, entry_bytes):
-            return put_back(path)
+            return put_back_problem(path)
     except LakeError as error:
         problem = reason(lake, error)
-        return problem if lake.records.exists(path) else _gone(path)
+        return problem if lake.records.exists(path) else _gone_problem(path)
     return None
 
 
@@ -147,10 +149,10 @@ def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None
     return f'its replica "{path}" no longer has the {"columns" if len(lacking) > 1 else "column"} {named}'
 
 
-def _gone(path: str) -> str:
+def _gone_problem(path: str) -> str:
     return f'its replica "{path}" is gone'
 
 
-def put_back(path: str) -> str:
+def put_back_problem(path: str) -> str:
     """The damage of a replica that was put back."""
     return f'its replica "{path}" was put back to an earlier version'

@@ -24,10 +24,10 @@ def exact_values(rows: DataFrame, struct: str) -> list[Column]:
     """The fields of a struct column in the form for grouping and sorting: they are equal only if the rows are the same."""
     kind = rows.schema[struct].dataType
     assert isinstance(kind, StructType)
-    return [_exact(struct, f.name, f.dataType).alias(f"exact_{i}") for i, f in enumerate(kind)]
+    return [_exact_field(struct, f.name, f.dataType).alias(f"exact_{i}") for i, f in enumerate(kind)]
 
 
-def _exact(struct: str, name: str, kind: DataType) -> Column:
+def _exact_field(struct: str, name: str, kind: DataType) -> Column:
     compared = _compared_as(kind)
     return field(struct, name).cast(compared) if compared else field(struct, name)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result, merge_result
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import struct_field
@@ -26,7 +26,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, add_costs
 
 #: The limit for changes in this process also limits the replica of a MERGE, to this many times the bytes.
-MERGED = 4
+MAX_REPLICA_FACTOR = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FewChanges:
 
 
 def few_changes(
-    lake: Lake, path: str, log: str, definition: Definition, pending: Pending
+    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
 ) -> FewChanges | None:
     """A batch's changes, if this process may merge them into the replica; None if Spark has to.
 
@@ -62,7 +62,7 @@ def few_changes(
     key = [types[name] for name in definition.key] if finds_rows else []
     replica_size = lake.records.size(path) if finds_rows and not truncated else 0
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
-    size = max(pending.size, replica_size // MERGED)
+    size = max(pending.size, replica_size // MAX_REPLICA_FACTOR)
     committer = lake.policy.committer(path, definition.names, size, overwrite=truncated, key=key)
     if not isinstance(committer, InProcessCommitter):
         return None
@@ -78,7 +78,7 @@ class FewChangesWriter:
     few: FewChanges
     path: str
     definition: Definition
-    pending: Pending
+    pending: PendingChanges
     end: int
 
     @property
@@ -120,7 +120,7 @@ class FewChangesWriter:
         if (expected or kept) and not pending.truncated_at:
             counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
             tally = pending.counted(net, present) if kept else None
-            return merged(self.lake, self.path, pending, self.end, counts, expected, tally)
+            return merge_result(self.lake, self.path, pending, self.end, counts, expected, tally)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
             pa.table({name: upserts[merge.values[name]] for name in columns}), upserts.num_rows
@@ -181,4 +181,4 @@ class FewChangesWriter:
         if count or truncated:
             commit = Commit(self.end, overwrite=truncated, base=self.pending.head.version)
             self.local.write(self.path, rows, commit)
-        return outcome(self.lake, self.path, self.pending, self.end, inserted=count)
+        return batch_result(self.lake, self.path, self.pending, self.end, inserted=count)

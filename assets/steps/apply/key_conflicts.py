@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
@@ -28,7 +28,7 @@ from pgsieve.resources.lake.lake import Lake
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
 
-_CHANGE = ["slice", "number", "commit_lsn", "ordinal", "operation", "old", "new"]
+_CHANGE_COLUMNS = ["slice", "number", "commit_lsn", "ordinal", "operation", "old", "new"]
 
 
 class KeyConflictError(PgsieveError):
@@ -62,7 +62,7 @@ class ConflictSearch:
     path: str
     log: str
     definition: Definition
-    pending: Pending
+    pending: PendingChanges
 
     def refuse(self, few: FewChanges | None = None) -> None:
         """Raise KeyConflictError if there is a conflict; `few` are the changes if the caller has read them."""
@@ -112,7 +112,7 @@ class ConflictSearch:
         committer = lake.policy.committer(self.path, self.definition.names, size)
         if not isinstance(committer, InProcessCommitter):
             return None
-        rows = lake.slice_rows(self.log, self.pending.ends, size, columns=_CHANGE, every=True)
+        rows = lake.slice_rows(self.log, self.pending.ends, size, columns=_CHANGE_COLUMNS, every=True)
         return None if rows is None else FewChanges(rows, committer.local)
 
     def _locally(self, few: FewChanges) -> KeyConflict | None:

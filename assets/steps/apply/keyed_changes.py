@@ -35,10 +35,10 @@ from pgsieve.resources.lake.stores.store import Store
 #: The index of an operation is its number in `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 #: The columns that are read of a change, besides its rows and the names of its unchanged columns.
-PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
-_IN_ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
+PLACE_COLUMNS = ("slice", "number", "commit_lsn", "ordinal", "operation")
+_SORT_KEYS = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 #: The lower bits of a place are the change's number in its slice; the bits above are the slice's number in the batch.
-_TURN = 56
+_NUMBER_BITS = 56
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,18 @@ class KeyedChanges:
 def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
     """The places of changes in the slices that end at `slices`; -1 for changes of other slices."""
     # A TRUNCATE has no number. It gets the highest one, which no change has.
-    slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null((1 << _TURN) - 1))
+    slice_of, number = (
+        np.asarray(changes["slice"]),
+        np.asarray(changes["number"].fill_null((1 << _NUMBER_BITS) - 1)),
+    )
     places = np.full(len(slice_of), -1, np.int64)
     for turn, end in enumerate(slices):
-        places = np.where(slice_of == end, (turn << _TURN) + number, places)
+        places = np.where(slice_of == end, (turn << _NUMBER_BITS) + number, places)
     return places
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FileChanges:
     """The changes of one file.
 
     `keys` has the key of each change: the new one, of a DELETE the old one. `moves` are the numbers of the UPDATEs that
@@ -185,7 +188,7 @@ def stored_changes(
     store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str], kept: Metadata = ()
 ) -> Iterator[pa.Table]:
     """The columns of a change history's files that `keyed_changes` needs, file by file; other columns may be large."""
-    read = [*PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
+    read = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
     read += ["commit_time", *(f"old.{name}" for name, _ in kept)] if kept else []
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
 
@@ -204,9 +207,9 @@ def keyed_changes(
     `keys` has the names and types of the key's columns, `unsent` the columns that some change did not send. `kept` are
     the metadata columns of a replica that keeps deleted rows, else empty.
     """
-    parts, size = [_part(_no_changes(keys, kept), keys, unsent, slices, since, kept)], 0
+    parts, size = [_file_changes(_empty_changes(keys, kept), keys, unsent, slices, since, kept)], 0
     for part in changes:
-        parts.append(_part(part, keys, unsent, slices, since, kept))
+        parts.append(_file_changes(part, keys, unsent, slices, since, kept))
         size += parts[-1].nbytes
         if most_bytes is not None and size > most_bytes:
             return None
@@ -223,31 +226,31 @@ def keyed_changes(
     old[moves[differs]] = numbers[count:][differs]
     sent = [np.concatenate([part.sent[n] for part in parts]) for n in range(len(unsent))]
     keyed = KeyedChanges(
-        _distinct(pa.concat_tables(every), numbers),
+        _distinct_keys(pa.concat_tables(every), numbers),
         KeyChanges(operations, old, new, dict(zip(unsent, sent, strict=True))),
         np.concatenate([part.places for part in parts]),
         np.concatenate([part.commit_lsns for part in parts]),
         ended=pa.concat_tables([part.ended for part in parts]) if kept else None,
     )
-    truncates = pa.concat_tables([part.truncates for part in parts]).sort_by(_IN_ORDER)
-    keyed = _in_order(keyed, np.concatenate([part.ordinals for part in parts]), truncates)
-    return _kept(keyed, truncates, kept) if kept else keyed
+    truncates = pa.concat_tables([part.truncates for part in parts]).sort_by(_SORT_KEYS)
+    keyed = _sort_changes(keyed, np.concatenate([part.ordinals for part in parts]), truncates)
+    return _with_ended_rows(keyed, truncates, kept) if kept else keyed
 
 
-def _no_changes(keys: pa.Schema, kept: Metadata) -> pa.Table:
-    kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string(), "commit_time": COMMIT_TIME}
+def _empty_changes(keys: pa.Schema, kept: Metadata) -> pa.Table:
+    kinds = dict.fromkeys(PLACE_COLUMNS, pa.int64()) | {"operation": pa.string(), "commit_time": COMMIT_TIME}
     row = pa.struct([*keys, *metadata_schema(kept)])
     return pa.schema({**kinds, "unchanged": pa.list_(pa.string()), "new": row, "old": row}).empty_table()
 
 
-def _part(
+def _file_changes(
     changes: pa.Table,
     keys: pa.Schema,
     unsent: Sequence[str],
     slices: Sequence[int],
     since: int,
     kept: Metadata,
-) -> _Part:
+) -> _FileChanges:
     places, lsns = places_of(changes, slices), np.asarray(changes["commit_lsn"])
     concerned, truncate = (places >= 0) & (lsns >= since), pc.equal(changes["operation"], "truncate")
     placed = ["commit_lsn", "ordinal", *(["commit_time"] if kept else [])]
@@ -265,7 +268,7 @@ def _part(
         at = pa.array(deleted)
         new = pa.table({name: pc.if_else(at, old[name], new[name]) for name in keys.names}, keys)
     moves = np.flatnonzero((operations == UPDATE) & np.asarray(pc.is_valid(changes["old"])))
-    return _Part(
+    return _FileChanges(
         places,
         lsns,
         np.asarray(changes["ordinal"]),
@@ -273,7 +276,7 @@ def _part(
         new,
         moves,
         old.take(pa.array(moves)),
-        _sent(changes["unchanged"], unsent) if unsent else (),
+        _sent_masks(changes["unchanged"], unsent) if unsent else (),
         conform(
             pa.table({name: struct_field(changes["old"], name) for name, _ in kept}), metadata_schema(kept)
         ),
@@ -281,7 +284,7 @@ def _part(
     )
 
 
-def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
+def _sent_masks(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
     """For each column in `unsent` a mask of the changes that sent it; `unchanged` lists the columns not sent per change."""
     lists = unchanged.combine_chunks()
     owners, names = np.asarray(pc.list_parent_indices(lists)), lists.flatten()
@@ -293,14 +296,14 @@ def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
     return masks
 
 
-def _distinct(keys: pa.Table, numbers: Numbers) -> pa.Table:
+def _distinct_keys(keys: pa.Table, numbers: Numbers) -> pa.Table:
     """The distinct keys in the order of their numbers; `numbers` has the number of each of `keys`."""
     first = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return keys.take(pa.array(first))
 
 
-def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> KeyedChanges:
+def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> KeyedChanges:
     if not (np.diff(changes.places) > 0).all():
         order, by_key = np.argsort(changes.places, kind="stable"), changes.changes
         ordinals = ordinals[order]
@@ -325,7 +328,7 @@ def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> 
     return replace(changes, truncates=tuple(before), truncated=tuple(truncates["commit_lsn"].to_pylist()))
 
 
-def _kept(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedChanges:
+def _with_ended_rows(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedChanges:
     """The changes with DELETEs instead of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
     if not changes.truncates:
         return changes

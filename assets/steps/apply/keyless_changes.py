@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import PLACE_COLUMNS, KeyedChanges, keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digest_sides
 from pgsieve.decoding.changes.multiset import (
@@ -29,26 +29,26 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 from pgsieve.resources.parts import Guard
 
 #: A function that counts the replica's rows of each digest.
-Holds = Callable[[WantedDigests], Numbers]
+RowCounter = Callable[[WantedDigests], Numbers]
 
 
-def changes_of(row: pa.DataType) -> pa.Schema:
+def change_columns(row: pa.DataType) -> pa.Schema:
     """The columns to read of changes; `row` is the type of a row, or of its digest."""
-    kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
+    kinds = dict.fromkeys(PLACE_COLUMNS, pa.int64()) | {"operation": pa.string()}
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
 
-DIGESTED = changes_of(pa.struct(DIGEST))
+DIGEST_COLUMNS = change_columns(pa.struct(DIGEST))
 
 
 def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
     """The changes in some row groups of a change history, with digests of their rows; `rows` is the rows' schema."""
     parts = divide_groups(groups, runner.number)
-    return runner.run(_Digesting(store, parts, rows), len(parts), schema=DIGESTED)
+    return runner.run(_DigestTask(store, parts, rows), len(parts), schema=DIGEST_COLUMNS)
 
 
 @dataclass(frozen=True)
-class _Digesting:
+class _DigestTask:
     """Reads changes, part by part, and replaces their rows by digests. It is sent to executors."""
 
     store: Store
@@ -56,7 +56,7 @@ class _Digesting:
     rows: pa.Schema
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        schema = changes_of(pa.struct(self.rows))
+        schema = change_columns(pa.struct(self.rows))
         for _, read in self.store.readers(self.parts[number]):
             changes = conform(read(schema.names), schema).to_batches()
             yield from (digest_sides(batch, self.rows.names) for batch in guard(changes))
@@ -80,7 +80,7 @@ class KeylessChanges:
         """The place of each change."""
         return self.rows.places[self.rows.effective :]
 
-    def outcome(self, holds: Holds) -> "Outcome":
+    def outcome(self, holds: RowCounter) -> "MultisetOutcome":
         """The net change of the multiset.
 
         First only the rows that the replica must have are looked up. If one is missing, all old rows are looked up.
@@ -94,7 +94,7 @@ class KeylessChanges:
             net = multiset_change(changes, counts)
             if not net.missing:
                 break
-        return Outcome(net, counts, wanted)
+        return MultisetOutcome(net, counts, wanted)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
         """The place of a change that removes the row, for each of these row numbers."""
@@ -105,7 +105,7 @@ class KeylessChanges:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MultisetOutcome:
     """The net change of a multiset. `counts` has how often the replica has each row number in `looked_up`; else 0."""
 
     net: MultisetChange
@@ -113,7 +113,7 @@ class Outcome:
     looked_up: Numbers
 
 
-def going(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
+def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
     """The first matches of each key number, at most as many as `counts` has for it."""
     left, chosen = counts.copy(), list[FileMatches]()
     for match in matches:

@@ -34,7 +34,7 @@ def follow_layout(
         return {}
     versions = {}
     # A property that pgsieve.yaml no longer sets gets its default value.
-    lapsed = {name: _default(name) for name in recorded_properties(state.properties)}
+    lapsed = {name: _default_value(name) for name in recorded_properties(state.properties)}
     for each in states:
         path = lake.paths.replica(subscription.name, *each.name)
         if each.applies and lake.records.exists(path):
@@ -46,5 +46,5 @@ def follow_layout(
     return versions
 
 
-def _default(name: str) -> str:
+def _default_value(name: str) -> str:
     return str(FILE_BYTES) if name == FILE_BYTES_PROPERTY else PROPERTIES[name].default

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.batch import Batch, DecidedKeys, Plan
-from pgsieve.assets.steps.apply.damaged import WholeVersions, put_back, states_without_damaged
+from pgsieve.assets.steps.apply.damaged import IntactVersions, put_back_problem, set_aside_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.apply.row_versions import FollowingVersions
-from pgsieve.assets.steps.history.repaired import note_partial, repaired_since
+from pgsieve.assets.steps.apply.row_versions import VersionsDuringApply
+from pgsieve.assets.steps.history.repaired import note_partial, repaired_tables
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.own_versions import present_versions
@@ -56,7 +56,9 @@ def message_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
 
 
-def parts_in_memory(ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]) -> list[Sequence[int]]:
+def batches_in_memory(
+    ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]
+) -> list[Sequence[int]]:
     """Divide a batch into smaller ones in which no table has more than `BATCH_CHANGES`, unless one slice has more."""
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
@@ -121,8 +123,8 @@ class _Apply:
         """Check the replicas for damage and repairs, and set the properties of their layout; returns the tables' states."""
         changed = {c.name for changes in self._slices.values() for c in changes if c.changed}
         cut = self.result.cut
-        states = states_without_damaged(self._subscription, self._lake, cut, changed)
-        self._repaired = repaired_since(self._subscription, self._lake, states, cut)
+        states = set_aside_damaged(self._subscription, self._lake, cut, changed)
+        self._repaired = repaired_tables(self._subscription, self._lake, states, cut)
         if note_partial(self._subscription.name, self._lake, [states[n] for n in self._repaired], self._log):
             states = TableStates(self._lake, self._subscription.name).newest()
         if followed := follow_layout(self._subscription, self._lake, states.values()):
@@ -151,7 +153,7 @@ class _Apply:
     def run(self, cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
         """Apply batch by batch, with a cut after each. With `disable_on_error` it ends at the first error."""
         slices = self._slices
-        batches = deque(part for ends in cut_into(list(slices)) for part in parts_in_memory(ends, slices))
+        batches = deque(part for ends in cut_into(list(slices)) for part in batches_in_memory(ends, slices))
         while batches:
             ends = batches.popleft()
             changes = [c for e in ends for c in slices[e] if c.changed and c.name in self._begun]
@@ -219,7 +221,7 @@ class _Apply:
 
     def _count(self, applied: Applied) -> None:
         tables = self.result.tables
-        tables[applied.name] = _sum(tables.get(applied.name), applied)
+        tables[applied.name] = _combine(tables.get(applied.name), applied)
 
     def _disable(self, problem: str) -> None:
         SubscriptionRecord(self._lake, self._subscription.name).disable(problem)
@@ -249,11 +251,11 @@ class _Replicas:
         self.states = states
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
-        self._whole_versions = WholeVersions(lake, cut, self._path, cut.tables if cut else {})
+        self._whole_versions = IntactVersions(lake, cut, self._path, cut.tables if cut else {})
         #: The positions that the change histories have reached; tables that were copied since the cut are missing.
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
-        self.row_versions = FollowingVersions(subscription, lake, cut, log)
+        self.row_versions = VersionsDuringApply(subscription, lake, cut, log)
         #: The greatest position of the replicas that were read.
         self._reached = 0
 
@@ -265,7 +267,9 @@ class _Replicas:
 
     def _problem(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         state = self.states[name]
-        return None if self._whole_versions.advance(state, before, now) else put_back(self._path(state))
+        return (
+            None if self._whole_versions.advance(state, before, now) else put_back_problem(self._path(state))
+        )
 
     def _path(self, state: TableState) -> str:
         return self._lake.paths.replica(self._subscription.name, *state.name)
@@ -299,7 +303,7 @@ class _Replicas:
             )
             now, of_changes = datetime.now(UTC), dict(self._histories)
             wanted = Cut(lsn, tables, now, of_states, histories=of_changes, versioned=versioned, scd2=scd2)
-            _record(self._lake, self._subscription, result, wanted)
+            _write_cut(self._lake, self._subscription, result, wanted)
             self._cut = result.cut
 
     def _look_at_copied(self, lsn: int) -> bool:
@@ -335,7 +339,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
     )
 
 
-def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
+def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
     """Write a cut, unless the newest one has the same contents."""
     last, tables = result.cut, wanted.tables
     contents = (tables, wanted.versioned, wanted.scd2)
@@ -358,19 +362,19 @@ def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, in
     """Write the newest cut again with other Delta versions of some tables, which have the same rows."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
         renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
-        _record(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))
+        _write_cut(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))
 
 
-def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
+def combine_results(before: ApplyResult, now: ApplyResult) -> ApplyResult:
     """The combined result of two successive applies."""
     tables = dict(before.tables)
     for name, applied in now.tables.items():
-        tables[name] = _sum(tables.get(name), applied)
+        tables[name] = _combine(tables.get(name), applied)
     sent_as = {name: sum_counts(before.sent_as.get(name, {}), counts) for name, counts in now.sent_as.items()}
     return ApplyResult(tables, now.cut or before.cut, before.sent_as | sent_as)
 
 
-def _sum(before: Applied | None, now: Applied) -> Applied:
+def _combine(before: Applied | None, now: Applied) -> Applied:
     if before is None:
         return now
     return Applied(

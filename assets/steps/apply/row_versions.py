@@ -13,11 +13,11 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.batch import DecidedKeys, lacking_changes
-from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, may_be_of_other_key
+from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, may_have_former_key
 from pgsieve.assets.steps.apply.completion import NetRows, completions
-from pgsieve.assets.steps.apply.damaged import WholeVersions, is_put_back
+from pgsieve.assets.steps.apply.damaged import IntactVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import (
@@ -25,7 +25,7 @@ from pgsieve.assets.steps.history.versions import (
     VersionChange,
     VersionTable,
     present_rows,
-    why_not_kept,
+    versions_failure,
 )
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut
@@ -47,7 +47,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
 from pgsieve.resources.work import name_jobs
 
 
-class FollowingVersions:
+class VersionsDuringApply:
     """The versions of rows of a subscription's tables during an apply.
 
     `positions` has the position of each table of versions that has no gap. `tables` has the Delta version of each that
@@ -57,7 +57,7 @@ class FollowingVersions:
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
         self.positions, self.tables = dict[Name, int](), dict[Name, int]()
         self._subscription, self._lake, self._cut, self._log = subscription, lake, cut, log
-        self._whole_versions = WholeVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
+        self._whole_versions = IntactVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
 
     def _path(self, state: TableState) -> str:
         definition = state.definition
@@ -81,7 +81,7 @@ class FollowingVersions:
             try:
                 self._begin(table, state, is_repaired=name in repaired)
             except TABLE_ERRORS as error:
-                failed[name] = why_not_kept(self._lake, error, name, table.path)
+                failed[name] = versions_failure(self._lake, error, name, table.path)
         return failed
 
     def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
@@ -123,7 +123,7 @@ class FollowingVersions:
                         states[name], [c for c in own if c.name == name], decided.get(name)
                     )
             except TABLE_ERRORS as error:
-                return name, why_not_kept(self._lake, error, name, self._path(states[name]))
+                return name, versions_failure(self._lake, error, name, self._path(states[name]))
             return name, None
 
         done = self._lake.map_in_parallel(follow, list(dict.fromkeys(change.name for change in own)))
@@ -148,18 +148,18 @@ class FollowingVersions:
 
 def lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
-) -> tuple[VersionTable, Pending] | None:
+) -> tuple[VersionTable, PendingChanges] | None:
     """A table's versions of rows and the changes that they lack; None if they lack none, or are not kept."""
     table = VersionTable.kept(subscription, lake, state) if state.applies else None
     if table is None or not lake.records.exists(table.path):
         return None
     head = lake.records.head(table.path)
     slices = lacking_changes(changes, state, head)
-    return (table, Pending(slices, head)) if slices else None
+    return (table, PendingChanges(slices, head)) if slices else None
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _VersionOutcome:
     """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
 
     `commit_of` and `places` have for each change the number of its commit in `commits`, and its place. `matches` are
@@ -183,14 +183,14 @@ class VersionsWriter:
 
     table: VersionTable
     log: str
-    pending: Pending
+    pending: PendingChanges
     copied: int
     decided: DecidedKeys | None = None
 
     def apply(self) -> None:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.ends[-1], self.table.lake
-        if may_be_of_other_key(table.definition, pending):
+        if may_have_former_key(table.definition, pending):
             # Changes from before the key was altered may repeat a present key. After a crash the replica may be ahead.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
@@ -214,7 +214,7 @@ class VersionsWriter:
     def _stored(self) -> StoredVersions:
         return self.table.stored
 
-    def _outcome(self, groups: Sequence[RowGroup]) -> _Outcome:
+    def _outcome(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.translate_errors(self.log):
             keyed = self._keyed(files)
@@ -230,7 +230,7 @@ class VersionsWriter:
         commit_of = commits.numbers(lsns)
         truncated = int(commits.numbers(np.array(keyed.truncated[:1]))[0]) if keyed.truncated else None
         versions = row_versions(changes, commit_of, present)
-        return _Outcome(versions, commit_of, places, commits, matches, truncated)
+        return _VersionOutcome(versions, commit_of, places, commits, matches, truncated)
 
     def _keyed(self, files: Sequence[str]) -> KeyedChanges:
         """The changes by key: those of the replica's apply if it applied the same changes, else read anew."""
@@ -269,7 +269,7 @@ class VersionsWriter:
             assert matches is not None
             return present_rows(local, path, matches)
 
-    def _ending(self, outcome: _Outcome) -> tuple[list[FileMatches], list[Numbers]]:
+    def _ending(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
         """The present versions that end, by file, and the numbers of the commits that end them."""
         ends = outcome.versions.ends
         if outcome.truncated is None:
@@ -288,7 +288,7 @@ class VersionsWriter:
             until.append(ended)
         return every, until
 
-    def _written(self, outcome: _Outcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
+    def _written(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Write the versions that begin. Those that end within the batch get files of their own."""
         table, versions = self.table, outcome.versions
         lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})

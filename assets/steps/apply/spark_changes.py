@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.applied import Pending
-from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed_changes
-from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
+from pgsieve.assets.steps.apply.applied import PendingChanges
+from pgsieve.assets.steps.apply.keyed_changes import PLACE_COLUMNS, KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyless_changes import DIGEST_COLUMNS, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, living_rows, order
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
@@ -29,7 +29,7 @@ from pgsieve.resources.lake.lake import Lake
 #: The net change of up to this many changes is broadcast to all executors.
 BROADCAST_ROWS = 4_000_000
 #: Types of keys whose least and greatest value are given to Spark as literals, so that it skips files.
-_LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
+_LITERAL_TYPES = {"tinyint", "smallint", "int", "bigint", "string"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SparkChanges:
     path: str
     log: str
     definition: Definition
-    pending: Pending
+    pending: PendingChanges
 
     def _stored(self) -> DataFrame:
         """The changes that the copy lacks. A slice that was transformed for an earlier copy may have others."""
@@ -69,7 +69,7 @@ class SparkChanges:
             )
 
         kept = self.definition.kept
-        placed = [*PLACED, "unchanged", *(["commit_time"] if kept else [])]
+        placed = [*PLACE_COLUMNS, "unchanged", *(["commit_time"] if kept else [])]
         names = [*key, *(name for name, _ in kept)]
         changes = self._stored().select(*placed, side("new"), side("old")).toArrow()
         rows = changes.schema.field("new").type
@@ -86,7 +86,9 @@ class SparkChanges:
         def digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return (digest_sides(batch, names) for batch in batches)
 
-        changes = self._stored().select(*DIGESTED.names).mapInArrow(digests, spark_schema(DIGESTED))
+        changes = (
+            self._stored().select(*DIGEST_COLUMNS.names).mapInArrow(digests, spark_schema(DIGEST_COLUMNS))
+        )
         return KeylessChanges.of(changes.toArrow(), self.pending.ends, 0)
 
     def holds(self, sought: WantedDigests) -> Numbers:
@@ -133,7 +135,7 @@ class SparkChanges:
             *(F.col(quoted(k)).alias(n) for n, k in zip(names, keys.column_names, strict=True))
         )
         for name, column in zip(names, keys.column_names, strict=True):
-            if types[column] in _LITERAL:
+            if types[column] in _LITERAL_TYPES:
                 values = sorted({value for value in keys[column].to_pylist() if value is not None})
                 if values:
                     near = near.where(F.col(name).between(F.lit(values[0]), F.lit(values[-1])))

@@ -10,11 +10,11 @@ import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result, merge_result
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.checkpoint import checkpointed
+from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import Commit, quoted
@@ -28,7 +28,7 @@ class ReplicaWriter:
     lake: Lake
     path: str
     definition: Definition
-    pending: Pending
+    pending: PendingChanges
     end: int
     size: int
     #: The search for conflicts; None if the batch was searched already.
@@ -52,9 +52,9 @@ class ReplicaWriter:
             upserts = source.where("action = 'upsert'")
             rows = upserts.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
             return self._append(rows, int(np.count_nonzero(net.upserted)))
-        counts = self._execute(checkpointed(source), merge.clauses(quoted))
+        counts = self._execute(checkpoint(source), merge.clauses(quoted))
         tally = pending.counted(net, present) if kept else None
-        return merged(self.lake, self.path, pending, self.end, counts, expected, tally)
+        return merge_result(self.lake, self.path, pending, self.end, counts, expected, tally)
 
     def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)
@@ -79,7 +79,7 @@ class ReplicaWriter:
         source = gone.select(F.lit("delete").alias("action"), "row").unionByName(
             again.unionByName(come).select(F.lit("insert").alias("action"), "row")
         )
-        counts = self._execute(checkpointed(source), keyless_merge(source, self.definition.names))
+        counts = self._execute(checkpoint(source), keyless_merge(source, self.definition.names))
         reinserted = counts.get("inserted", 0) - came
         return self._applied(
             inserted=came, deleted=counts.get("deleted", 0) - reinserted, missing=net.missing
@@ -99,4 +99,4 @@ class ReplicaWriter:
         return self.pending.head.version
 
     def _applied(self, **counts: int) -> Applied:
-        return outcome(self.lake, self.path, self.pending, self.end, **counts)
+        return batch_result(self.lake, self.path, self.pending, self.end, **counts)

@@ -46,9 +46,9 @@ from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
 #: The most differing rows that are reported.
-SAMPLE = 10
+SAMPLE_ROWS = 10
 #: The number of sessions in which the server computes checksums in parallel.
-CONNECTIONS = 4
+CHECKSUM_SESSIONS = 4
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Sides:
+class TableSides:
     """The publisher's rows at a snapshot, and the rows of one version of the replica.
 
     `chunks` makes the queries that select some expressions from the table's published rows. `selected` are the
@@ -115,7 +115,7 @@ class Sides:
         """The checksums of the publisher and the replica, computed in parallel."""
         queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
+        with ThreadPoolExecutor(CHECKSUM_SESSIONS) as pool:
             answers = [pool.submit(self._read, query) for query in queries]
             replica = self._replica_checksums(row_hash)
             for answer in answers:
@@ -177,7 +177,7 @@ class Sides:
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
         assert counts is not None
-        sample = _sampled(differences.limit(SAMPLE).toArrow()) if counts["rows"] else []
+        sample = _row_texts(differences.limit(SAMPLE_ROWS).toArrow()) if counts["rows"] else []
         replica_rows = replica.count()
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
@@ -195,11 +195,11 @@ class Sides:
         expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
         differences = few_differing_rows(expected, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
-        sample = _sampled(differences.slice(0, SAMPLE))
+        sample = _row_texts(differences.slice(0, SAMPLE_ROWS))
         return Difference(expected.num_rows, replica.num_rows, rows, sample)
 
 
-def _sampled(differences: pa.Table) -> list[dict[str, Any]]:
+def _row_texts(differences: pa.Table) -> list[dict[str, Any]]:
     """Rows with their values as PostgreSQL prints them, since Python cannot represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]

@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
 #: The most keys of failing rows that are reported.
-SAMPLE = 10
+MAX_KEYS = 10
 
 Filters = tuple[str, ...] | None
 
@@ -169,7 +169,7 @@ class _FilteredReplica:
 
         def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named = (batch.rename_columns(schema.names) for batch in batches)
-            return _examined(named, schema, parsed, key)
+            return _evaluate_batches(named, schema, parsed, key)
 
         deleted = self.state.definition.deleted if self.state.definition else None
         with lake.access.translate_errors(path):
@@ -178,31 +178,31 @@ class _FilteredReplica:
                     select_living(batch, stored, deleted)
                     for batch in local.batches(path, local.version(path))
                 )
-                examined = pa.Table.from_batches(examine(batches), _EXAMINED)
+                examined = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
             else:
                 rows = living_rows(lake.current(path), deleted).select(
                     *(F.col(quoted(name)) for name in stored.names)
                 )
-                examined = rows.mapInArrow(examine, _EXAMINED_DDL).toArrow()
+                examined = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
         count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
         keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())
-        return TableConformity(count, failing, tuple(keys[:SAMPLE]))
+        return TableConformity(count, failing, tuple(keys[:MAX_KEYS]))
 
 
 #: For a batch of rows: their number, the number that fail, and keys of some that fail.
-_EXAMINED = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
-_EXAMINED_DDL = "rows bigint, failing bigint, keys array<string>"
+_BATCH_RESULT = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
+_BATCH_RESULT_DDL = "rows bigint, failing bigint, keys array<string>"
 
 
-def _examined(
+def _evaluate_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Evaluate the filters over batches; yields a row (`_EXAMINED`) per batch."""
+    """Evaluate the filters over batches; yields a row (`_BATCH_RESULT`) per batch."""
     passes = compile_filters(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.cast(schema)
         failing = pc.invert(pc.fill_null(passes(rows), False))
-        sample = rows.filter(failing).slice(0, SAMPLE)
+        sample = rows.filter(failing).slice(0, MAX_KEYS)
         values = zip(*(value_texts(sample.column(name)) for name in key), strict=True)
         yield pa.RecordBatch.from_pylist(
             [
@@ -212,7 +212,7 @@ def _examined(
                     "keys": [_key(key, row) for row in values],
                 }
             ],
-            _EXAMINED,
+            _BATCH_RESULT,
         )
 
 

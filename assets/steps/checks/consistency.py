@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.checks.comparison import CONNECTIONS, Difference, Sides, hashes_alike
+from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference, TableSides, hashes_alike
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
-from pgsieve.assets.steps.log import Log, quiet
+from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import is_locked_out, is_of_foreign_table, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, copy_again
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -67,7 +67,7 @@ class TableConsistency:
 
 
 #: The most comparisons of a table that is altered during each comparison.
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
 HIDDEN = (
     "row-level security hides some of its rows from the source's role, but replication sends these rows too: to compare it,"
@@ -130,7 +130,7 @@ class SubscriptionAtLsn:
         ):
             yield
 
-    def sides(self, name: Name) -> Sides:
+    def sides(self, name: Name) -> TableSides:
         """The publisher's and the replica's rows of a table; raises OverrunError if the replica is beyond the snapshot."""
         replicated, definition = self.tables[name], self.states[name].definition
         assert definition is not None
@@ -145,12 +145,12 @@ class SubscriptionAtLsn:
         def parallelism(size: int) -> int:
             # If this process reads both sides, it queries the publisher in this many sessions.
             policy = self.lake.policy
-            return policy.parts_in_parallel(size) if policy.reader(path) is None else CONNECTIONS
+            return policy.parts_in_parallel(size) if policy.reader(path) is None else CHECKSUM_SESSIONS
 
         def chunks(expressions: Sequence[str]) -> Chunks:
             return chunk_queries(self.connection, replicated, expressions, self.catalog, parallelism)
 
-        return Sides(
+        return TableSides(
             lake=self.lake,
             path=path,
             version=head.version,
@@ -199,7 +199,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
 
 
 def check_consistency(
-    subscription: Subscription, lake: Lake, log: Log, only: Names = None, warn: Log = quiet
+    subscription: Subscription, lake: Lake, log: Log, only: Names = None, warn: Log = no_log
 ) -> list[TableConsistency]:
     """Compare all replica tables, or `only` some, with the publisher at one LSN.
 
@@ -213,22 +213,22 @@ def check_consistency(
     def compare(names: Names) -> list[Name]:
         with at_one_lsn(subscription, lake, log) as moment:
             chosen = [name for name in moment.tables if names is None or name in names]
-            compared = {name: _compared(moment, name, log) for name in chosen}
+            compared = {name: _compare_table(moment, name, log) for name in chosen}
             rewritten = moment.rewritten([name for name in chosen if compared[name].differing])
             differing = [moment.tables[name] for name in chosen if compared[name].differing]
             warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
-            warnings.update(dict.fromkeys(filter(None, map(_unpublished, differing))))
+            warnings.update(dict.fromkeys(filter(None, map(_unpublished_warning, differing))))
         results.update(compared)
         results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
         return [*rewritten, *(name for name in chosen if compared[name].problem == ALTERED)]
 
-    while_altered(compare, only)
+    retry_altered(compare, only)
     for warning in warnings:
         warn(warning)
     return list(results.values())
 
 
-def _unpublished(replicated: ReplicatedTable) -> str | None:
+def _unpublished_warning(replicated: ReplicatedTable) -> str | None:
     """A warning that rows differ because publications do not publish all operations; None if they do.
 
     PostgreSQL documentation, 29.1 Publication.
@@ -242,15 +242,15 @@ def _unpublished(replicated: ReplicatedTable) -> str | None:
     )
 
 
-def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
+def retry_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
     """Run a step for some tables, and again for the tables that it returns: they were altered meanwhile."""
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         names = step(names)
         if not names:
             return
 
 
-def _compared(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
+def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
     lsn, subscription = moment.snapshot.lsn, moment.subscription.name
     if problem := moment.problem(name):
         return TableConsistency(*name, lsn, problem=problem)

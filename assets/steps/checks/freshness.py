@@ -39,7 +39,7 @@ from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
 
 #: A peek at the slot waits this long for the slot's lock, which another process may hold for long.
-_TURN_SECONDS = 5.0
+_LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Answer:
         return same and (self.since is not None or self.upto == upto)
 
 
-_FIRST: dict[tuple[Source, str], _Answer] = {}
+_ANSWERS: dict[tuple[Source, str], _Answer] = {}
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ def unread_since(
     """
     if peeking and not state.active:
         try:
-            return _waiting(connection, feed, state)
+            return _first_waiting(connection, feed, state)
         except SourceError as error:
             # A transaction that cannot be sent waits too; see `pgsieve.assets.steps.slot_consumption.unsendable`.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
-    return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
+    return _earliest_unread(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
@@ -142,7 +142,7 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     return None if row is None or row[0] is None else row[0].astimezone(UTC)
 
 
-def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
+def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
     """The commit time of the first transaction that waits in the slot; None without one.
 
     For a peek the server decodes from the slot's restart_lsn, which may be much earlier (PostgreSQL documentation,
@@ -151,15 +151,15 @@ def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) 
     """
     catalog, lsn = feed.with_defined(present_catalog(connection)), flushed_lsn(connection)
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
-    answer = _FIRST.get((feed.source, feed.slot))
+    answer = _ANSWERS.get((feed.source, feed.slot))
     if answer is None or not answer.holds(state.confirmed_lsn, names, lsn):
-        with feed.hold_lock(_TURN_SECONDS):
-            since = _first_waiting(connection, feed, names, lsn)
-        answer = _FIRST[feed.source, feed.slot] = _Answer(state.confirmed_lsn, names, lsn, since)
+        with feed.hold_lock(_LOCK_SECONDS):
+            since = _peek_first_waiting(connection, feed, names, lsn)
+        answer = _ANSWERS[feed.source, feed.slot] = _Answer(state.confirmed_lsn, names, lsn, since)
     return answer.since
 
 
-def _first_waiting(
+def _peek_first_waiting(
     connection: psycopg.Connection[Any], feed: Feed, names: tuple[str, ...], upto: int
 ) -> datetime | None:
     options = replace(feed.options, publications=names, streaming="off")
@@ -177,7 +177,9 @@ def _first_waiting(
     return datetime.fromtimestamp(timestamp_to_unix_micros(time) / 1_000_000, UTC)
 
 
-def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int) -> datetime | None:
+def _earliest_unread(
+    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int
+) -> datetime | None:
     """The earliest time at which a waiting transaction may have committed: when the change log was last written.
 
     A process that reads the slot writes it within ten seconds, even without changes.

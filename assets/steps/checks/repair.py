@@ -16,19 +16,19 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
-from pgsieve.assets.steps.checkpoint import checkpointed
-from pgsieve.assets.steps.checks.comparison import Sides
+from pgsieve.assets.steps.checkpoint import checkpoint
+from pgsieve.assets.steps.checks.comparison import TableSides
 from pgsieve.assets.steps.checks.consistency import (
     ALTERED,
     REWRITTEN,
     Names,
     SubscriptionAtLsn,
     at_one_lsn,
-    while_altered,
+    retry_altered,
 )
 from pgsieve.assets.steps.checks.difference import differing_row_counts
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observed import aggregated
+from pgsieve.assets.steps.observations import aggregate_metrics
 from pgsieve.assets.steps.records.columns import field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
@@ -41,7 +41,7 @@ from pgsieve.resources.lake.lake import Lake
 
 
 @dataclass(frozen=True)
-class Repaired:
+class RepairResult:
     """The result for one replica: the numbers of rows inserted and deleted, and its Delta version for the cut.
 
     The version is None if the replica is beyond the LSN, or was put back meanwhile. `problem` says why nothing was
@@ -57,16 +57,16 @@ class Repaired:
     problem: str | None = None
 
 
-def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[Repaired]:
+def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[RepairResult]:
     """Make the named replicas equal to the publisher's tables at one LSN; a result may have a problem, as for unknown names.
 
     A table that is altered or rewritten while it is read is repaired at a later LSN.
     """
-    results: dict[Name, Repaired] = {}
+    results: dict[Name, RepairResult] = {}
 
     def mend(names: Names) -> list[Name]:
         with at_one_lsn(subscription, lake, log) as moment:
-            done = {name: _repaired(moment, name, log) for name in names or ()}
+            done = {name: _repair_table(moment, name, log) for name in names or ()}
             versions = {
                 name: repaired.version for name, repaired in done.items() if repaired.version is not None
             }
@@ -77,46 +77,46 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
         results.update(done)
         return [name for name, repaired in done.items() if repaired.problem in {ALTERED, REWRITTEN}]
 
-    while_altered(mend, names)
+    retry_altered(mend, names)
     return list(results.values())
 
 
-def _repaired(moment: SubscriptionAtLsn, name: Name, log: Log) -> Repaired:
+def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResult:
     lsn, lake = moment.snapshot.lsn, moment.lake
     if problem := moment.problem(name):
-        return Repaired(*name, lsn, problem=problem)
+        return RepairResult(*name, lsn, problem=problem)
     table = moment.tables[name]
     if not table.columns:
-        return Repaired(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
+        return RepairResult(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
     log(f"repairing {table.table.qualified} of {moment.subscription.name}")
     with moment.translate_errors(name, "repair"):
         sides = moment.sides(name)
-        net = _net(sides)
+        net = _differing_rows(sides)
         # A table that was rewritten may have been read as empty: then nothing is written, as its rows have to stay.
         if net is not None and moment.rewritten([name]):
-            return Repaired(*name, lsn, problem=REWRITTEN)
-        inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
+            return RepairResult(*name, lsn, problem=REWRITTEN)
+        inserted, deleted = (0, 0) if net is None else _merge(sides, net, lsn)
         head = lake.records.head(sides.path)
         # A cut must not name a version after a RESTORE: later checks would miss the RESTORE.
         is_whole = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
     version = head.version if is_whole and (head.position or 0) <= lsn else None
-    return Repaired(*name, lsn, inserted, deleted, version)
+    return RepairResult(*name, lsn, inserted, deleted, version)
 
 
-def _net(sides: Sides) -> DataFrame | None:
+def _differing_rows(sides: TableSides) -> DataFrame | None:
     """The rows that one side has more often, as `differing_row_counts`; None if the sides are equal."""
     chosen = sides.differing()
     if chosen is not None and not chosen.segments.any():
         return None
     columns = [c.name for c in sides.columns]
-    net = checkpointed(differing_row_counts(*sides.frames(chosen), columns))
+    net = checkpoint(differing_row_counts(*sides.frames(chosen), columns))
     return None if net.isEmpty() else net
 
 
-def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
+def _merge(sides: TableSides, net: DataFrame, lsn: int) -> tuple[int, int]:
     """Correct a replica's rows in one commit; returns the numbers of rows inserted and deleted."""
-    totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
-    source, clauses = _with_deleted(sides, net) if sides.kept else _without_deleted(sides, net)
+    totals = aggregate_metrics(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
+    source, clauses = _soft_merge(sides, net) if sides.kept else _hard_merge(sides, net)
     vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
     with sides.lake.idempotent_writes(None, vectors=vectors, metadata={REPAIRED: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
@@ -124,7 +124,7 @@ def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
     return int(totals["expected"]), int(totals["actual"])
 
 
-def _without_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
+def _hard_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     """The source and clauses of the MERGE that deletes and inserts rows."""
     gone = net.where("actual > 0").select(F.lit("delete").alias("action"), "row")
     come = net.where("expected > 0").select(
@@ -134,7 +134,7 @@ def _without_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     return source, keyless_merge(source, [c.name for c in sides.columns])
 
 
-def _with_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
+def _soft_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     """The source and clauses of the MERGE by key that marks rows as deleted; an insert may revive a deleted row."""
     kinds, names = dict(sides.kept), [c.name for c in sides.columns]
     merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))

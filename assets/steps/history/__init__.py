@@ -1,4 +1,4 @@
-"""Histories of rows, as `history` of pgsieve.yaml says (`pgsieve.assets.steps.kept_histories`).
+"""Histories of rows, as `history` of pgsieve.yaml says (`pgsieve.assets.steps.history_choices`).
 
 `copied` writes the rows of a copy to the change history. `versions` is the table of the versions of rows with their
 validity. `repaired` finds replicas whose histories lack repaired rows. `expected` describes the histories that the next

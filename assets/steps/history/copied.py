@@ -65,12 +65,12 @@ def _begin_by_spark(
 ) -> None:
     ddl, names = changes_ddl(definition.columns), list(lake.columns(source))
     begin = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
-    copied = number_columns(lake.current(source)).mapInArrow(_changes(rows, names), ddl)
+    copied = number_columns(lake.current(source)).mapInArrow(_change_maker(rows, names), ddl)
     commit = Commit(rows.lsn, after=position, properties=CHANGES_PROPERTIES)
     lake.write(begin.unionByName(copied), path, commit)
 
 
-def _changes(
+def _change_maker(
     rows: CopiedRows, names: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function that makes changes of batches of the replica's rows; `names` are the replica's columns."""

@@ -16,7 +16,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
 
 
-def repaired_since(
+def repaired_tables(
     subscription: Subscription, lake: Lake, states: Mapping[Name, TableState], cut: Cut | None
 ) -> set[Name]:
     """The tables with a history whose replicas were repaired after a cut, or after a copy that is later than the cut."""

@@ -17,7 +17,7 @@ from pgsieve.decoding.changes.net_change import NONE, Numbers
 SHARED_BYTES = 128 * 1024 * 1024
 
 #: Rows, and a number for each: its place or the number of its key.
-_Part = tuple[Numbers, pa.RecordBatch]
+_NumberedRows = tuple[Numbers, pa.RecordBatch]
 
 
 def _none() -> None:
@@ -29,8 +29,8 @@ class SharedRows:
     """The rows that a batch adds to a replica (`came`, by places) and removes (`went`, by keys), of at most `most` bytes."""
 
     most: int
-    came: list[_Part] = field(default_factory=list)
-    went: list[_Part] = field(default_factory=list)
+    came: list[_NumberedRows] = field(default_factory=list)
+    went: list[_NumberedRows] = field(default_factory=list)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle to None: rows that an executor adds would not reach this process."""
@@ -49,7 +49,7 @@ class SharedRows:
         """Add removed rows, by the numbers of their keys."""
         self._add(self.went, keys, rows)
 
-    def _add(self, parts: list[_Part], numbers: Numbers, rows: pa.RecordBatch) -> None:
+    def _add(self, parts: list[_NumberedRows], numbers: Numbers, rows: pa.RecordBatch) -> None:
         if self.nbytes + rows.nbytes > self.most:
             self.most = 0
             self.came.clear()
@@ -57,7 +57,7 @@ class SharedRows:
         else:
             parts.append((numbers, rows))
 
-    def at_places(self, places: Numbers, columns: pa.Schema) -> list[_Part] | None:
+    def at_places(self, places: Numbers, columns: pa.Schema) -> list[_NumberedRows] | None:
         """The new rows in the order of their places; None if their places are not exactly `places`, which ascend."""
         parts = sorted(self.came, key=lambda part: int(part[0][0]))
         if not parts or not np.array_equal(np.concatenate([numbers for numbers, _ in parts]), places):

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.history.shared_rows import KeyedRows
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import CURED_BY_COPY, explained
+from pgsieve.assets.steps.records.failures import CURED_BY_COPY, full_reason
 from pgsieve.assets.steps.records.table_states import Name, TableState
-from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
+from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.decoding.changes.versions import (
     IS_CURRENT,
@@ -48,11 +48,11 @@ from pgsieve.resources.parts import Guard
 
 #: In larger tables of versions, versions that end are marked in deletion vectors. Rewriting a file would write its other
 #: rows again, beside the replica's rows and the ended versions.
-_REWRITTEN_BYTES = 1024 * 1024
+_MAX_REWRITTEN_BYTES = 1024 * 1024
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024
 #: The hint for a table of versions that cannot be read or written. It may have the only copy, so pgsieve does not delete it.
-_MOVE = "move its folder elsewhere: a copy of the table begins it anew"
+_MOVE_HINT = "move its folder elsewhere: a copy of the table begins it anew"
 
 
 def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
@@ -117,7 +117,7 @@ class VersionTable:
         replica = lake.paths.replica(subscription.name, *state.name)
         if versions_problem(lake, definition, replica) is not None:
             return None
-        columns = pa.schema(defined_types(subscription, state.name, definition))
+        columns = pa.schema(arrow_types(subscription, state.name, definition))
         return cls(lake, subscription.name, state.name, definition, columns)
 
     @property
@@ -151,7 +151,7 @@ class VersionTable:
         return f"the versions of {quote_qualified(*self.name)}"
 
     def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
-        """Call `begin_anew`, and log it. Raises its errors, which `why_not_kept` explains."""
+        """Call `begin_anew`, and log it. Raises its errors, which `versions_failure` explains."""
         existed = self.lake.records.exists(self.path)
         if self.begin_anew(lsn, time, once=once):
             anew = "are ended, and begin anew" if existed else "begin"
@@ -215,20 +215,20 @@ class VersionTable:
         retry_after_conflict(end)()
 
 
-def why_not_kept(lake: Lake, error: Exception, name: Name, path: str) -> str:
+def versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str:
     """Why a table's versions at `path` cannot be kept, and what to do before a copy, which does not replace them.
 
     Raises the errors that `reason` raises.
     """
-    problem = explained(lake, error, name)
+    problem = full_reason(lake, error, name)
     is_own = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
-    return f"{problem}; {_MOVE}" if is_own else problem
+    return f"{problem}; {_MOVE_HINT}" if is_own else problem
 
 
 def _altered(path: str) -> LakeError:
     return LakeError(
         f'Delta table "{path}": another writer has altered it, so pgsieve cannot write it any more',
-        hint=_MOVE,
+        hint=_MOVE_HINT,
         sqlstate="55000",
     )
 
@@ -241,7 +241,7 @@ def present_rows(
 
 
 @dataclass(frozen=True)
-class _OldFile:
+class _FileWithEnds:
     """A file with versions that end: their ascending row numbers, and for each the number of the commit that ends it.
 
     `is_replaced` says that the file's other rows are written again too. `data` has the versions without their validity,
@@ -256,7 +256,7 @@ class _OldFile:
 
 
 @dataclass(frozen=True)
-class _OldRows:
+class _EndingTask:
     """Writes versions that end into new files, and the other rows of replaced files into others. It is sent to executors."""
 
     store: Store
@@ -264,7 +264,7 @@ class _OldRows:
     schema: pa.Schema
     size: int
     commits: Commits
-    files: Sequence[_OldFile]
+    files: Sequence[_FileWithEnds]
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write the rows of one file, which is read once; yields a row (`FILE_SCHEMA`) per written file."""
@@ -293,7 +293,7 @@ class _OldRows:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _replaced(self, file: _OldFile, guard: Guard) -> Iterator[pa.RecordBatch]:
+    def _replaced(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
         ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
 
         def others() -> Iterator[pa.RecordBatch]:
@@ -349,7 +349,7 @@ class VersionChange:
         lake, committer = table.lake, table.committer
         with lake.access.translate_errors(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        gone = RowDeletion(lake, committer, table.path, columns, size, _REWRITTEN_BYTES).of(matches)
+        gone = RowDeletion(lake, committer, table.path, columns, size, _MAX_REWRITTEN_BYTES).of(matches)
         if gone is None:
             if not committer.can_rewrite_files(table.path, columns):
                 raise _altered(table.path)
@@ -381,7 +381,7 @@ class VersionChange:
             # A former column of the replica has values in the table of versions alone: then the rows have to be read.
             went = self.went if set(whole.names) == set(table.schema.names) else None
             size, files = committer.file_bytes(path, {}), list(self._old(went))
-            old = _OldRows(lake.store, path, whole, size, self.commits, files)
+            old = _EndingTask(lake.store, path, whole, size, self.commits, files)
             read = sum(m.size for m, f in zip(self.gone.matches, files, strict=True) if f.data is None)
             runner = lake.policy.runner(read) if read else INLINE
             return pa.concat_tables([runner.run(old, len(files)), *new()])
@@ -396,9 +396,9 @@ class VersionChange:
             raise _altered(path)
         committer.commit_marked(written, path, marked, position, base)
 
-    def _old(self, went: KeyedRows | None) -> Iterator[_OldFile]:
+    def _old(self, went: KeyedRows | None) -> Iterator[_FileWithEnds]:
         replaced = not self.gone.marked
         for match, until in zip(self.gone.matches, self.until, strict=True):
             order = np.argsort(match.rows)
             data = None if went is None or replaced else went.of(match.keys[order])
-            yield _OldFile(match.name, match.rows[order], until[order], replaced, data)
+            yield _FileWithEnds(match.name, match.rows[order], until[order], replaced, data)

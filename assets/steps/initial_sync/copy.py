@@ -17,9 +17,9 @@ import psycopg
 
 from pgsieve.assets.steps.initial_sync.one_batch import BatchCopy, CopiedBatch
 from pgsieve.assets.steps.initial_sync.one_table import Copied
-from pgsieve.assets.steps.initial_sync.readiness import deferred, is_announced
-from pgsieve.assets.steps.log import Log, quiet
-from pgsieve.assets.steps.records.failures import passes
+from pgsieve.assets.steps.initial_sync.readiness import defer, is_announced
+from pgsieve.assets.steps.log import Log, no_log
+from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import (
@@ -49,10 +49,10 @@ from pgsieve.resources.postgres.source import quote
 #: The limits of a batch: its snapshot holds back the publisher's vacuum. A larger table has a batch of its own.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
 #: A copy fails after this many transient faults in a row. The pause before the second attempt; it doubles each time.
-_ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
+_MAX_FAULTS, _PAUSE_SECONDS = 5, 1.0
 
 
-def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) -> list[Name]:
+def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -> list[Name]:
     """The published tables that have no replica yet, or whose replica cannot follow the table's definition in place.
 
     Also records which tables are no longer published, and which have to wait: they cannot be replicated as they are
@@ -147,15 +147,15 @@ class InitialCopy:
                 outcome = self._alone(batch, since, progress)
             except SnapshotAwaitedError as error:
                 # The remaining tables are left to the next run, so that nothing else waits for this snapshot.
-                return [*copied, *deferred(self._states, waiting, error, self.log)]
+                return [*copied, *defer(self._states, waiting, error, self.log)]
             copied += outcome.copied
             waiting = [name for name in waiting if name not in batch] + outcome.again
             if outcome.fault is None:
                 failures = 0
             else:
                 failures = 1 if outcome.copied else failures + 1
-                if failures == _ATTEMPTS:
-                    raise _given_up(self.subscription, waiting, outcome.fault)
+                if failures == _MAX_FAULTS:
+                    raise _final_error(self.subscription, waiting, outcome.fault)
                 tables = quantity(len(outcome.again), "table")
                 self.log(f"{outcome.fault.message}; to be copied again: {tables}")
                 time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
@@ -196,12 +196,12 @@ class InitialCopy:
         except SnapshotAwaitedError:
             raise
         except PgsieveError as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             return CopiedBatch([], list(names), error)
 
 
-def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
+def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
     """The error of a copy that has failed by transient faults too often."""
     if isinstance(fault, LakeError):
         return fault

@@ -13,17 +13,17 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, SnapshotCopy, copied_list
-from pgsieve.assets.steps.initial_sync.readiness import Readiness, announced, deferred, state_after
+from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, SnapshotCopy, copy_select_list
+from pgsieve.assets.steps.initial_sync.readiness import Readiness, announced_state, defer, state_after_copy
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import is_locked_out, passes
+from pgsieve.assets.steps.records.failures import is_locked_out, is_transient
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import (
     sound_catalog,
     table_problems,
     unreadable_tables,
-    waiting_for,
+    waiting_reason,
 )
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -124,12 +124,12 @@ class BatchCopy:
         except SnapshotAwaitedError:
             raise
         except PgsieveError as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             # The next attempt recognises the copies that are finished.
             return CopiedBatch([], uncopied, error)
         copied = self._made_ready(copied, states, after)
-        waiting = [_waiting(name, snapshot, error) for name, error in selection.problems.items()]
+        waiting = [_waiting_result(name, snapshot, error) for name, error in selection.problems.items()]
         later = self._left_to_locks(selection, locked | broken_off)
         faults = {name: fault for name, fault in (locked | broken_off).items() if name not in later}
         first = next(iter(faults.values()), None)
@@ -170,7 +170,7 @@ class BatchCopy:
         """The tables divided into chunks, and the errors of tables that are locked."""
         planned, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
         for name, table in selection.tables.items():
-            selected = copied_list(self.subscription, table, snapshot)
+            selected = copy_select_list(self.subscription, table, snapshot)
             try:
                 chunks = chunk_queries(
                     connection, table, selected, catalog, self.lake.policy.parts_in_parallel
@@ -186,11 +186,13 @@ class BatchCopy:
     ) -> dict[Name, TableState]:
         """Record the snapshot in the states of the tables to copy, and why other tables wait; returns the former states."""
         states = {
-            name: announced(self.subscription, table, catalog, former.get(name), snapshot)
+            name: announced_state(self.subscription, table, catalog, former.get(name), snapshot)
             for name, table in selection.tables.items()
         }
         waiting = [
-            TableState(*n, SyncState.INITIALIZE, definition=_definition(former, n), reason=waiting_for(error))
+            TableState(
+                *n, SyncState.INITIALIZE, definition=_definition(former, n), reason=waiting_reason(error)
+            )
             for n, error in selection.problems.items()
         ]
         self._states.append([*states.values(), *waiting])
@@ -206,14 +208,14 @@ class BatchCopy:
             try:
                 outcome = copy.copied(table)
             except PgsieveError as error:
-                if not passes(error):
+                if not is_transient(error):
                     raise
                 faults[table.replicated.table.schema, table.replicated.table.name] = error
                 return
             finally:
                 self.lake.release_tables()
             copied.append(outcome)
-            self.log(_described(outcome, table.chunks.bytes))
+            self.log(_progress_line(outcome, table.chunks.bytes))
 
         with ThreadPoolExecutor(self.lake.parallelism) as pool:
             copying = [pool.submit(copy_context().run, one, table) for table in planned]
@@ -235,7 +237,9 @@ class BatchCopy:
 
         Returns the copies with the problems of histories.
         """
-        made = [state_after(self.subscription, states, each, after) for each in copied if not each.overrun]
+        made = [
+            state_after_copy(self.subscription, states, each, after) for each in copied if not each.overrun
+        ]
         completed = self._readiness.declare(made)
         for name in completed.overrun:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
@@ -255,7 +259,7 @@ class BatchCopy:
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
             if awaited := lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
-                later[name], *_ = deferred(self._states, [name], awaited, self.log)
+                later[name], *_ = defer(self._states, [name], awaited, self.log)
         return later
 
 
@@ -264,12 +268,12 @@ def _definition(states: Mapping[Name, TableState], name: Name) -> Definition | N
     return states[name].definition if name in states else None
 
 
-def _waiting(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
+def _waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
     """The result for a table that cannot be replicated as it is published now."""
-    return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_for(error))
+    return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_reason(error))
 
 
-def _described(copied: Copied, size: int) -> str:
+def _progress_line(copied: Copied, size: int) -> str:
     """A line of progress."""
     name = quote_qualified(copied.schema, copied.table)
     if copied.problem:

@@ -21,14 +21,14 @@ from pgsieve.assets.steps.initial_sync.rows import (
     SelectedRows,
     copied_files,
     copied_rows,
-    read_again,
+    read_with_retries,
 )
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observed import observed
+from pgsieve.assets.steps.observations import observed_metrics
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import explained, is_of_foreign_table
+from pgsieve.assets.steps.records.failures import full_reason, is_of_foreign_table
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.assets.steps.validation.waiting import waiting_for
+from pgsieve.assets.steps.validation.waiting import waiting_reason
 from pgsieve.decoding.changes.metadata_columns import METADATA, metadata_copy_expression
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -55,7 +55,7 @@ from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import DRIVER, add_costs, name_jobs
 
 #: The interval at which a copy reports its progress.
-TELL_SECONDS = 30.0
+PROGRESS_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,16 @@ class Progress:
 
     def report(self, done: int) -> None:
         """Log the number of copied parts, if half a minute has passed and parts remain."""
-        if done < self._parts and time.monotonic() - self._reported >= TELL_SECONDS:
+        if done < self._parts and time.monotonic() - self._reported >= PROGRESS_SECONDS:
             self._reported = time.monotonic()
             self._log(
                 f"{self._table}: {done} of {self._parts} parts copied, of {self._size / 1024**2:,.1f} MiB in all"
             )
 
 
-def copied_list(subscription: Subscription, replicated: ReplicatedTable, snapshot: Snapshot) -> list[str]:
+def copy_select_list(
+    subscription: Subscription, replicated: ReplicatedTable, snapshot: Snapshot
+) -> list[str]:
     """The select list of a copy: the table's columns, then the metadata columns with the snapshot's LSN and time."""
     selected = select_list(subscription, replicated)
     for kind in subscription.metadata(replicated.table):
@@ -136,7 +138,7 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenReplica:
     """A replica after its copy: the number of copied rows, its version, and whether another process has written to it."""
 
     rows: int = 0
@@ -163,15 +165,15 @@ class SnapshotCopy:
         started = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
-        written, problem, again = _Written(), None, False
+        written, problem, again = _WrittenReplica(), None, False
         try:
             written = self._written(planned, types)
         except OverrunError:
-            written = _Written(overrun=True)
+            written = _WrittenReplica(overrun=True)
         except PgsieveError as error:
-            failure, again = _of_reading(replicated, error), is_of_foreign_table(error)
+            failure, again = _with_hint(replicated, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
-            problem = waiting_for(failure) if again else explained(self.lake, failure, name)
+            problem = waiting_reason(failure) if again else full_reason(self.lake, failure, name)
         return Copied(
             schema=table.schema,
             table=table.name,
@@ -187,14 +189,14 @@ class SnapshotCopy:
             again=again,
         )
 
-    def _written(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _Written:
+    def _written(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _WrittenReplica:
         lake, table = self.lake, planned.replicated.table
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without copy_data, a table that is published again continues with the rows that its replica has.
         if not self.subscription.copy_data and lake.records.exists(path):
             # The position has to rise as with a copy: a replica below its state's LSN counts as put back.
             lake.record_position(path, self.snapshot.lsn)
-            return _Written(version=lake.records.head(path).version)
+            return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
             with self.reading:
                 verify_foreign_servers(self.subscription.feed.source, (table.schema, table.name))
@@ -216,7 +218,7 @@ class SnapshotCopy:
                 retry_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)
         head = lake.records.head(path)
-        return _Written(rows, head.version, (head.position or 0) > self.snapshot.lsn)
+        return _WrittenReplica(rows, head.version, (head.position or 0) > self.snapshot.lsn)
 
     def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
         """The committer of the copy; removes the obstacles if the replica is damaged.
@@ -279,7 +281,9 @@ class SnapshotCopy:
     ) -> int:
         with self.reading:
             numbers = range(len(selected.queries))
-            batches = [batch for number in numbers for batch in read_again(partial(selected.batches, number))]
+            batches = [
+                batch for number in numbers for batch in read_with_retries(partial(selected.batches, number))
+            ]
         copied = pa.Table.from_batches(batches, selected.schema)
         add_costs(DRIVER, 1, copied.nbytes)
         committer.write(path, copied, commit)
@@ -306,10 +310,10 @@ class SnapshotCopy:
         properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
         with self.reading:
             self.lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
-            return int(observed(counted, rows, lambda: self.lake.current(path))["rows"])
+            return int(observed_metrics(counted, rows, lambda: self.lake.current(path))["rows"])
 
 
-def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
+def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
     """Add the row filter and a hint to the server's error for a row or foreign table that it cannot read.
 
     Returns any other error as it is.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsieve.assets.steps.history.copied import begin_history
-from pgsieve.assets.steps.history.versions import VersionTable, why_not_kept
+from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
     History,
     Subscription,
-    defined_types,
+    arrow_types,
 )
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
@@ -32,7 +32,7 @@ from pgsieve.resources.postgres.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Declared:
+class Completed:
     """The tables that became ready, the tables that another process has copied later, and the problems of histories."""
 
     ready: Sequence[TableState] = ()
@@ -40,7 +40,7 @@ class Declared:
     problems: Mapping[Name, str] = field(default_factory=dict)
 
 
-def announced(
+def announced_state(
     subscription: Subscription,
     replicated: ReplicatedTable,
     catalog: Catalog,
@@ -71,9 +71,7 @@ def is_announced(state: TableState | None) -> bool:
     )
 
 
-def deferred(
-    states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
-) -> list[Copied]:
+def defer(states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log) -> list[Copied]:
     """Leave tables to the next run, as their snapshot waits for open transactions; returns their results."""
     reason = f"{error.message}; the next run copies it"
     states.leave_to_next_copy(names, reason)
@@ -82,7 +80,7 @@ def deferred(
     return [Copied(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
 
 
-def state_after(
+def state_after_copy(
     subscription: Subscription, announced: Mapping[Name, TableState], copied: Copied, after: Catalog
 ) -> TableState:
     """The state of a table after its copy; `after` is the catalog after the copy.
@@ -92,7 +90,7 @@ def state_after(
     """
     name = (copied.schema, copied.table)
     if copied.problem and not copied.again:
-        return _failed(subscription, name, copied.problem)
+        return _failed_state(subscription, name, copied.problem)
     state = announced[name]
     if copied.again:
         return replace(state, state=SyncState.INITIALIZE, reason=copied.problem)
@@ -103,7 +101,7 @@ def state_after(
     return replace(state, state=SyncState.READY)
 
 
-def _failed(subscription: Subscription, name: Name, problem: str) -> TableState:
+def _failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
     """The state of a table that could not be copied, or whose histories could not begin."""
     if subscription.disable_on_error:  # The table is copied once the subscription is enabled again.
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
@@ -134,7 +132,7 @@ class Readiness:
                 replace(states[name], state=SyncState.READY)
                 for name, path in paths.items()
                 if (definition := states[name].definition) is not None
-                and _holds(lake, path, states[name].lsn)
+                and _is_at(lake, path, states[name].lsn)
                 and not definition.layout.is_rewritten(catalog)
             ]
         ready = self.declare(complete).ready
@@ -144,7 +142,7 @@ class Readiness:
             )
         return {state.name for state in ready}
 
-    def declare(self, states: Sequence[TableState]) -> Declared:
+    def declare(self, states: Sequence[TableState]) -> Completed:
         """Record the states after a copy, and begin the tables' histories with the copied rows.
 
         A table becomes ready only if no slice after its LSN was transformed without it; otherwise it is copied again.
@@ -153,22 +151,23 @@ class Readiness:
         slice anew, and then it includes the table.
         """
         if not states:
-            return Declared()
+            return Completed()
         problems = self._begin_histories([s for s in states if s.state == SyncState.READY])
         after = [
-            _failed(self.subscription, s.name, problems[s.name]) if s.name in problems else s for s in states
+            _failed_state(self.subscription, s.name, problems[s.name]) if s.name in problems else s
+            for s in states
         ]
         overrun = retry_after_conflict(lambda: self._finish(after))()
         reach(Failpoint.COPY_FINISHED)
         copied = [s for s in after if s.state == SyncState.READY and s.name not in overrun]
         if not copied:
-            return Declared((), overrun, problems)
+            return Completed((), overrun, problems)
         upto = Transformed(self.lake, self.subscription.name).fence()
         again = "changes after its copy were transformed without it"
         self._states.append(
             [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied]
         )
-        return Declared([s for s in copied if upto <= s.lsn], overrun, problems)
+        return Completed([s for s in copied if upto <= s.lsn], overrun, problems)
 
     def _finish(self, states: Sequence[TableState]) -> list[Name]:
         """Record that copies are finished; returns the tables left out, as another process has copied them later."""
@@ -198,21 +197,21 @@ class Readiness:
             return None  # Another process has copied the table since, or has applied changes.
         time = definition.published.time if definition.published else None
         if definition.history.whole:
-            schema = changes_schema(defined_types(subscription, state.name, definition))
+            schema = changes_schema(arrow_types(subscription, state.name, definition))
             begin_history(lake, subscription.name, state, schema, time)
         table = VersionTable.kept(subscription, lake, state)
         if table is not None:
             try:
                 table.begun(self.log, state.lsn, time, once=True)
             except TABLE_ERRORS as error:
-                return why_not_kept(lake, error, state.name, table.path)
+                return versions_failure(lake, error, state.name, table.path)
         elif subscription.histories.of(state.name).scd2:
             name = quote_qualified(*state.name)
             self.log(f"the versions of {name} are not kept: `pgsieve validate` says why")
         return None
 
 
-def _holds(lake: Lake, path: str, lsn: int) -> bool:
+def _is_at(lake: Lake, path: str, lsn: int) -> bool:
     """Whether a replica is at an LSN; False for an unreadable one, which has to be copied again."""
     try:
         return lake.records.position(path) == lsn

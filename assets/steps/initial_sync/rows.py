@@ -28,7 +28,7 @@ from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
 #: The most attempts to read a chunk that transient faults interrupt. The first pause between attempts; it doubles each time.
-_READINGS, _PAUSE_SECONDS = 4, 0.25
+_MAX_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
 
 
 class ReplicaColumn(NamedTuple):
@@ -92,14 +92,14 @@ def copied_files(
 
     def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
         # A second attempt is safe: the files of the first one are in no commit.
-        return read_again(partial(written, number, guard))
+        return read_with_retries(partial(written, number, guard))
 
     return executors.run(copy, len(selected.queries), on_progress)
 
 
-def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+def read_with_retries(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
     """All rows of a chunk, read again after a transient fault, unless the snapshot is lost or the table is locked."""
-    for reading in range(_READINGS - 1):
+    for reading in range(_MAX_ATTEMPTS - 1):
         try:
             return list(chunk())
         except (SnapshotLostError, LockedTableError):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.table_states import TableStates, histories
+from pgsieve.assets.steps.records.table_states import TableStates, history_paths
 from pgsieve.decoding.changes.copied import IS_CHANGE
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -71,7 +71,7 @@ def _time(text: str) -> datetime:
 
 def _lsn_at(states: TableStates, time: datetime) -> int:
     lake, subscription = states.lake, states.subscription
-    changes = histories(lake.paths.changes, subscription, states.newest())
+    changes = history_paths(lake.paths.changes, subscription, states.newest())
     paths = [path for path in changes if lake.records.exists(path)]
     micros = round(time.timestamp() * 1_000_000)
     later = _bounds(lake, paths, "least", "commit_time > {time}", micros)

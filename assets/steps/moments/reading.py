@@ -18,10 +18,10 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.apply.batch import Batch
-from pgsieve.assets.steps.apply.replica_tables import message_batches, parts_in_memory
+from pgsieve.assets.steps.apply.replica_tables import batches_in_memory, message_batches
 from pgsieve.assets.steps.moments.bases import Base, bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
-from pgsieve.assets.steps.moments.slices import put_slice
+from pgsieve.assets.steps.moments.slices import copy_slice
 from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.lsn import format_lsn
@@ -121,7 +121,7 @@ def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = No
     if not lacking:
         return made
     into = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
-    return [*made, *brought(moment, lacking, into)]
+    return [*made, *clone_up_to(moment, lacking, into)]
 
 
 def _scratch_of(lake: Lake) -> Path:
@@ -134,17 +134,17 @@ def _scratch_of(lake: Lake) -> Path:
     return private_folder()
 
 
-def remove_left_clones(lake: Lake) -> None:
+def remove_stale_clones(lake: Lake) -> None:
     """Remove the clones of processes that were killed: their links keep data files from being freed."""
     if not is_uri(lake.uri):
         remove_abandoned_folders(Path(lake.uri, _CLONES))
 
 
-def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]:
+def clone_up_to(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]:
     """Clone the bases into another lake, and apply their changes up to a moment."""
     subscription = moment.subscription
     into.access.begin_writing()
-    cloned = moment.lake.map_in_parallel(partial(_cloned, moment, into), chosen)
+    cloned = moment.lake.map_in_parallel(partial(_clone, moment, into), chosen)
     TableStates(into, subscription).append(base.state for base in chosen)
     _apply(subscription, into, [change for changes in cloned for change in changes])
     made = []
@@ -155,7 +155,7 @@ def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]
     return made
 
 
-def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
+def _clone(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
     """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
     lake, subscription = moment.lake, moment.subscription
     assert lake.local is not None
@@ -163,7 +163,7 @@ def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
     with lake.access.translate_errors(base.path), into.access.translate_errors(path):
         clone(lake.local.as_of(base.path, base.version), base.path, lake.store, path, into.store)
     history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
-    changes = [put_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
+    changes = [copy_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
     return [each for each in changes if each.changed]
 
 
@@ -172,7 +172,9 @@ def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> No
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice):
         slices.setdefault(change.slice, []).append(change)
-    for ends in (part for batch in message_batches(list(slices)) for part in parts_in_memory(batch, slices)):
+    for ends in (
+        part for batch in message_batches(list(slices)) for part in batches_in_memory(batch, slices)
+    ):
         batch = Batch(subscription, into, ends[-1], [change for end in ends for change in slices[end]])
         todo, _, _ = batch.planned(None)
         for applied in batch.applied(todo):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pgsieve.assets.steps.moments.bases import bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
-from pgsieve.assets.steps.moments.reading import TableAt, brought
+from pgsieve.assets.steps.moments.reading import TableAt, clone_up_to
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
@@ -26,13 +26,13 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
             hint="read the tables with `read_at`, and write them with Spark",
             sqlstate="0A000",
         )
-    _refuse_filled(lake, into)
+    _refuse_occupied(lake, into)
     chosen, own = bases(moment), f"{into.uri}/{OWN_FOLDER}"
     into.access.begin_writing()
     with into.access.translate_errors(into.uri):
         into.store.touch(f"{own}/unfinished")
     try:
-        made = brought(moment, chosen, into)
+        made = clone_up_to(moment, chosen, into)
     except PgsieveError:
         for path in (f"{into.uri}/{subscription}", own):
             into.local.remove(path)
@@ -46,7 +46,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
     return made
 
 
-def _refuse_filled(lake: Lake, into: Lake) -> None:
+def _refuse_occupied(lake: Lake, into: Lake) -> None:
     """Raise MomentError if a folder is not empty, is within the lake, or contains the lake."""
     ours, theirs = (f"{each.uri.rstrip('/')}/" for each in (lake, into))
     if ours.startswith(theirs) or theirs.startswith(ours):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.moments.bases import Base
-from pgsieve.assets.steps.observed import aggregated
+from pgsieve.assets.steps.observations import aggregate_metrics
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.update_transformation.changes import spark_tally, written_changes
@@ -26,14 +26,14 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake, StoredSlices
 
 
-def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
+def copy_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
     The copied slice ends at `lsn` if that is earlier than `end`. Returns the record of a run for these rows.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
     if stored is None:
-        return _put_by_spark(lake, into, base, end, lsn, history)
+        return _copy_by_spark(lake, into, base, end, lsn, history)
     tally, truncates, size, ends = empty_tally(), list[Order](), 0, min(end, lsn)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -70,7 +70,7 @@ def _rows(lake: Lake, stored: StoredSlices, end: int, lsn: int) -> Iterator[pa.T
             yield conform(part, stored.schema)
 
 
-def _put_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
+def _copy_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     ends, key = min(end, lsn), base.definition.key
     rows = lake.read_slices(base.history, [end], every=True).where(F.col("commit_lsn") < lsn)
     into.write(
@@ -78,7 +78,7 @@ def _put_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, histor
         history,
         Commit(ends),
     )
-    counts = aggregated(written_changes(rows, key), spark_tally())
+    counts = aggregate_metrics(written_changes(rows, key), spark_tally())
     emptied = rows.where(F.col("operation") == "truncate").select("commit_lsn", "ordinal").collect()
     tally = {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
     size = lake.records.size(base.history)

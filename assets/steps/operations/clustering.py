@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
 
 #: A replica is clustered again if files newer than its last clustering have this share of its bytes.
-NEW_PART = 0.2
+MIN_NEW_SHARE = 0.2
 
 #: When a file was written, in milliseconds, and its size.
 File = tuple[int, int]
@@ -29,7 +29,9 @@ class Clusterings:
         """Whether a replica with these files is due: it was not clustered by these columns yet, or many bytes are new."""
         clustered_by, until = self._kept().get(name, ((), 0))
         new = sum(size for time, size in files if time > until)
-        return bool(files) and (clustered_by != tuple(by) or new >= NEW_PART * sum(size for _, size in files))
+        return bool(files) and (
+            clustered_by != tuple(by) or new >= MIN_NEW_SHARE * sum(size for _, size in files)
+        )
 
     def note(self, name: Name, by: Sequence[str], files: Sequence[File]) -> None:
         """Note that a replica is clustered and has these files; `save` records it."""

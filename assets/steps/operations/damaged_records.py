@@ -5,7 +5,12 @@ user has to remove the folders. A damaged change log is not removed here but tog
 """
 
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, of_subscription, put_back
+from pgsieve.assets.steps.records.own_versions import (
+    feed_records,
+    newest_cuts,
+    put_back_tables,
+    subscription_records,
+)
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.sequences import Sequences
@@ -29,7 +34,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     feed, name = subscription.feed, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
     transformed = Transformed(lake, name).path
-    feeds = [*of_feed(lake, feed), Prepared(lake, feed).path]
+    feeds = [*feed_records(lake, feed), Prepared(lake, feed).path]
     others = [
         record.path,
         Slices(lake, feed).path,
@@ -38,8 +43,10 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     with feed.hold_lock(), feed.source.hold_lock(name):
         damaged = [p for p in (states.path, transformed, *feeds, *others) if _is_damaged(lake, p)]
         if cuts.path not in damaged:
-            readable = [p for p in (*of_feed(lake, feed), *of_subscription(lake, name)) if p not in damaged]
-            damaged += put_back(lake, readable, newest_cuts(lake, feed))
+            readable = [
+                p for p in (*feed_records(lake, feed), *subscription_records(lake, name)) if p not in damaged
+            ]
+            damaged += put_back_tables(lake, readable, newest_cuts(lake, feed))
         if states.path not in damaged and _is_put_back(states, cuts):
             damaged.append(states.path)
         if states.path in damaged:

@@ -20,8 +20,8 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.slot_consumption.slot import (
     give_up,
     refuse_other_cluster,
+    refuse_slot_ahead,
     refuse_slot_of_another_lake,
-    refuse_slot_read_on,
 )
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.waiting import sound_part
@@ -82,7 +82,7 @@ def drop_subscription(
             refuse_other_database(connection, lake, [name])
             refuse_slot_of_another_lake(connection, feed, lake)
             alone = f"SELECT pg_drop_replication_slot('{feed.slot}')"
-            refuse_slot_read_on(
+            refuse_slot_ahead(
                 connection,
                 feed,
                 lake,

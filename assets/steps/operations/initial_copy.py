@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pgsieve.assets.steps.initial_sync.copy import InitialCopy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
-from pgsieve.assets.steps.initial_sync.readiness import deferred
+from pgsieve.assets.steps.initial_sync.readiness import defer
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.databases import keep_database
-from pgsieve.assets.steps.records.failures import passes
+from pgsieve.assets.steps.records.databases import record_database
+from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -65,8 +65,8 @@ def copy_tables(
             lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
         except SnapshotAwaitedError as error:
-            return deferred(TableStates(lake, subscription.name), sorted(names), error, log)
-        keep_database(connection, record)
+            return defer(TableStates(lake, subscription.name), sorted(names), error, log)
+        record_database(connection, record)
 
     retained = _RetainedWal(subscription, lake, log)
     copy = InitialCopy(subscription, lake, log, seconds)
@@ -91,7 +91,7 @@ class _RetainedWal:
                 drain(feed, self.lake, [self.subscription], self.log)
                 return
         except PgsieveError as error:
-            if not (passes(error) or isinstance(error, SlotInUseError)):
+            if not (is_transient(error) or isinstance(error, SlotInUseError)):
                 raise
             self.log(f"{error.message}; the copy goes on")
             return

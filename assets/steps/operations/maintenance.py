@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.moments.reading import remove_left_clones
+from pgsieve.assets.steps.moments.reading import remove_stale_clones
 from pgsieve.assets.steps.operations.clustering import Clusterings, File
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -29,13 +29,13 @@ from pgsieve.assets.steps.records.table_states import (
     SyncState,
     TableState,
     TableStates,
-    histories,
+    history_paths,
     newest_version,
 )
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering
+from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_columns
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
@@ -43,9 +43,9 @@ from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 #: The grace period for readers: the files of a cut stay this long after the cut is deleted.
-READING = timedelta(hours=1)
+READ_GRACE = timedelta(hours=1)
 #: The retention of old versions of pgsieve's own tables: only a reader that has just opened one needs them.
-RECORD_VERSIONS = timedelta(hours=2)
+RECORD_RETENTION = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def maintain_feed(
         maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
         maintainer.maintain(Prepared(lake, feed).path)
         feed_record = FeedRecord(lake, feed)
-        maintainer.maintain(feed_record.path, superseded(feed_record.counting_versions()))
+        maintainer.maintain(feed_record.path, superseded_condition(feed_record.counting_versions()))
         return maintainer.done
 
 
@@ -111,7 +111,7 @@ def maintain_subscription(
     """
     with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).refuse_other_folders()
-        remove_left_clones(lake)
+        remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).newest()
         written = {table: state for table, state in states.items() if only is None or table in only}
         tables = _SubscriptionTables(subscription, lake, maintainer)
@@ -119,7 +119,7 @@ def maintain_subscription(
         tables.maintain_histories(written, applied, retention.changes)
         tables.maintain_records(applied)
         refused = tables.compact_replicas(written)
-        since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
+        since = datetime.now(UTC) - max(retention.versions - READ_GRACE, timedelta())
         if not tables.remove_versions(written, since, newest_version(states.values())):
             log(
                 f"{subscription.name}: a replica is ahead of the newest cut; old versions stay until a run has written the next cut"
@@ -142,7 +142,7 @@ class _SubscriptionTables:
     ) -> None:
         """Delete expired changes from change histories; compact and vacuum these, and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
-        paths = list(histories(self.lake.paths.changes, name, states))
+        paths = list(history_paths(self.lake.paths.changes, name, states))
         expired = {path: maintainer.expired(path, applied, kept) for path in paths}
         record = SubscriptionRecord(self.lake, name)
         # Without this record, earlier maintenance may have deleted any applied change.
@@ -150,7 +150,7 @@ class _SubscriptionTables:
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
-        for path in histories(self.lake.paths.versions, name, states):
+        for path in history_paths(self.lake.paths.versions, name, states):
             maintainer.compact(path)
             maintainer.vacuum(path)
 
@@ -164,11 +164,11 @@ class _SubscriptionTables:
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintain(Transformed(lake, name).path, applied_rows)
         of_cuts = {cut.states for cut in cuts.kept() if cut.states is not None}
-        maintain(states.path, superseded(states.counting_versions(of_cuts)))
+        maintain(states.path, superseded_condition(states.counting_versions(of_cuts)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
-        maintain(record.path, superseded({record.newest_version()}))
+        maintain(record.path, superseded_condition({record.newest_version()}))
         maintain(Registered(lake, name).path)
-        maintain(sequences.path, superseded(sequences.counting_versions()))
+        maintain(sequences.path, superseded_condition(sequences.counting_versions()))
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
         """Compact replicas, and cluster those that are due; returns the errors of layouts that do not fit their table."""
@@ -177,7 +177,7 @@ class _SubscriptionTables:
         for table, state in states.items():
             path, by = self._replica(table), tuple[str, ...]()
             try:
-                by = clustering(
+                by = clustering_columns(
                     self.subscription, table, state.definition.columns if state.definition else ()
                 )
             except ClusteringError as error:
@@ -239,7 +239,7 @@ class _SubscriptionTables:
         return self.lake.paths.replica(self.subscription.name, *table)
 
 
-def superseded(counting: Collection[int]) -> str | None:
+def superseded_condition(counting: Collection[int]) -> str | None:
     """An SQL condition for the superseded rows of a record table; `counting` are the versions of the rows that count.
 
     None if no version counts. Rows are only added with later versions, so a superseded row stays superseded. All rows of
@@ -257,7 +257,7 @@ class _Maintainer:
     def __init__(self, lake: Lake, retention: Retention) -> None:
         self._lake = lake
         self._hours = math.ceil(retention.versions / timedelta(hours=1))
-        self._record_hours = math.ceil(min(retention.versions, RECORD_VERSIONS) / timedelta(hours=1))
+        self._record_hours = math.ceil(min(retention.versions, RECORD_RETENTION) / timedelta(hours=1))
         self._now = datetime.now(UTC)
         self.done: list[MaintainedTable] = []
 

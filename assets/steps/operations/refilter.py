@@ -45,7 +45,7 @@ class Refiltering:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _UsableReplica:
     """A replica that has all wanted rows: its subscription and state, and the row filters for the wanted ones.
 
     `replicated` is the table as it is published now, `wanted` the definition of the new replica.
@@ -58,7 +58,7 @@ class _Chosen:
     wanted: Definition
 
 
-def moment_of(lake: Lake, source: Subscription) -> int:
+def applied_lsn(lake: Lake, source: Subscription) -> int:
     """The LSN before which a subscription's replicas have all changes; raises PgsieveError if changes are not applied yet."""
     progress = ReplicaProgress(source, lake)
     transformed = progress.transformed_up_to()
@@ -95,7 +95,7 @@ class Refilter:
             made.append(plan if chosen is None else replace(plan, rows=self._make(plan.name, chosen)))
         return made
 
-    def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _Chosen | None]]:
+    def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _UsableReplica | None]]:
         tables = self.subscription.tables(self.catalog)
         states = {source.name: TableStates(self.lake, source.name).newest() for source, _ in self.sources}
         for name in names or tables:
@@ -118,7 +118,7 @@ class Refilter:
         source: Subscription,
         catalog: Catalog,
         state: TableState | None,
-    ) -> _Chosen:
+    ) -> _UsableReplica:
         """The replica of a source, in this state; raises PgsieveError with the reason if it may lack a wanted row."""
         if replicated is None:
             raise PgsieveError("the table is not published")
@@ -143,7 +143,7 @@ class Refilter:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if lacking := [column for column, _ in set(wanted.columns) - set(of_source.table_columns)]:
             raise PgsieveError(f"it lacks columns, or has them in another type: {', '.join(sorted(lacking))}")
-        return _Chosen(source, state, self._filters(source, replicated, of_source), replicated, wanted)
+        return _UsableReplica(source, state, self._filters(source, replicated, of_source), replicated, wanted)
 
     def _refuse_unknown(
         self, source: Subscription, catalog: Catalog, state: TableState, of_source: Definition, identity: str
@@ -193,7 +193,7 @@ class Refilter:
             return None
         if wanted is None:
             raise PgsieveError("its row filter left out rows that are wanted")
-        replicated = _holding(source, replicated, of_source)
+        replicated = _with_columns_of(source, replicated, of_source)
         trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted))
         if had is not None:
             passed = [
@@ -204,10 +204,10 @@ class Refilter:
                     raise PgsieveError("it is not certain that all wanted rows pass its row filter")
         return trees
 
-    def _make(self, name: Name, chosen: _Chosen) -> int:
+    def _make(self, name: Name, chosen: _UsableReplica) -> int:
         """Make a replica and return its number of rows; if this process dies meanwhile, the next run copies the table."""
         lake, target = self.lake, self.subscription.name
-        lsn = moment_of(lake, chosen.source)
+        lsn = applied_lsn(lake, chosen.source)
         states, record = TableStates(lake, target), Transformed(lake, target)
         self._refuse_gap(lsn)
         former = states.newest().get(name)
@@ -222,12 +222,12 @@ class Refilter:
         lake.access.make_durable()
         record.fence()
         of_source = chosen.state.definition or made
-        had = _holding(chosen.source, replicated, of_source)
-        passing = _Passing(
+        had = _with_columns_of(chosen.source, replicated, of_source)
+        passing = _RowSelection(
             chosen.filters,
             had.columns,
-            _arrow(chosen.source, had),
-            _arrow(self.subscription, _holding(self.subscription, replicated, made)),
+            _arrow_schema(chosen.source, had),
+            _arrow_schema(self.subscription, _with_columns_of(self.subscription, replicated, made)),
             of_source.deleted,
         )
         lake.rewrite(
@@ -258,7 +258,7 @@ class Refilter:
 
 
 @dataclass(frozen=True)
-class _Passing:
+class _RowSelection:
     """Selects the rows that pass one of the filters, and the columns of `schema` from those of `read`.
 
     `published` are the publisher's names of the columns of `read`, which the filters use. Rows that the column
@@ -285,7 +285,7 @@ class _Passing:
         return rows.select(self.schema.names)
 
 
-def _holding(
+def _with_columns_of(
     subscription: Subscription, replicated: ReplicatedTable, definition: Definition
 ) -> ReplicatedTable:
     """The table restricted to the columns of a replica with this definition."""
@@ -293,7 +293,7 @@ def _holding(
     return replace(replicated, columns=tuple(own[name] for name, _ in definition.table_columns))
 
 
-def _arrow(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:
+def _arrow_schema(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:
     """The columns of a table's replica as an Arrow schema."""
     types = subscription.column_types(replicated)
     return pa.schema([(subscription.replica_name(name), kind.arrow) for name, kind in types.items()])

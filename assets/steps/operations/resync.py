@@ -17,7 +17,7 @@ from pgsieve.resources.postgres.source import quote
 
 
 @dataclass(frozen=True)
-class Outdated:
+class ResyncTable:
     """A table to copy again: its state with the reason, and the changes of its definition since it was copied."""
 
     name: Name
@@ -27,7 +27,7 @@ class Outdated:
 
 def tables_to_resync(
     subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
-) -> list[Outdated]:
+) -> list[ResyncTable]:
     """The named tables; without names, the tables that are not ready, or whose definition changed since their copy."""
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
@@ -45,11 +45,11 @@ def tables_to_resync(
         changes = present_changes(subscription, state, table, catalog)
         needed = state is None or state.state != SyncState.READY or bool(changes)
         if name in names if names else needed:
-            to_copy.append(Outdated(name, _described(state), changes))
+            to_copy.append(ResyncTable(name, _state_text(state), changes))
     return to_copy
 
 
-def _described(state: TableState | None) -> str:
+def _state_text(state: TableState | None) -> str:
     if state is None:
         return "not copied yet"
     return f"{state.state.meaning}: {state.reason}" if state.reason else state.state.meaning

@@ -125,7 +125,9 @@ class Catalogs:
         if newest is None or not _is_same(newest, observed):
             return self.feed.filtered
         unknown = (observed.removed or frozenset()) - {*newest["gone"]}
-        return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, observed) & unknown)
+        return not unknown or (
+            unknown <= {*newest["unsure"]} and not _finally_removed(newest, observed) & unknown
+        )
 
     def unread_subscriptions(self) -> set[str]:
         """The feed's subscriptions for which the slot was not read yet when a catalog was last recorded."""
@@ -141,7 +143,7 @@ class Catalogs:
         """
         newest, captured = self._newest() or {}, self._captured(catalog)
         alike = newest.get("captured") == captured and (newest["alike"] or restart_lsn >= newest["lsn"])
-        gone = _gone(newest, observed)
+        gone = _finally_removed(newest, observed)
         row = {
             "lsn": lsn,
             "digest": observed.digest,
@@ -217,7 +219,7 @@ def _is_same(recorded: dict[str, Any], observed: CatalogFingerprint) -> bool:
     return has_relations and observed.matches(recorded["digest"], recorded["relations"])
 
 
-def _gone(recorded: dict[str, Any], observed: CatalogFingerprint) -> frozenset[int]:
+def _finally_removed(recorded: dict[str, Any], observed: CatalogFingerprint) -> frozenset[int]:
     """The removed catalog rows whose removal has committed: transactions in progress at the recorded fingerprint have ended."""
     gone = {*(recorded.get("gone") or ())}
     if recorded.get("unsure") and _is_later(observed.oldest, recorded["transaction"]):

@@ -21,10 +21,10 @@ class OtherDatabaseError(PgsieveError):
     """The replicas of a subscription are of another database than its source."""
 
 
-def keep_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:
+def record_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:
     """Record that the replicas of a subscription are of this database; raises OtherDatabaseError if they are of another."""
     present = present_database(connection)
-    state = _own(connection, record, present)
+    state = _checked_state(connection, record, present)
     record.set(replace(state, database=str(present)))
 
 
@@ -34,10 +34,10 @@ def refuse_other_database(
     """Raise OtherDatabaseError if the replicas of a subscription are of another database."""
     present = present_database(connection)
     for name in subscriptions:
-        _own(connection, SubscriptionRecord(lake, name), present)
+        _checked_state(connection, SubscriptionRecord(lake, name), present)
 
 
-def _own(
+def _checked_state(
     connection: psycopg.Connection[Any], record: SubscriptionRecord, present: Database
 ) -> SubscriptionState:
     """A subscription's state; raises OtherDatabaseError where its replicas are of another database that still exists."""

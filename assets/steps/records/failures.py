@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.errors import (
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
 #: Errors of transient faults. An executor reports them by the names of these classes.
-_PASSING = (
+_TRANSIENT = (
     TransientError,
     SourceUnreachableError,
     SnapshotLostError,
@@ -51,24 +51,24 @@ CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error is a transient fault of a server, a store, the network or Spark: a later attempt may succeed."""
     if isinstance(error, ExecutorError):
-        return error.kind in {kind.__name__ for kind in _PASSING}
-    return isinstance(error, (*_PASSING, SparkLostError, StoreUnavailableError))
+        return error.kind in {kind.__name__ for kind in _TRANSIENT}
+    return isinstance(error, (*_TRANSIENT, SparkLostError, StoreUnavailableError))
 
 
 def is_locked_out(error: PgsieveError) -> bool:
     """Whether the error is that another session has locked a table, so that it cannot be read."""
-    return _is(error, LockedTableError)
+    return _is_kind(error, LockedTableError)
 
 
 def is_of_foreign_table(error: PgsieveError) -> bool:
     """Whether the error is that a foreign server with rows of a table did not answer the publisher."""
-    return _is(error, ForeignServerError)
+    return _is_kind(error, ForeignServerError)
 
 
-def _is(error: PgsieveError, kind: type[PgsieveError]) -> bool:
+def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
     return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.kind == kind.__name__)
 
 
@@ -77,7 +77,7 @@ def reason(lake: Lake, error: Exception) -> str:
 
     Raises the error if the table is not the cause: one of ERRORS_OF_NO_TABLE, or a transient fault.
     """
-    if isinstance(error, ERRORS_OF_NO_TABLE) or passes(error):
+    if isinstance(error, ERRORS_OF_NO_TABLE) or is_transient(error):
         raise error
     if isinstance(error, (FilterValueError, NumericError)) and error.sqlstate:
         return f"{error.message} [{error.sqlstate}]"  # As Spark reports it.
@@ -87,13 +87,13 @@ def reason(lake: Lake, error: Exception) -> str:
     try:
         raise_executor_error(error)
     except ExecutorError as ours:
-        if passes(ours):
+        if is_transient(ours):
             raise
         return ours.message
     return spark_message(error)
 
 
-def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
+def full_reason(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
     """The `reason` with the transaction that fails, and what the user has to do before the table is copied again.
 
     Raises the errors that `reason` raises.

@@ -18,29 +18,29 @@ from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged_tab
 from pgsieve.resources.lake.lake import Lake
 
 
-def of_feed(lake: Lake, feed: Feed) -> list[str]:
+def feed_records(lake: Lake, feed: Feed) -> list[str]:
     """The paths of the record tables of a feed whose versions are in a cut. The slot checks the change log."""
     return [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices)]
 
 
-def of_subscription(lake: Lake, name: str) -> list[str]:
+def subscription_records(lake: Lake, name: str) -> list[str]:
     """The paths of the record tables of a subscription whose versions are in a cut, besides its table states."""
     return [each(lake, name).path for each in (Transformed, SubscriptionRecord)]
 
 
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """The present versions of all these tables by identifier; empty if only Spark can read them."""
-    paths = [*of_feed(lake, subscription.feed), *of_subscription(lake, subscription.name)]
+    paths = [*feed_records(lake, subscription.feed), *subscription_records(lake, subscription.name)]
     return dict(version for _, version in _stamps(lake, paths))
 
 
-def refuse_put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> None:
+def refuse_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> None:
     """Raise DamagedTableError if a table has an earlier version than in one of the cuts."""
-    for path in put_back(lake, paths, cuts):
+    for path in put_back_tables(lake, paths, cuts):
         raise damaged_table_error(path, PUT_BACK)
 
 
-def put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
+def put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
     """The paths of the tables with an earlier version than in one of the cuts."""
     versions: dict[str, int] = {}
     for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):

@@ -31,7 +31,7 @@ SLICES = pa.schema(
     }
 )
 
-_CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
+_CHANGES, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 
 
 def slice_summary() -> list[Column]:
@@ -40,7 +40,7 @@ def slice_summary() -> list[Column]:
     return [
         F.coalesce(F.sum(F.length("data")), F.lit(0)).alias("bytes"),
         F.collect_set(F.when(F.col("kind").isin(*_CHANGES), F.col("relation_id"))).alias("relations"),
-        F.collect_list(F.when(F.col("kind").isin(*_DESCRIPTIONS), at)).alias("messages"),
+        F.collect_list(F.when(F.col("kind").isin(*_KEPT_KINDS), at)).alias("messages"),
     ]
 
 
@@ -76,7 +76,7 @@ class SliceSummary:
             self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
             self._expect(self._bytes // max(len(self._relations), 1))
             self.transactions.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
-            described = batch.filter(pc.is_in(kind, pa.array(_DESCRIPTIONS)))
+            described = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
             self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
             yield batch
 

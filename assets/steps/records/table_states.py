@@ -137,7 +137,7 @@ def _state(row: Mapping[str, Any]) -> TableState:
 
 
 #: The states as they were last read, by the path of `_table_states`, with the identifier and version of that table.
-_read: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
+_CACHE: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
 def newest_version(states: Iterable[TableState]) -> int:
@@ -145,7 +145,7 @@ def newest_version(states: Iterable[TableState]) -> int:
     return max((state.version for state in states), default=-1)
 
 
-def histories(
+def history_paths(
     of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
     """The paths of all generations of tables' histories; some may not exist.
@@ -176,9 +176,9 @@ class TableStates:
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:
                 return self._states()
-            read = _read.get(self.path)
+            read = _CACHE.get(self.path)
             if read is None or read[0] != stamp:
-                read = _read[self.path] = stamp, self._states()
+                read = _CACHE[self.path] = stamp, self._states()
             return dict(read[1])
 
     def _states(self) -> dict[Name, TableState]:

@@ -120,10 +120,10 @@ def append_slice(
     Raises errors of the messages, OverrunError if the change log's position is not `after` or its version not `base`,
     else LakeError.
     """
-    commit_slice(lake, local, feed, _write(lake, feed, messages, end), after, base)
+    commit_slice(lake, local, feed, _write_slice(lake, feed, messages, end), after, base)
 
 
-def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
+def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
     """Write the files of a slice; raises errors of the messages, else LakeError."""
     summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, feed).path
     try:
@@ -168,7 +168,7 @@ def append_slices(
     with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = Prepared(lake, feed).restore(assembler) if reading.prepared else ()
-        for end, written in _read(lake, reading, assembler, stack):
+        for end, written in _write_reading(lake, reading, assembler, stack):
             if written is not None:
                 if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
                     raise UnprovenError
@@ -179,7 +179,7 @@ def append_slices(
             after = end
 
 
-def _read(
+def _write_reading(
     lake: Lake, reading: Reading, assembler: TransactionAssembler, opened: ExitStack
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """Read and write the slices of a reading; yields them with their ends, None for an empty one.
@@ -194,14 +194,14 @@ def _read(
         ends += reading.second_ends
     messages = message_batches(session, peek.query(ends[-1]))
     # With prepared transactions a slice without rows is written too: a waiting transaction has no rows yet.
-    slices = _written(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
+    slices = _write_slices(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
-    second_slices = _written_by_second_session(lake, peek, copy, ends[-1], reading.second_ends)
+    second_slices = _write_from_copy(lake, peek, copy, ends[-1], reading.second_ends)
     return chain(slices, opened.enter_context(prefetch(second_slices, len(reading.second_ends), copy.stop)))
 
 
-def _written(
+def _write_slices(
     lake: Lake,
     feed: Feed,
     batches: Iterable[pa.RecordBatch],
@@ -228,16 +228,18 @@ def _written(
         before = transactions.before(None if end == ends[-1] else end)
         messages = chain.from_iterable(map(relations.insert_missing, before))
         begun = list(islice(messages, 1))
-        yield end, _write(lake, feed, chain(begun, messages), end) if empty or begun else None
+        yield end, _write_slice(lake, feed, chain(begun, messages), end) if empty or begun else None
 
 
-def _written_by_second_session(
+def _write_from_copy(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """Write the slices that a copy of the slot sends from `begin` on; none if the server cannot advance the copy to it."""
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
-        yield from _written(lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
+        yield from _write_slices(
+            lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False
+        )
 
 
 def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
@@ -247,10 +249,10 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
             return False
     with name_jobs(feed.name, f"slot {feed.slot}, slice {format_lsn(end)}"):
-        return _drained_by_executor(lake, peek, begin, end, after, base)
+        return _append_by_spark(lake, peek, begin, end, after, base)
 
 
-def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
+def _append_by_spark(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
     """Append the slice of a slot that has changes; returns True."""
     feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
@@ -265,6 +267,6 @@ def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: in
     return True
 
 
-def at_once(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
+def peek_options(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
     """The options of a peek. It does not stream: a peek returns nothing before everything is decoded anyway."""
     return replace(feed.options, publications=tuple(publications), streaming="off")

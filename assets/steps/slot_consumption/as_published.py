@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.catalogs import AlteredSlices, as_published, d
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices
-from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, peek_options
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OverrunError
@@ -68,7 +68,7 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
         after = ChangeLog(lake, own).position() or 0
         for _, holds in append_slices(lake, Reading(published, begin, [end]), after):
             if not holds:
-                append_nothing(lake, own, end)
+                append_empty(lake, own, end)
     except SourceError as error:
         if error.sqlstate != UNDEFINED_OBJECT:
             raise
@@ -81,11 +81,11 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
 def peek_as_published(peek: Peek, own: Feed) -> Peek:
     """How to read the slot with the publications of one subscription."""
     (publications,) = own.subscriptions.values()
-    options = replace(at_once(peek.feed, publications), binary=peek.options.binary)
+    options = replace(peek_options(peek.feed, publications), binary=peek.options.binary)
     return replace(peek, feed=own, options=options)
 
 
-def append_nothing(lake: Lake, own: Feed, end: int) -> None:
+def append_empty(lake: Lake, own: Feed, end: int) -> None:
     """Append an empty slice: the subscription receives nothing in it."""
     ChangeLog(lake, own).record_position(end, ChangeLog(lake, own).position() or 0)
     Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})

@@ -17,11 +17,11 @@ from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Begin, decode
 
 #: The most slices of a reading: the server keeps everything that it has decoded in a temporary file.
-MOST_SLICES = 8
+MAX_SLICES = 8
 #: A reading of fewer bytes of WAL uses one session: a second one needs time to be made ready.
 SECOND_SESSION_BYTES = 64 * 1024 * 1024
 #: The smallest reading. After a failure this many readings have to succeed before they grow.
-LEAST_BYTES, _SUCCESSES = 4 * 1024 * 1024, 4
+MIN_BYTES, _SUCCESSES_AFTER_FAILURE = 4 * 1024 * 1024, 4
 
 
 class Stride:
@@ -43,14 +43,14 @@ class Stride:
         """Let the next readings grow."""
         self._successes += 1
         if self._successes >= self._needed:
-            self._bytes, self._successes = min(self._bytes * 2, self._slice * MOST_SLICES), 0
+            self._bytes, self._successes = min(self._bytes * 2, self._slice * MAX_SLICES), 0
 
     def failed(self, tried: int) -> bool:
         """Halve the next reading; False if `tried`, the bytes that failed, cannot be halved."""
-        if tried <= LEAST_BYTES:
+        if tried <= MIN_BYTES:
             return False
-        self._bytes = max(LEAST_BYTES, tried // 2)
-        self._needed, self._successes = _SUCCESSES, 0
+        self._bytes = max(MIN_BYTES, tried // 2)
+        self._needed, self._successes = _SUCCESSES_AFTER_FAILURE, 0
         return True
 
 

@@ -62,7 +62,7 @@ def publish_set_aside(
         )
 
 
-def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
+def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
     """How to read the slot up to `end` without the tables that are set aside; None if the server refuses that too."""
     feed, catalog = peek.feed, present_catalog(connection)
     publication = catalog.publications.get(feed.unfiltered)
@@ -79,7 +79,7 @@ def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, en
     return past if refused is None else None
 
 
-def failing_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
+def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
     """The table of the subscription whose row filter fails before `end`; None if that is not certain."""
     if (text := failing_table(connection, peek.query(end))) is None:
         return None

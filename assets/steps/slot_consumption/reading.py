@@ -15,14 +15,14 @@ import psycopg
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.failures import passes, reason
+from pgsieve.assets.steps.records.failures import is_transient, reason
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import (
     Peek,
     Reading,
     UnprovenError,
     append_slices,
-    at_once,
+    peek_options,
 )
 from pgsieve.assets.steps.slot_consumption.as_published import (
     append_as_published,
@@ -34,7 +34,7 @@ from pgsieve.assets.steps.slot_consumption.as_published import (
 from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
-from pgsieve.assets.steps.slot_consumption.unsendable import Fallback, unsendable
+from pgsieve.assets.steps.slot_consumption.unsendable import Fallback, find_refusal
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -54,7 +54,7 @@ SLICE_BYTES = 512 * 1024 * 1024
 IDLE_BYTES = 4 * 1024 * 1024
 
 #: A drain fails when other processes have read the slot meanwhile this often.
-_OVERRUNS = 6
+_MAX_OVERRUNS = 6
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _SlotReader:
         self._peek = Peek(
             slot.feed,
             slot.feed.source.executor_conninfo(),
-            at_once(slot.feed, slot.publications),
+            peek_options(slot.feed, slot.publications),
             slot.connection.info.server_version,
         )
         state, durable = present_slot(slot.connection, slot.feed), self._change_log.position()
@@ -206,7 +206,7 @@ class _SlotReader:
         """Append one slice to each of the feeds `own`; returns the version of the change log for the feed's own slice."""
         self._end = max(end, published_up_to(self._lake, own))
         # Checked before the first append, since all feeds get the same slice.
-        if (refused := unsendable(self._connection, self._peek, own, self._end)) is not None:
+        if (refused := find_refusal(self._connection, self._peek, own, self._end)) is not None:
             raise refused
         base = version_to_append_to(self._lake, self._feed, own, head, self._end)
         for each in own:
@@ -245,7 +245,7 @@ class _SlotReader:
         """Recover from a fault: read smaller parts if it is transient, or read around an unsendable change; else raise it."""
         if isinstance(fault, SourceUnreachableError | LakeError):
             raise fault
-        if not passes(fault):
+        if not is_transient(fault):
             self._read_otherwise(fault)
         elif self._stride.failed(self._end - self.position):
             self._log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(self.position)}")
@@ -264,7 +264,7 @@ class _SlotReader:
     def _count_overrun(self, error: OverrunError) -> None:
         """Count how often another process has read the slot meanwhile; raise the error if that is too often."""
         self._overruns += 1
-        if self._overruns == _OVERRUNS:
+        if self._overruns == _MAX_OVERRUNS:
             raise error
 
     def _confirm(self) -> None:

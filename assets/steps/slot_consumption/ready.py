@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgsieve.assets.steps.log import quiet
+from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.records.catalogs import Catalogs, decided_by_server, read_catalog_with_fingerprint
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, refuse_put_back
+from pgsieve.assets.steps.records.own_versions import feed_records, newest_cuts, refuse_put_back_tables
 from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.slot_consumption.appending import at_once
+from pgsieve.assets.steps.slot_consumption.appending import peek_options
 from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
@@ -59,7 +59,7 @@ def ready_slot(
     # The query of a killed run continues until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
-    refuse_put_back(lake, of_feed(lake, feed), newest_cuts(lake, feed))
+    refuse_put_back_tables(lake, feed_records(lake, feed), newest_cuts(lake, feed))
     durable = ChangeLog(lake, feed).position()
     names = sound.slot_publications(server)
     created = [n for n in names if n not in server.publications]
@@ -70,17 +70,17 @@ def ready_slot(
         )
         decides = is_begun and not recorded and (copying is None or decided_by_server(sound, copying))
         if feed.filtered:
-            publish_set_aside(connection, sound, lake, server, quiet)
-        elif not _captured(connection, sound, server, publisher_decides=decides):
+            publish_set_aside(connection, sound, lake, server, no_log)
+        elif not _ensure_capture(connection, sound, server, publisher_decides=decides):
             names, recorded = tuple(n for n in names if n not in created), True
         if not recorded:  # The catalog has to include the new capture publications.
             observed, catalog = read_catalog_with_fingerprint(connection, sound)
-            recorded = _is_unread(sound, catalog, publisher_decides=decides)
+            recorded = _is_filter_hidden(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
             begin_slot(connection, feed, lake)
         else:
-            _go_on(connection, feed, lake, state, durable, names)
+            _align(connection, feed, lake, state, durable, names)
         if not recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
@@ -99,7 +99,7 @@ def ready_slot(
     return sound, server, names
 
 
-def _go_on(
+def _align(
     connection: psycopg.Connection[tuple[object, ...]],
     feed: Feed,
     lake: Lake,
@@ -111,7 +111,7 @@ def _go_on(
     if durable is not None:
         if keeps_prepared(feed, state):
             recover_prepared(feed, lake, names, connection.info.server_version, durable)
-        options = at_once(feed, names)
+        options = peek_options(feed, names)
         confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
     else:  # The process that created the slot died before it recorded the position.
         if keeps_prepared(feed, state):
@@ -137,11 +137,11 @@ def readable_publications(
     # WAL from before the publication existed is read without it, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, feed, lake, ())
-        drain_to(slot, flushed_lsn(connection), quiet, recording=True)
+        drain_to(slot, flushed_lsn(connection), no_log, recording=True)
     return names
 
 
-def _captured(
+def _ensure_capture(
     connection: psycopg.Connection[tuple[object, ...]],
     feed: Feed,
     catalog: Catalog,
@@ -160,7 +160,7 @@ def _captured(
     return True
 
 
-def _is_unread(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
+def _is_filter_hidden(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
     """Whether a lock hides a row filter, so that the publisher has to decide; raises LockedTableError if it cannot."""
     catalog = feed.with_defined(catalog)
     locked = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
@@ -180,7 +180,7 @@ def _drain_before_created(
     target, version = flushed_lsn(connection), connection.info.server_version
 
     def refused(names: Sequence[str]) -> SourceError | None:
-        query = peek_query(feed.slot, target, at_once(feed, names), version, limit=1)
+        query = peek_query(feed.slot, target, peek_options(feed, names), version, limit=1)
         try:
             has_changes(connection, feed.source.name, feed.slot, query)
         except SourceError as error:
@@ -191,4 +191,4 @@ def _drain_before_created(
     if why is not None:
         raise why
     if len(existing) < len(publications):
-        drain_to(ReadySlot(connection, feed, lake, existing), target, quiet, recording=True)
+        drain_to(ReadySlot(connection, feed, lake, existing), target, no_log, recording=True)

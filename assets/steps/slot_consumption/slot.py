@@ -69,12 +69,14 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     if state is None and newest.get("given_up"):
         return None
     if durable is None and state is not None and _has_copies(lake, feed):
-        raise _lost(lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}")
+        raise _change_log_lost(
+            lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}"
+        )
     if durable is not None and not newest and _has_copies(lake, feed):
         raise FeedLostError(
             f'source "{feed.source.name}": "{FeedRecord(lake, feed).path}" is gone, the record of the'
             " change log's cluster and of its deleted slices",
-            hint=_from_a_backup_or_copied(feed),
+            hint=_recovery_hint(feed),
             sqlstate="55000",
         )
     if durable is not None and recorded not in {None, timeline}:
@@ -105,16 +107,16 @@ class FeedLostError(SlotError):
     """The record of the cluster is gone, but a change log and replicas exist: they may be of another server."""
 
 
-def _from_a_backup_or_copied(feed: Feed) -> str:
+def _recovery_hint(feed: Feed) -> str:
     commands = " and ".join(f"`pgsieve resync {name}`" for name in feed.subscriptions)
     return f"restore it from a backup, or copy every table again: {commands}"
 
 
-def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
+def _change_log_lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
     return ChangeLogLostError(
         f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: its changes that no'
         " replica has are lost",
-        hint=_from_a_backup_or_copied(feed),
+        hint=_recovery_hint(feed),
         sqlstate="55000",
     )
 
@@ -126,7 +128,7 @@ def _known_position(lake: Lake, feed: Feed) -> int | None:
     except LakeUnavailableError:
         raise
     except LakeError as error:
-        raise _lost(lake, feed, f"cannot be read ({error.message})") from error
+        raise _change_log_lost(lake, feed, f"cannot be read ({error.message})") from error
 
 
 def _has_copies(lake: Lake, feed: Feed) -> bool:
@@ -175,7 +177,7 @@ def refuse_slot_of_another_lake(
     )
 
 
-def refuse_slot_read_on(
+def refuse_slot_ahead(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, hint: str
 ) -> None:
     """Raise SlotAheadError with a hint if the slot is ahead of the change log: another lake may read it."""

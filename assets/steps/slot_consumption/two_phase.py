@@ -6,7 +6,7 @@ In: the feed and the state of its slot. Out: the feed's table `prepared`, at the
 from collections.abc import Sequence
 
 from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.slot_consumption.appending import at_once
+from pgsieve.assets.steps.slot_consumption.appending import peek_options
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
@@ -28,7 +28,7 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
     """Read waiting transactions again if a run died between its commits of the change log and of `prepared`."""
     if Prepared(lake, feed).position() == durable:
         return
-    query = peek_query(feed.slot, durable, at_once(feed, publications), version)
+    query = peek_query(feed.slot, durable, peek_options(feed, publications), version)
     with translate_slot_errors(feed.source.name, feed.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
         waiting = Prepared(lake, feed).restore(assembler)

@@ -23,13 +23,17 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
 from pgsieve.assets.steps.slot_consumption.as_published import (
     append_as_published,
-    append_nothing,
+    append_empty,
     list_as_published,
     peek_as_published,
     published_feeds,
     version_to_append_to,
 )
-from pgsieve.assets.steps.slot_consumption.past_filters import failing_name, past_filters, publish_set_aside
+from pgsieve.assets.steps.slot_consumption.past_filters import (
+    failing_table_name,
+    peek_past_filters,
+    publish_set_aside,
+)
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -46,12 +50,12 @@ from pgsieve.resources.postgres.slot import changed_relations, decoding_error
 from pgsieve.resources.spool import FileSpool
 
 #: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header, whose greatest length this is.
-_ALIGNED, _HEADER = 8, 40
+_RECORD_ALIGNMENT, _MAX_PAGE_HEADER = 8, 40
 #: The commit record of a transaction is first searched within this many bytes after the change.
-_STEP = 256
+_FIRST_STEP = 256
 
 
-def unsendable(
+def find_refusal(
     connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
 ) -> SourceError | None:
     """The server's error for sending the changes up to `end` to the feed or to the feeds `own`; None if it sends them."""
@@ -91,17 +95,19 @@ class Fallback:
         own = published_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
-            return unsendable(self.connection, self.peek, own, lsn)
+            return find_refusal(self.connection, self.peek, own, lsn)
 
         if refused_before(position) is not None:
             raise fault  # Not even an empty range can be read: the error is not about a change.
         refused = refused_before(end)
         if refused is None:
             raise fault
-        if (past := past_filters(self.connection, self.peek, self.lake, end)) is not None:
+        if (past := peek_past_filters(self.connection, self.peek, self.lake, end)) is not None:
             self._append_captured(past, position, end, None)
             return end
-        reached = _last(position, end, _place(refused), lambda lsn: refused_before(lsn) is None)
+        reached = _last_sendable(
+            position, end, _failing_lsn(refused), lambda lsn: refused_before(lsn) is None
+        )
         if reached > position:
             base = self._base(own, position, reached)
             for each in own:
@@ -174,7 +180,7 @@ class Fallback:
                 lacking.discard(name)
                 relations = None if changed is None else changed | self._listed(left_out)
                 self._copy_again(name, relations, refused, begin, end)
-                append_nothing(lake, each, end)
+                append_empty(lake, each, end)
                 list_as_published(lake, feed, each, begin, end)
             elif append_as_published(lake, peek, feed, begin, end):
                 lacking.discard(name)
@@ -235,7 +241,7 @@ class Fallback:
         """
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
-        name, states = failing_name(self.connection, self.peek, end), TableStates(lake, subscription)
+        name, states = failing_table_name(self.connection, self.peek, end), TableStates(lake, subscription)
         state = None if name is None else states.newest().get(name)
         if state is not None and state.state != SyncState.REMOVED and _takes_changes(state, end):
             problem = (
@@ -282,7 +288,11 @@ class Fallback:
         row = self.connection.execute("select current_setting('wal_block_size')::int").fetchone()
         assert row is not None
         within = position % row[0]
-        return position - within + _HEADER + _ALIGNED if within <= _HEADER else _aligned(position) + _ALIGNED
+        return (
+            position - within + _MAX_PAGE_HEADER + _RECORD_ALIGNMENT
+            if within <= _MAX_PAGE_HEADER
+            else _aligned(position) + _RECORD_ALIGNMENT
+        )
 
 
 def _name(table: Table) -> Name:
@@ -290,26 +300,26 @@ def _name(table: Table) -> Name:
 
 
 def _aligned(lsn: int) -> int:
-    return lsn - lsn % _ALIGNED
+    return lsn - lsn % _RECORD_ALIGNMENT
 
 
-def _place(refused: SourceError) -> int:
+def _failing_lsn(refused: SourceError) -> int:
     """The LSN of the change that the server could not send, from the error's context; 0 if the context has none."""
     context = refused.__cause__.diag.context if isinstance(refused.__cause__, psycopg.Error) else None
     places = re.findall(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", context or "")
     return parse_lsn(places[-1]) if places else 0
 
 
-def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
+def _last_sendable(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
     """The last LSN up to which the server can send: it can up to `begin`, and cannot up to `end`.
 
     Only LSNs at which a record may begin are tried. `near` is a first guess, which is before the result if it is right.
     """
     least = _aligned(near) if begin < _aligned(near) < end and sends(_aligned(near)) else begin
-    step = _STEP
+    step = _FIRST_STEP
     while least + step < end and sends(least + step):
         least, step = least + step, step * 2
-    candidates = range(_aligned(least) + _ALIGNED, min(end, least + step), _ALIGNED)
+    candidates = range(_aligned(least) + _RECORD_ALIGNMENT, min(end, least + step), _RECORD_ALIGNMENT)
     refused = bisect_left(candidates, True, key=lambda lsn: not sends(lsn))
     return candidates[refused - 1] if refused else least
 

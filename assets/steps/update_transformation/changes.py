@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import changes_ddl
-from pgsieve.assets.steps.update_transformation.messages import FewMessages, Readable, Source
+from pgsieve.assets.steps.update_transformation.messages import FewMessages, MessageSource, ReadableMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
 from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, counts_from_rows, counts_to_rows, sum_counts
@@ -34,9 +34,9 @@ from pgsieve.resources.parts import Guard
 #: Columns that Spark counts and does not write: whether a change moves its row to another key, and the received operation.
 MOVES, CAME_AS = "moves", "came_as"
 #: The order key of a TRUNCATE (commit LSN, ordinal), and its commit time, None if the change log does not have it.
-Emptied = tuple[int, int, datetime | None]
+TruncateAt = tuple[int, int, datetime | None]
 #: Some messages, and the transformation for them.
-_Share = tuple[Transformation, Source]
+_Share = tuple[Transformation, MessageSource]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ReadableChanges:
     Other fields are as in `SentChanges`.
     """
 
-    read: Sequence[tuple[Transformation, Readable]]
-    truncates: Sequence[Emptied]
+    read: Sequence[tuple[Transformation, ReadableMessages]]
+    truncates: Sequence[TruncateAt]
     end: int
     key: Sequence[str]
     schema: pa.Schema
@@ -83,11 +83,11 @@ class ReadableChanges:
                     yield add_slice(batch, end, schema)
 
             yield from write_files(folder, schema, guard(rows()), count, store)
-            yield _counted(counts)
+            yield _counts_row(counts)
 
         rows = runner.run(write, len(parts))
         is_file = rows["path"].is_valid()
-        return WrittenChanges(rows.filter(is_file), _sum(rows.filter(pc.invert(is_file))))
+        return WrittenChanges(rows.filter(is_file), _total_counts(rows.filter(pc.invert(is_file))))
 
     def attempt(self, runner: Executors) -> SentCounts:
         """Transform the changes without writing them, for the errors that this raises; returns their counts."""
@@ -97,9 +97,9 @@ class ReadableChanges:
             counts = Counter[SentAs]()
             for _ in guard(_changes(parts[number], counts)):
                 pass
-            yield _counted(counts)
+            yield _counts_row(counts)
 
-        return _sum(runner.run(make, len(parts)))
+        return _total_counts(runner.run(make, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
         """The parts of the work: a single one for few changes; else each has some row groups of one relation version."""
@@ -121,7 +121,7 @@ class SentChanges:
     """
 
     readings: Sequence[Reading]
-    truncates: Sequence[Emptied]
+    truncates: Sequence[TruncateAt]
     end: int
     key: Sequence[str]
     schema: pa.Schema
@@ -152,16 +152,18 @@ class SentChanges:
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
         """The changes as a DataFrame; `columns` are the replica's columns with their Spark types."""
         ddl = f"{changes_ddl(columns)}, {MOVES} boolean, {CAME_AS} string"
-        session, observed = lake.spark, list[_Observed]()
+        session, observed = lake.spark, list[_ObservedReading]()
         places = [
             (self.end, lsn, ordinal, None, time, "truncate", None, None, None, False, None)
             for lsn, ordinal, time in self.truncates
         ]
         frames = [session.createDataFrame(places, ddl)] if places else []
         for reading in self.readings:
-            observed.append(_Observed(reading.transformation))
+            observed.append(_ObservedReading(reading.transformation))
             messages = observed[-1].of_messages(reading.messages.frame)
-            made = messages.select(*ENCODED_COLUMNS).mapInArrow(_made(reading.transformation, self.end), ddl)
+            made = messages.select(*ENCODED_COLUMNS).mapInArrow(
+                _change_maker(reading.transformation, self.end), ddl
+            )
             frames.append(observed[-1].of_changes(made))
         return ChangesFrame(reduce(DataFrame.unionByName, frames), observed)
 
@@ -171,14 +173,14 @@ class ChangesFrame:
     """Changes as a DataFrame with the columns `MOVES` and `CAME_AS`; their counts are known after an action on the rows."""
 
     rows: DataFrame
-    observed: Sequence["_Observed"]
+    observed: Sequence["_ObservedReading"]
 
     def sent_as(self) -> SentCounts:
         """The numbers of received changes by the operations that they are sent as."""
         return sum_counts(*(each.counts() for each in self.observed))
 
 
-class _Observed:
+class _ObservedReading:
     """Counts the messages of a reading, and the changes that are sent for them, while Spark processes them."""
 
     def __init__(self, transformation: Transformation) -> None:
@@ -235,7 +237,7 @@ def spark_tally() -> list[Column]:
     ]
 
 
-def _made(
+def _change_maker(
     transformation: Transformation, end: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for Spark that makes batches of a slice's changes of batches of messages."""
@@ -256,10 +258,10 @@ def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.R
         yield from transformation.changes(source.encoded(), counts)
 
 
-def _counted(counts: SentCounts) -> pa.RecordBatch:
+def _counts_row(counts: SentCounts) -> pa.RecordBatch:
     """A row without a file, which has the counts of a part's changes, even if none is sent."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(counts_to_rows(counts))}], FILE_SCHEMA)
 
 
-def _sum(rows: pa.Table) -> SentCounts:
+def _total_counts(rows: pa.Table) -> SentCounts:
     return sum_counts(*(counts_from_rows(json.loads(tally)) for tally in rows["tally"].to_pylist()))

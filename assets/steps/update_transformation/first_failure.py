@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
-    explained,
     first_failing,
+    full_reason,
     is_damage,
     reason,
 )
@@ -18,7 +18,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.changes import SentChanges
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
-from pgsieve.assets.steps.update_transformation.windows import Work
+from pgsieve.assets.steps.update_transformation.windows import WindowWork
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
 
@@ -29,7 +29,7 @@ class FailureSearch:
 
     subscription: Subscription
     lake: Lake
-    work: Work
+    work: WindowWork
 
     def first(self) -> tuple[int, str] | None:
         """The first transaction with changes that cannot be transformed, of any table, and the reason; None if there is none."""
@@ -44,7 +44,7 @@ class FailureSearch:
         except TABLE_ERRORS as error:
             reason(self.lake, error)  # Raises a fault of the lake itself.
             at = None if is_damage(error) else self.first_of_table(name)
-            return None if at is None else (at, explained(self.lake, error, name, at))
+            return None if at is None else (at, full_reason(self.lake, error, name, at))
         return None
 
     def first_of_table(self, name: Name) -> int | None:

@@ -32,7 +32,7 @@ FIRST = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
 #: The columns by which a `Choice` selects messages.
-_CHOSEN_BY = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
+_CHOICE_COLUMNS = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Choice:
             rows = rows.where(lsn >= self.after[0])
         if self.before is not None:
             rows = rows.where(lsn <= self.before[0])
-        return rows.mapInArrow(partial(_chosen, self), rows.schema)
+        return rows.mapInArrow(partial(_choose_batches, self), rows.schema)
 
     def of_table(self, messages: pa.Table) -> pa.Table:
         """The selected messages, by this process."""
@@ -79,7 +79,7 @@ class Choice:
         return chosen
 
 
-def _chosen(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _choose_batches(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield batch.filter(pa.array(choice.mask(batch)))
 
@@ -105,14 +105,14 @@ class StoredMessages:
     choices: tuple[Choice, ...] = ()
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
-    def sources(self, parallelism: int) -> "list[Source]":
+    def sources(self, parallelism: int) -> "list[MessageSource]":
         """The messages divided into parts of limited size; `parallelism` parts are transformed at the same time."""
         return [_Groups(self, groups) for groups in divide_groups(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Some columns of the messages in some row groups, in order.
 
-        Of a group without messages to choose, only the columns `_CHOSEN_BY` are read.
+        Of a group without messages to choose, only the columns `_CHOICE_COLUMNS` are read.
         """
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
@@ -125,7 +125,7 @@ class StoredMessages:
 
     def _chosen(self, read: Reader, at: Hashable) -> pa.RecordBatch:
         """The mask of the chosen messages of a row group, as the only column of a batch."""
-        places = self.shared.get((at, _CHOSEN_BY), partial(_read, read, _CHOSEN_BY))
+        places = self.shared.get((at, _CHOICE_COLUMNS), partial(_read, read, _CHOICE_COLUMNS))
         chosen = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
         for choice in self.choices:
             chosen &= choice.mask(places)
@@ -143,7 +143,7 @@ def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=rows.schema)
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """Messages that one worker transforms. It is sent to executors."""
 
     def encoded(self) -> Iterator[EncodedMessages]:
@@ -156,12 +156,12 @@ class FewMessages:
 
     table: pa.Table
 
-    def sources(self, _: int) -> "list[Source]":
+    def sources(self, _: int) -> "list[MessageSource]":
         """The messages as one part."""
         return [self]
 
     def encoded(self) -> Iterator[EncodedMessages]:
-        """As in `Source`."""
+        """As in `MessageSource`."""
         yield from map(EncodedMessages, self.table.select(ENCODED_COLUMNS).combine_chunks().to_batches())
 
 
@@ -173,21 +173,23 @@ class _Groups:
     groups: Sequence[RowGroup]
 
     def encoded(self) -> Iterator[EncodedMessages]:
-        """As in `Source`. Other subscriptions may reuse the decoded filter columns of a batch."""
+        """As in `MessageSource`. Other subscriptions may reuse the decoded filter columns of a batch."""
         stored = self.messages
         with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
-                yield EncodedMessages(batch.messages, partial(_shared, stored.shared, batch.key))
+                yield EncodedMessages(
+                    batch.messages, partial(_shared_filter_columns, stored.shared, batch.key)
+                )
 
 
-def _shared(
+def _shared_filter_columns(
     shared: SharedReads, key: Hashable, read: FilterColumns, make: Callable[[], pa.RecordBatch]
 ) -> pa.RecordBatch:
     return shared.get((key, read), make)
 
 
 #: Messages that can be read without Spark.
-Readable = FewMessages | StoredMessages
+ReadableMessages = FewMessages | StoredMessages
 
 
 class Messages:
@@ -211,7 +213,7 @@ class Messages:
         return self._frame()
 
     @property
-    def readable(self) -> Readable | None:
+    def readable(self) -> ReadableMessages | None:
         """The messages in memory or in stored files; None if only Spark can read them."""
         return self.stored if self.table is None else FewMessages(self.table)
 
@@ -240,7 +242,9 @@ class Messages:
             return None
         choice, size, rows = Choice(relations=relations), 0, list[pa.RecordBatch]()
         stored = replace(self.stored, choices=(*self.stored.choices, choice))
-        for batch in stored.batches(stored.groups, tuple(dict.fromkeys((*_CHOSEN_BY, *ENCODED_COLUMNS)))):
+        for batch in stored.batches(
+            stored.groups, tuple(dict.fromkeys((*_CHOICE_COLUMNS, *ENCODED_COLUMNS)))
+        ):
             rows.append(batch.messages)
             size += batch.messages.nbytes
             if not is_small(size):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.subscription import Definition, Subscription, metadata_types
+from pgsieve.assets.steps.subscription import Definition, Subscription, metadata_arrow_types
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
-from pgsieve.assets.steps.update_transformation.slice_contents import Part
+from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
 from pgsieve.decoding.changes.metadata_columns import MetadataColumns
@@ -37,7 +37,7 @@ class Reading:
 def readings_of(
     subscription: Subscription,
     messages: Messages,
-    parts: Sequence[Part],
+    parts: Sequence[PublishedVersion],
     since: Order,
     definition: Definition,
 ) -> list[Reading]:
@@ -45,11 +45,13 @@ def readings_of(
     return [
         _reading(subscription, messages, part, since, definition)
         for part in parts
-        if part.is_after(since) and _is_of(subscription, part, since, definition)
+        if part.is_after(since) and _is_of_replica(subscription, part, since, definition)
     ]
 
 
-def _is_of(subscription: Subscription, part: Part, since: Order, definition: Definition) -> bool:
+def _is_of_replica(
+    subscription: Subscription, part: PublishedVersion, since: Order, definition: Definition
+) -> bool:
     """Whether a relation version belongs to the replica.
 
     If the publisher filters, it may be of another table that had the same name before the copy. After the copy any
@@ -63,7 +65,11 @@ def _is_of(subscription: Subscription, part: Part, since: Order, definition: Def
 
 
 def _reading(
-    subscription: Subscription, messages: Messages, part: Part, since: Order, definition: Definition
+    subscription: Subscription,
+    messages: Messages,
+    part: PublishedVersion,
+    since: Order,
+    definition: Definition,
 ) -> Reading:
     """The reading of a relation version's changes after `since`, for a replica with this definition."""
     relation, sent = part.version.relation, part.sent
@@ -77,7 +83,7 @@ def _reading(
     if any(each is not None for each in filters.values()):
         used = frozenset(name for each in filters.values() for one in each or () for name in one.columns)
         if not {*map(subscription.replica_name, used)} <= {*columns.names, *(a.name for a in added)}:
-            raise _copied_again(part, "columns of its row filter changed")
+            raise _copy_needed(part, "columns of its row filter changed")
         read = _filter_columns(subscription, part, definition, used)
     source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
     # If a partition tree is published as its root, messages of the root do not name the leaf.
@@ -101,7 +107,7 @@ def _reading(
 
 
 def _filter_columns(
-    subscription: Subscription, part: Part, definition: Definition, used: frozenset[str]
+    subscription: Subscription, part: PublishedVersion, definition: Definition, used: frozenset[str]
 ) -> FilterColumns:
     """The columns that row filters read, in the default types instead of those that the user chose."""
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
@@ -119,11 +125,11 @@ def _types(
     arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.value.type for a in added}
     types = [(name, arriving[name]) for name, _ in definition.table_columns]
-    return [*types, *metadata_types(definition)]
+    return [*types, *metadata_arrow_types(definition)]
 
 
 def arriving_columns(
-    subscription: Subscription, part: Part, definition: Definition
+    subscription: Subscription, part: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
     """The columns of a relation version under their present names, and the replica's columns that it lacks.
 
@@ -133,14 +139,14 @@ def arriving_columns(
     arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.spark for a in added}
     if any(arriving.get(name) != spark for name, spark in definition.table_columns):
-        raise _copied_again(part, "its columns changed")
+        raise _copy_needed(part, "its columns changed")
     if {"update", "delete"} & part.sent.operations:
         _refuse_another_identity(part, columns.names, definition)
     return columns, added
 
 
 def _typed_columns(
-    subscription: Subscription, part: Part, definition: Definition
+    subscription: Subscription, part: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
     names, added = _present_columns(subscription, part, definition)
     types = tuple(
@@ -151,7 +157,7 @@ def _typed_columns(
 
 
 def _present_columns(
-    subscription: Subscription, part: Part, definition: Definition
+    subscription: Subscription, part: PublishedVersion, definition: Definition
 ) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
     relation, former, layout = part.version.relation, definition.former, definition.layout
     names = tuple(subscription.replica_name(c.name) for c in relation.columns)
@@ -169,7 +175,7 @@ def _present_columns(
         lacking = [c for c in since if c.name not in names]
         added = [(c, missing_value(c, former.layout, layout)) for c in lacking]
     except SchemaChangedError as error:
-        raise _copied_again(part, error.message) from None
+        raise _copy_needed(part, error.message) from None
     columns = []
     for c, value in added:
         kind = subscription.column_type(table, c.name, c.type_oid, c.type_modifier, part.defined)
@@ -178,13 +184,13 @@ def _present_columns(
     return names, columns
 
 
-def _refuse_another_identity(part: Part, names: Sequence[str], definition: Definition) -> None:
+def _refuse_another_identity(part: PublishedVersion, names: Sequence[str], definition: Definition) -> None:
     """Raise SchemaChangedError if old tuples lack the columns that identify the replica's rows: its key, or all columns.
 
     Leaves have identities of their own: see `_refuse_unfound`.
     """
     relation, former = part.version.relation, definition.former
-    if relation.relation_id != part.sent.publish_as.oid or _by_leaves(part, definition):
+    if relation.relation_id != part.sent.publish_as.oid or _is_found_by_leaves(part, definition):
         return
     identity = {name for name, c in zip(names, relation.columns, strict=True) if c.is_key}
     keyless = (
@@ -195,21 +201,23 @@ def _refuse_another_identity(part: Part, names: Sequence[str], definition: Defin
         and relation.replica_identity != "f"
     )
     if keyless or not set(definition.key) <= identity:
-        raise _copied_again(part, "its replica identity changed")
+        raise _copy_needed(part, "its replica identity changed")
 
 
-def _by_leaves(part: Part, definition: Definition) -> bool:
+def _is_found_by_leaves(part: PublishedVersion, definition: Definition) -> bool:
     """Whether the rows of a partition tree are found by a key that its leaves share, and not by the root's key."""
     return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
 
 
-def _refuse_unfound(subscription: Subscription, part: Part, since: Order, definition: Definition) -> None:
+def _refuse_unfound(
+    subscription: Subscription, part: PublishedVersion, since: Order, definition: Definition
+) -> None:
     """Raise SchemaChangedError if a leaf was altered or detached, and its old tuples do not identify the replica's rows.
 
     The definition has the present identities of the leaves. A leaf that was described before the copy, and not since,
     was altered before the copy.
     """
-    for leaf in part.leaves if _by_leaves(part, definition) else ():
+    for leaf in part.leaves if _is_found_by_leaves(part, definition) else ():
         over = leaf.end is not None and leaf.end <= since
         if over or (leaf.begin < since and definition.former is None):
             continue
@@ -217,10 +225,10 @@ def _refuse_unfound(subscription: Subscription, part: Part, since: Order, defini
         identity = {name for name, c in zip(names, leaf.relation.columns, strict=True) if c.is_key}
         full = leaf.relation.replica_identity == "f"
         if identity and not (set(definition.key) <= identity if definition.key else full):
-            raise _copied_again(part, "the replica identity of a partition changed")
+            raise _copy_needed(part, "the replica identity of a partition changed")
 
 
-def _copied_again(part: Part, what: str) -> SchemaChangedError:
+def _copy_needed(part: PublishedVersion, what: str) -> SchemaChangedError:
     return SchemaChangedError(
         f'table "{part.sent.publish_as.qualified}": {what}; it is copied again by the next run'
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.history.copied import begin_history
-from pgsieve.assets.steps.history.versions import VersionTable, why_not_kept
+from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
@@ -22,10 +22,10 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
     Definition,
-    Former,
-    Published,
+    FormerLayout,
+    PublicationRecord,
     Subscription,
-    defined_types,
+    arrow_types,
     planned_sources,
 )
 from pgsieve.assets.steps.update_transformation.projection import Projection
@@ -89,7 +89,7 @@ class SchemaChanges:
         projection = _projection(
             planned_sources(followed, present), self.subscription.replica_types(replicated)
         )
-        former = former_definition(followed, present, self.transformed, self.lsn)
+        former = former_layout(followed, present, self.transformed, self.lsn)
         evolved = replace(
             present,
             former=former,
@@ -153,7 +153,7 @@ class SchemaChanges:
             position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
         rows = lake.records.rows(Transformed(lake, name).path, f"slice > {position:d}")
         if (lake.records.position(history) or 0) > max(self.transformed, state.lsn) or any(
-            (row["schema"], row["table"]) == state.name and _changes(row) for row in rows
+            (row["schema"], row["table"]) == state.name and _has_changes(row) for row in rows
         ):
             raise SchemaChangedError("earlier changes are still to be applied")
 
@@ -168,7 +168,7 @@ class SchemaChanges:
         begun = replace(state, lsn=max(state.lsn, self.transformed), definition=evolved)
         now, is_anew = datetime.now(UTC), evolved.history.generation > state.definition.history.generation
         if evolved.history.whole and is_anew:
-            types = defined_types(subscription, state.name, evolved)
+            types = arrow_types(subscription, state.name, evolved)
             begin_history(lake, subscription.name, begun, changes_schema(types), now)
         versions = VersionTable.kept(subscription, lake, begun)
         if versions is None:
@@ -179,7 +179,7 @@ class SchemaChanges:
             else:
                 versions.begin_anew(begun.lsn, now, once=False)
         except TABLE_ERRORS as error:
-            problem = why_not_kept(lake, error, state.name, versions.path)
+            problem = versions_failure(lake, error, state.name, versions.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
 
 
@@ -189,18 +189,18 @@ def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, 
     return (
         subscription.feed.options.origin != "any"
         or replicated is None
-        or published != Published(replicated.row_filters, replicated.publications)
+        or published != PublicationRecord(replicated.row_filters, replicated.publications)
     )
 
 
-def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:
+def former_layout(followed: Definition, present: Definition, transformed: int, lsn: int) -> FormerLayout:
     """The former layout that changes before `lsn` may have.
 
     It is the layout of `followed`; or, if changes may still have an earlier one, that.
     """
     former = followed.former
     if former is None or former.until <= transformed:
-        return Former(followed.layout, followed.key_numbers, lsn)
+        return FormerLayout(followed.layout, followed.key_numbers, lsn)
     refuse_ambiguity(former.layout, present.layout)
     return replace(former, until=lsn)
 
@@ -209,7 +209,7 @@ def _unchanged(definition: Definition) -> tuple[ColumnSource, ...]:
     return tuple(ColumnSource(name, name) for name in definition.names)
 
 
-def _changes(row: Mapping[str, Any]) -> bool:
+def _has_changes(row: Mapping[str, Any]) -> bool:
     return any(row[kind] for kind in ("inserts", "updates", "deletes", "truncates"))
 
 

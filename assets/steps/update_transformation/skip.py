@@ -52,7 +52,7 @@ class Skip:
                 hint=f"that transaction is passed; `pgsieve resync {name} TABLE` copies a table that it has set aside",
                 sqlstate="22023",
             )
-        if is_begun(TableStates(self.lake, name), transformed):
+        if is_partly_transformed(TableStates(self.lake, name), transformed):
             raise PgsieveError(
                 f'subscription "{name}": a run ended amid the slice that follows {format_lsn(transformed)}',
                 hint=f"`pgsieve run {name}` finishes it",
@@ -91,7 +91,7 @@ class Skip:
         return bool(messages.chosen(of_transaction).commits())
 
 
-def is_begun(states: TableStates, transformed: int) -> bool:
+def is_partly_transformed(states: TableStates, transformed: int) -> bool:
     """Whether a run died amid the slice after `transformed`, with some tables written: then it cannot be divided."""
     lake = states.lake
     histories = (

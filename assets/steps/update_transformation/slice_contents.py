@@ -1,14 +1,14 @@
 """The contents of a slice of the change log for a subscription, found without reading any row.
 
 In: the slice's Relation and Truncate messages, and its catalog (`slices_to_read`). Out: for each replica table the
-relation versions with changes for it (`parts_of`), and the TRUNCATEs of it (`truncates_of`).
+relation versions with changes for it (`published_versions`), and the TRUNCATEs of it (`table_truncates`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgsieve.assets.steps.observed import aggregated
+from pgsieve.assets.steps.observations import aggregate_metrics
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
@@ -108,7 +108,7 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
     if rows is None:
-        return aggregated(lake.read_slices(path, [end]), slice_summary())
+        return aggregate_metrics(lake.read_slices(path, [end]), slice_summary())
     passed = SliceSummary(lake.policy.prepare_runner)
     for _ in passed.of(rows.to_batches()):
         pass
@@ -116,7 +116,7 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Part:
+class PublishedVersion:
     """One relation version of a slice, how it is published (`sent`), and the types that users have defined.
 
     If a partition tree is published as its root, `root_key` is the root's own key, and `leaves` are the versions of the
@@ -137,11 +137,13 @@ class Part:
         return self.version.end is None or self.version.end > since
 
 
-def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[Part]]:
+def published_versions(
+    subscription: Subscription, contents: SliceContents, catalog: Catalog
+) -> dict[Name, list[PublishedVersion]]:
     """The relation versions with changes for each replica table."""
     feed, publications = subscription.feed, _publications(subscription, catalog)
     by_id = {} if feed.filtered else routes(catalog, publications)
-    parts: dict[Name, list[Part]] = {}
+    parts: dict[Name, list[PublishedVersion]] = {}
     for relation_id, versions in contents.versions.items():
         if relation_id not in contents.changed:
             continue
@@ -149,7 +151,7 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
             sent = _as_published(version.relation) if feed.filtered else by_id.get(relation_id)
             if sent is not None:
                 name = (sent.publish_as.schema, sent.publish_as.name)
-                part = Part(version, sent, catalog.types)
+                part = PublishedVersion(version, sent, catalog.types)
                 root = catalog.tables.get(sent.publish_as.oid)
                 if root is not None and root.kind == "p":
                     leaves = _leaves(root, version, contents, catalog, publications)
@@ -227,7 +229,7 @@ def _as_published(relation: Relation) -> PublishedRelation:
     )
 
 
-def truncates_of(
+def table_truncates(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[Order]]:
     """The order keys of the TRUNCATEs of each replica table."""

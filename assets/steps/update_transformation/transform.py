@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.history.copied import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observed import aggregated, observation_for, observed
+from pgsieve.assets.steps.observations import aggregate_metrics, observation_for, observed_metrics
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, full_reason, is_damage, reason
 from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_put_back
+from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
-from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
+from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.assets.steps.update_transformation.changes import (
     CAME_AS,
     MOVES,
@@ -39,15 +39,15 @@ from pgsieve.assets.steps.update_transformation.first_failure import FailureSear
 from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
 from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
-from pgsieve.assets.steps.update_transformation.skip import Skip, is_begun
+from pgsieve.assets.steps.update_transformation.skip import Skip, is_partly_transformed
 from pgsieve.assets.steps.update_transformation.slice_contents import slices_to_read, summarized_slice
 from pgsieve.assets.steps.update_transformation.windows import (
     SliceReader,
     TableWork,
-    Work,
+    WindowWork,
     next_window,
 )
-from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
+from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_reason
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
 from pgsieve.decoding.changes.sent_as import SentCounts
 from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
@@ -101,7 +101,7 @@ class Transformation:
         head = lake.records.head(transformed.path)
         begin, base = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
-        refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
+        refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
         self._set_aside_what_is_behind(begin)
         with subscription.feed.source.connect() as connection:
             present = sound_catalog(connection, subscription, present_catalog(connection))
@@ -125,14 +125,14 @@ class Transformation:
                     at, problem = failure
                     self._disable(problem)
                     self.log(f"{subscription.name} is disabled: {problem}")
-                    if at <= begin or is_begun(self._states, begin):
+                    if at <= begin or is_partly_transformed(self._states, begin):
                         return
                     window = replace(window, end=at)
                     work = part.work(window)
                 if reader is not subscription or window.skipped is not None:
                     self._note_altered(end, skipping=window.skipped is not None)
                 try:
-                    changes = _SliceTransformation(part, _Reached(begin, cut), base).changes(work)
+                    changes = _SliceTransformation(part, _Progress(begin, cut), base).changes(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
                         raise
@@ -182,7 +182,7 @@ class Transformation:
 
 
 @dataclass(frozen=True)
-class _Reached:
+class _Progress:
     """The LSN up to which slices are transformed, and the newest cut, which has the positions of histories."""
 
     begin: int
@@ -194,10 +194,10 @@ class _SliceTransformation:
     """The transformation of a slice or of a window of it; `base` is the version of `_transformed` before it."""
 
     reader: SliceReader
-    reached: _Reached
+    reached: _Progress
     base: int
 
-    def changes(self, work: Work) -> list[TableChanges]:
+    def changes(self, work: WindowWork) -> list[TableChanges]:
         """Transform a window table by table. A table that fails is set aside, or marked as to be copied."""
         if not work.tables:
             return []
@@ -221,7 +221,7 @@ class _SliceTransformation:
         TableStates(lake, name).append(failed.values())
         return changes
 
-    def _state_after(self, error: Exception, work: Work, name: Name) -> tuple[TableState, str]:
+    def _state_after(self, error: Exception, work: WindowWork, name: Name) -> tuple[TableState, str]:
         """The state of a table after its transformation failed, and the reason.
 
         Raises the error if it disables the subscription, or is a fault of the lake itself.
@@ -233,14 +233,14 @@ class _SliceTransformation:
         if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
             if subscription.disable_on_error:
                 raise error
-            problem = waiting_for(error)
+            problem = waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
         reason(lake, error)  # Raises a fault of the lake itself.
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
             at = FailureSearch(subscription, lake, work).first_of_table(name)
-        problem = explained(lake, error, name, at)
+        problem = full_reason(lake, error, name, at)
         return state.with_problem(subscription.name, problem), problem
 
     def _transform_table(self, table: TableWork) -> TableChanges:
@@ -267,7 +267,7 @@ class _SliceTransformation:
         schema = (
             readings[0].transformation.schema
             if readings
-            else changes_schema(defined_types(subscription, state.name, definition))
+            else changes_schema(arrow_types(subscription, state.name, definition))
         )
         with lake.consistent_read():
             position = lake.records.position(path) or 0
@@ -283,7 +283,7 @@ class _SliceTransformation:
         if position >= contents.end:
             # A run that died has written the changes: only their counts are made again.
             sent_as = changes.attempted(lake, definition.columns, result.size)
-            return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
+            return _with_counts(result, sent_as, [_stored_tally(lake, path, contents.end, definition.key)])
         readable = changes.readable
         if isinstance(committer, FileCommitter) and readable is not None:
             return _write_files(lake, committer, path, result, readable, position)
@@ -310,7 +310,7 @@ def _write_files(
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     files = committer.commit(written, path, changes.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
-    return _counted(result, sent_as, [json.loads(file["tally"]) for file in files])
+    return _with_counts(result, sent_as, [json.loads(file["tally"]) for file in files])
 
 
 def _write_by_spark(
@@ -327,17 +327,19 @@ def _write_by_spark(
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     lake.write(made.rows.observe(counted, *tally).drop(MOVES, CAME_AS), path, commit, size=result.size)
     reach(Failpoint.CHANGES_WRITTEN)
-    counts = observed(
+    counts = observed_metrics(
         counted, tally, lambda: written_changes(lake.read_slices(path, [result.slice]), definition.key)
     )
-    return _counted(result, made.sent_as(), [_tally_of(counts)])
+    return _with_counts(result, made.sent_as(), [_spark_tally(counts)])
 
 
-def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
+def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """The tally of a slice's changes that a run has written before it died."""
     stored = lake.stored_slices(path, [end])
     if stored is None:
-        return _tally_of(aggregated(written_changes(lake.read_slices(path, [end]), key), spark_tally()))
+        return _spark_tally(
+            aggregate_metrics(written_changes(lake.read_slices(path, [end]), key), spark_tally())
+        )
     tally = empty_tally()
     with lake.access.translate_errors(path):
         for _, read in lake.store.readers(stored.groups):
@@ -349,12 +351,12 @@ def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     return tally
 
 
-def _tally_of(counts: Mapping[str, Any]) -> Tally:
+def _spark_tally(counts: Mapping[str, Any]) -> Tally:
     """Spark's counts in the form of `count_changes`."""
     return {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
 
 
-def _counted(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
+def _with_counts(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
     """Add the counts of received changes, and the tallies of sent changes, to a result.
 
     If the tallies have the size of the sent changes, it lowers `size`: a row filter may let few changes pass.

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.changes import Emptied
+from pgsieve.assets.steps.update_transformation.changes import TruncateAt
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, Messages, messages_of
 from pgsieve.assets.steps.update_transformation.slice_contents import (
-    Part,
+    PublishedVersion,
     SliceContents,
-    parts_of,
+    published_versions,
     summarized_slice,
-    truncates_of,
+    table_truncates,
 )
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
@@ -63,18 +63,18 @@ class TableWork:
     state: TableState
     contents: SliceContents
     messages: Messages
-    parts: Sequence[Part]
-    truncates: Sequence[Emptied]
+    parts: Sequence[PublishedVersion]
+    truncates: Sequence[TruncateAt]
 
 
 @dataclass(frozen=True)
-class Work:
+class WindowWork:
     """The transformation work of a window: tables with their states, relation versions and TRUNCATEs; the messages."""
 
     contents: SliceContents
     tables: Mapping[Name, TableState]
-    parts: Mapping[Name, Sequence[Part]]
-    emptied: Mapping[Name, Sequence[Emptied]]
+    parts: Mapping[Name, Sequence[PublishedVersion]]
+    emptied: Mapping[Name, Sequence[TruncateAt]]
     messages: Messages
     #: In a large window, the tables with few changes and the approximate bytes of each; and the messages of all these
     #: tables, read into memory.
@@ -98,14 +98,14 @@ class SliceReader:
     lake: Lake
     catalog: Catalog
 
-    def work(self, window: Window) -> Work:
+    def work(self, window: Window) -> WindowWork:
         """The work of a window, for the tables that take its changes. Sets tables aside whose changes are lost."""
         subscription, lake = self.subscription, self.lake
         contents = summarized_slice(lake, subscription.feed, window.slice)
         truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
         contents = replace(contents, end=window.end, truncates=truncates)
-        parts = parts_of(subscription, contents, self.catalog)
-        emptied = truncates_of(subscription, contents, self.catalog)
+        parts = published_versions(subscription, contents, self.catalog)
+        emptied = table_truncates(subscription, contents, self.catalog)
         states = TableStates(lake, subscription.name)
         while True:
             ready = {n: s for n, s in states.newest().items() if s.transforms and s.lsn < window.end}
@@ -122,11 +122,13 @@ class SliceReader:
         truncated = tables.keys() & emptied.keys()
         times = messages.truncate_times() if truncated else {}
         timed = {name: [(*at, times.get(at[0])) for at in emptied[name]] for name in truncated}
-        return Work(contents, tables, parts, timed, messages, *_few(lake, contents, messages, parts))
+        return WindowWork(
+            contents, tables, parts, timed, messages, *_few_changes(lake, contents, messages, parts)
+        )
 
 
-def _few(
-    lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[Part]]
+def _few_changes(
+    lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[PublishedVersion]]
 ) -> tuple[Mapping[Name, int], Messages | None]:
     """The tables of a large window that together have few changes, with their shares of the bytes; and their messages."""
     numbers = messages.numbers()

@@ -43,7 +43,7 @@ from pgsieve.resources.postgres.filter_analysis import (
 )
 
 #: The columns that each row filter of pgsieve.yaml reads, as the publisher analysed it; by table oid and filter.
-_Read = dict[tuple[int, str], frozenset[str]]
+_ColumnsRead = dict[tuple[int, str], frozenset[str]]
 
 
 class Examination:
@@ -55,7 +55,7 @@ class Examination:
 
     def __init__(self, connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> None:
         self._feed = feed
-        self._read: _Read = {}
+        self._read: _ColumnsRead = {}
         self.unchecked: UncheckedFilterError | None = None
         self.refusals: dict[str, list[PgsieveError]] = {}
         sound = {}

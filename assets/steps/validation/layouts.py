@@ -23,7 +23,9 @@ class ClusteringError(PgsieveError):
     """The rows of a replica cannot be clustered by the columns that its layout names."""
 
 
-def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+def clustering_columns(
+    subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]
+) -> tuple[str, ...]:
     """The columns by which a table is clustered, empty if its layout has none; `columns` are the table's, with Spark types.
 
     The columns in the layout for all tables apply only to tables that have all of them.
@@ -79,7 +81,7 @@ def layout_problems(
         if subscription.layout.of(name).cluster_by:
             types = ((column, kind.spark) for column, kind in subscription.replica_types(replicated).items())
             try:
-                clustering(subscription, name, types)
+                clustering_columns(subscription, name, types)
             except ClusteringError as error:
                 yield error
     for name in subscription.layout.tables:

@@ -14,16 +14,16 @@ from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import quantity
 
-_DENIED = "42501"
+_INSUFFICIENT_PRIVILEGE = "42501"
 
 #: Amazon RDS grants the role rds_replication instead of the attribute REPLICATION.
-_REPLICATES = """
+_REPLICATION_QUERY = """
 select current_user, rolsuper or rolreplication or exists (
     select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
 from pg_roles where rolname = current_user
 """
 #: The limits on sessions of the role, of the database, and of the server without reserved connections.
-_LIMITS = """
+_LIMITS_QUERY = """
 select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit end,
        case when r.rolsuper then -1 else d.datconnlimit end,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
@@ -31,13 +31,13 @@ select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit en
   from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()
 """
 #: The numbers of concurrent sessions of `run`, of `check`, and of a first copy of some tables on few cores.
-_RUN, _CHECK, _COPY = 4, 6, 8
-_READS = """
+_RUN_SESSIONS, _CHECK_SESSIONS, _COPY_SESSIONS = 4, 6, 8
+_TABLE_RIGHTS_QUERY = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
 """
 #: Instead of the table, a role may have the right for each published column.
-_READS_COLUMNS = """
+_COLUMN_RIGHTS_QUERY = """
 select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::text[]) as name
 """
 
@@ -46,14 +46,14 @@ def missing_rights(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[PgsieveError]:
     """The errors for rights that the session's role lacks: to read a slot, to use a schema, to select from a table."""
-    answer = connection.execute(_REPLICATES).fetchone()
+    answer = connection.execute(_REPLICATION_QUERY).fetchone()
     assert answer is not None
     role, replicates = answer
     if not replicates:
         yield PgsieveError(
             f'permission denied to use replication slots: the role "{role}" has no REPLICATION attribute',
             hint=f"ALTER ROLE {quote_identifier(role)} REPLICATION; at Amazon: GRANT rds_replication TO {quote_identifier(role)}",
-            sqlstate=_DENIED,
+            sqlstate=_INSUFFICIENT_PRIVILEGE,
         )
     yield from _too_few_sessions(connection)
     messages = set[str]()
@@ -64,32 +64,32 @@ def missing_rights(
 
 
 def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveError]:
-    row = connection.execute(_LIMITS).fetchone()
+    row = connection.execute(_LIMITS_QUERY).fetchone()
     assert row is not None
     role, database, of_role, of_database, of_server = row
     for owner, limit, hint in (
         (
             f'the role "{role}"',
             of_role,
-            f"ALTER ROLE {quote_identifier(role)} CONNECTION LIMIT {_COPY}",
+            f"ALTER ROLE {quote_identifier(role)} CONNECTION LIMIT {_COPY_SESSIONS}",
         ),
         (
             f'the database "{database}"',
             of_database,
-            f"ALTER DATABASE {quote_identifier(database)} CONNECTION LIMIT {_COPY}, or more, as others need theirs",
+            f"ALTER DATABASE {quote_identifier(database)} CONNECTION LIMIT {_COPY_SESSIONS}, or more, as others need theirs",
         ),
         ("the server", of_server, "raise max_connections"),
     ):
-        if 0 <= limit < _CHECK:
+        if 0 <= limit < _CHECK_SESSIONS:
             yield PgsieveError(
-                f"{owner} may have no more than {quantity(limit, 'session')}: a run needs {_RUN}, a check {_CHECK}, and"
+                f"{owner} may have no more than {quantity(limit, 'session')}: a run needs {_RUN_SESSIONS}, a check {_CHECK_SESSIONS}, and"
                 " a copy one more for each table that it reads at the same time",
                 hint=hint,
                 sqlstate="53300",
             )
 
 
-def unreadable(
+def denied_tables(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> dict[tuple[str, str], PgsieveError]:
     """The tables from which the session's role may not select, each with the first missing right."""
@@ -103,7 +103,7 @@ def _denied(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[tuple[Table, PgsieveError]]:
     replicated = {each.table.oid: each for each in tables}
-    for oid, role, uses, reads in connection.execute(_READS, [list(replicated)]).fetchall():
+    for oid, role, uses, reads in connection.execute(_TABLE_RIGHTS_QUERY, [list(replicated)]).fetchall():
         table, grantee = replicated[oid].table, quote_identifier(role)
         if not uses:
             yield (
@@ -111,17 +111,17 @@ def _denied(
                 PgsieveError(
                     f'permission denied for schema "{table.schema}"',
                     hint=f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {grantee}",
-                    sqlstate=_DENIED,
+                    sqlstate=_INSUFFICIENT_PRIVILEGE,
                 ),
             )
         columns = list(replicated[oid].columns)
-        if not reads and connection.execute(_READS_COLUMNS, [oid, columns]).fetchone() != (True,):
+        if not reads and connection.execute(_COLUMN_RIGHTS_QUERY, [oid, columns]).fetchone() != (True,):
             name = quote_qualified(table.schema, table.name)
             yield (
                 table,
                 PgsieveError(
                     f"permission denied for table {name}",
                     hint=f"GRANT SELECT ON {name} TO {grantee}",
-                    sqlstate=_DENIED,
+                    sqlstate=_INSUFFICIENT_PRIVILEGE,
                 ),
             )

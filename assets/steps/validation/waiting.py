@@ -21,7 +21,7 @@ from pgsieve.assets.steps.validation.examination import (
     unfound_tables,
 )
 from pgsieve.assets.steps.validation.layouts import shared_folders
-from pgsieve.assets.steps.validation.rights import unreadable
+from pgsieve.assets.steps.validation.rights import denied_tables
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.lake.lake import Lake
@@ -75,7 +75,7 @@ def unreadable_tables(
     connection: psycopg.Connection[Any], subscription: Subscription, tables: Collection[ReplicatedTable]
 ) -> dict[Name, PgsieveError]:
     """The tables that cannot be copied because the role lacks a right, each with its error."""
-    return unreadable(connection, tables) if tables and subscription.copy_data else {}
+    return denied_tables(connection, tables) if tables and subscription.copy_data else {}
 
 
 def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> bool:
@@ -88,7 +88,7 @@ def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, Pg
     lasting = {name: error for name, error in problems.items() if not isinstance(error, LockedTableError)}
     for name, error in problems.items():
         state = states.get(name, TableState(*name, SyncState.REMOVED))
-        reason = waiting_for(error)
+        reason = waiting_reason(error)
         if name not in lasting and state.state == SyncState.READY:
             continue
         if state.state != SyncState.SET_ASIDE and (state.state, state.reason) != (
@@ -102,7 +102,7 @@ def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, Pg
     return disabled
 
 
-def waiting_for(error: PgsieveError) -> str:
+def waiting_reason(error: PgsieveError) -> str:
     """The reason in the state of a table that waits because of an error."""
     hint = f"; {error.hint}" if error.hint else ""
     return f"{error.message}{hint}; it is copied by the first run after that is mended"

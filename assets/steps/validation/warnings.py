@@ -16,7 +16,7 @@ from pgsieve.decoding.publications.replica_identity import leaves_without_root_k
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.spark_writes import column_mapping
 
-_NAMED = 5
+_MAX_NAMES = 5
 
 
 def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
@@ -113,5 +113,5 @@ def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
 
 def _listed(tables: list[Table]) -> str:
     names = [quote_qualified(t.schema, t.name) for t in tables]
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -21,7 +21,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation.waiting import table_problems, waiting_for
+from pgsieve.assets.steps.validation.waiting import table_problems, waiting_reason
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, PublicationError
@@ -158,7 +158,7 @@ def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_feed(
     assert "row_filter: publisher" in str(error.hint)
     assert tables_to_copy(subscription, lake) == []
     state = TableStates(lake, "s").newest()["public", "t"]
-    assert (state.state, state.reason) == (SyncState.INITIALIZE, waiting_for(error))
+    assert (state.state, state.reason) == (SyncState.INITIALIZE, waiting_reason(error))
     drain(subscription.feed, lake, [subscription], lambda _: None)
     database.execute("alter publication odd set table t where (a > 1)")
     assert tables_to_copy(subscription, lake) == [("public", "t")]

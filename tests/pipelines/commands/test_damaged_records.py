@@ -60,7 +60,7 @@ def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Cal
     def pgsieve(*arguments: str) -> tuple[int, str]:
         # Simulates another process, which has no table open and has read nothing.
         shared_tables.cache_clear()
-        table_states._read.clear()
+        table_states._CACHE.clear()
         return shop.cli(*arguments)
 
     one = {**shop.written["subscriptions"]["one"], "layout": {"folders": "{table}"}}

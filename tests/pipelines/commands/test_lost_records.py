@@ -31,7 +31,7 @@ _CHANGES = "insert into {0} values ({1}, 0); update {0} set n = n + 1; delete fr
 def _pgsieve(shop: Shop, *arguments: str) -> tuple[int, str]:
     # Simulates another process, which has no table open and has read nothing.
     shared_tables.cache_clear()
-    table_states._read.clear()
+    table_states._CACHE.clear()
     return shop.cli(*arguments)
 
 

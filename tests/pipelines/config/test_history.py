@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
+from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.pipelines.config.file import ConfigError
 from pgsieve.pipelines.config.model import parse_config
 
 
-def read(history: object) -> KeptHistories:
+def read(history: object) -> HistoryChoices:
     subscription = {"source": "s", "publications": ["p"], "history": history}
     written = {"lake": "./lake", "sources": {"s": {"conninfo": ""}}, "subscriptions": {"a": subscription}}
     config = parse_config(yaml.safe_dump(written), Path("pgsieve.yaml"), {})
@@ -20,17 +20,17 @@ def read(history: object) -> KeptHistories:
 
 
 def test_one_word_keeps_versions_of_all_tables() -> None:
-    assert read("scd2") == KeptHistories(KeptHistory(scd2=True))
-    assert read({}) == KeptHistories()
-    assert read("off") == KeptHistories(KeptHistory(initial=False, scd2=False))
+    assert read("scd2") == HistoryChoices(HistoryChoice(scd2=True))
+    assert read({}) == HistoryChoices()
+    assert read("off") == HistoryChoices(HistoryChoice(initial=False, scd2=False))
 
 
 def test_a_table_overrides_the_default() -> None:
     kept = read({"initial": True, "tables": {"public.a": "scd2", '"S".b': "off", "c.d": {"initial": False}}})
-    assert kept.of(("public", "a")) == KeptHistory(initial=True, scd2=True)
-    assert kept.of(("S", "b")) == KeptHistory(initial=False, scd2=False)
-    assert kept.of(("c", "d")) == KeptHistory(initial=False)
-    assert kept.of(("public", "other")) == KeptHistory(initial=True)
+    assert kept.of(("public", "a")) == HistoryChoice(initial=True, scd2=True)
+    assert kept.of(("S", "b")) == HistoryChoice(initial=False, scd2=False)
+    assert kept.of(("c", "d")) == HistoryChoice(initial=False)
+    assert kept.of(("public", "other")) == HistoryChoice(initial=True)
 
 
 @pytest.mark.parametrize(

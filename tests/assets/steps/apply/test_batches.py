@@ -18,5 +18,5 @@ def test_a_batch_ends_before_a_table_has_too_many_changes(monkeypatch: pytest.Mo
         ]
         for end, counts in sent.items()
     }
-    assert replica_tables.parts_in_memory([*slices], slices) == [[1, 2], [3], [4, 5], [6]]
-    assert replica_tables.parts_in_memory([4], slices) == [[4]]
+    assert replica_tables.batches_in_memory([*slices], slices) == [[1, 2], [3], [4, 5], [6]]
+    assert replica_tables.batches_in_memory([4], slices) == [[4]]

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files
-from pgsieve.assets.steps.apply.applied import Applied, Pending
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
@@ -130,8 +130,8 @@ class Changes:
             self.history,
         )
 
-    def pending(self) -> Pending:
-        return Pending(self.slices, self.lake.records.head(self.path))
+    def pending(self) -> PendingChanges:
+        return PendingChanges(self.slices, self.lake.records.head(self.path))
 
     def rows(self) -> list[Row]:
         assert self.lake.local is not None

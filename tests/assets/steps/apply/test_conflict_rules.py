@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.assets.steps.subscription import Definition, Former
+from pgsieve.assets.steps.subscription import Definition, FormerLayout
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import Commit
@@ -40,7 +40,7 @@ def _no_spark() -> object:
 
 
 def _look(
-    folder: Path, *slices: Sequence[Change], former: Former | None = None, position: int | None = None
+    folder: Path, *slices: Sequence[Change], former: FormerLayout | None = None, position: int | None = None
 ) -> None:
     """Search a batch for conflicts. The replica has the keys 1 to 3, copied at `position`."""
     log = str(folder / f"changes_{len(list(folder.glob('changes_*')))}")
@@ -68,7 +68,7 @@ def _look(
     definition = Definition((("k", "bigint"), ("v", "string")), ("k",), Layout(1, (), 2, ()), former=former)
     lake = Lake(str(folder), _no_spark)  # type: ignore[arg-type]
     head = replace(lake.records.head(path), position=position)
-    ConflictSearch(lake, path, log, definition, Pending(table, head)).refuse()
+    ConflictSearch(lake, path, log, definition, PendingChanges(table, head)).refuse()
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,14 @@ def test_no_file_is_read_for_keys_outside_of_its_range(tmp_path: Path) -> None:
 
 
 def test_changes_under_an_earlier_key_are_not_searched_by_the_present_one(tmp_path: Path) -> None:
-    former = Former(Layout(1, (), 2, ()), frozenset({7}), until=95)
+    former = FormerLayout(Layout(1, (), 2, ()), frozenset({7}), until=95)
     _look(tmp_path, [("insert", None, 1)], former=former)
     with pytest.raises(KeyConflictError):
-        _look(tmp_path / "later", [("insert", None, 1)], former=Former(former.layout, former.key, until=90))
+        _look(
+            tmp_path / "later",
+            [("insert", None, 1)],
+            former=FormerLayout(former.layout, former.key, until=90),
+        )
 
 
 def test_changes_that_a_later_copy_contains_do_not_conflict_with_their_own_rows(tmp_path: Path) -> None:

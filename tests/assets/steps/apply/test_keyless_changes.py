@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.apply.keyless_changes import going
+from pgsieve.assets.steps.apply.keyless_changes import first_matches
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, row_digests
 from pgsieve.decoding.publications.evolution import Layout
@@ -88,7 +88,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     distinct = [row for row in _ROWS if counts[str(row)]]
     sought = WantedDigests(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
     row_matches = FileCommitter(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
-    matches = going(row_matches, np.array([counts[str(row)] for row in distinct]))
+    matches = first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
     marked = marked_files(local, changes.path, matches, base)
     mark_rows(local, changes.path, marked, [], 110, base)

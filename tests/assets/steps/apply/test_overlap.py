@@ -180,7 +180,7 @@ def overlap(
         # A lost lock gives no error.
         patch.setattr(Source, "hold_lock", lambda *_: nullcontext())
         # Each process has its own lock.
-        patch.setattr(batch, "_ONE_AT_A_TIME", nullcontext())
+        patch.setattr(batch, "_LARGE_APPLY", nullcontext())
         admin.execute(f"create database {name}")
         conninfo = publisher_server.conninfo(dbname=name)
         with psycopg.connect(conninfo, autocommit=True) as database:

@@ -37,14 +37,14 @@ class _Once:
 
 
 def _after_the_first_look(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
-    look: Act = replica_tables.states_without_damaged
+    look: Act = replica_tables.set_aside_damaged
 
     def looked(*given: Any) -> object:
         states = look(*given)
         put_back()
         return states
 
-    patch.setattr(replica_tables, "states_without_damaged", looked)
+    patch.setattr(replica_tables, "set_aside_damaged", looked)
 
 
 def _beside_a_commit(put_back: _Once, *, before: bool) -> Act:
@@ -71,7 +71,7 @@ def _after_the_commit(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) ->
 
 def _after_a_run_without_a_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
     with pytest.MonkeyPatch.context() as within:
-        within.setattr(replica_tables, "_record", lambda *_: None)
+        within.setattr(replica_tables, "_write_cut", lambda *_: None)
         shop.run("one")
     _after_the_first_look(patch, shop, put_back)
 
@@ -79,14 +79,14 @@ def _after_a_run_without_a_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: 
 def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
     shop.run("one")
     shop.table("one", "orders").delete("id = 2")
-    merge: Act = repair._merged
+    merge: Act = repair._merge
 
     def merged(*given: Any) -> object:
         done = merge(*given)
         put_back()
         return done
 
-    patch.setattr(repair, "_merged", merged)
+    patch.setattr(repair, "_merge", merged)
     # The repair uses the Spark of this process: the one that other tests share, which reaches S3.
     assert engine().session
     shop.cli("check", "--repair", "one")

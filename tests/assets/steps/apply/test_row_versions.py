@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.batch import DecidedKeys
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
@@ -96,7 +96,7 @@ class World:
         decided = retry_after_conflict(self.decided)(slice_)
 
         def attempt() -> None:
-            pending = Pending([slice_], self.lake.records.head(self.table.path))
+            pending = PendingChanges([slice_], self.lake.records.head(self.table.path))
             VersionsWriter(self.table, self.log, pending, _COPIED, decided).apply()
 
         # A separate commit gives the table deletion vectors.
@@ -106,7 +106,7 @@ class World:
         """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""
         if self.replica_lacks == "nothing":
             return None
-        pending, rows = Pending([slice_], self.lake.records.head(self.replica)), SharedRows(2**20)
+        pending, rows = PendingChanges([slice_], self.lake.records.head(self.replica)), SharedRows(2**20)
         many = many_changes(self.lake, self.replica, self.log, _DEFINITION, pending)
         assert many is not None
         assert many.net is not None
@@ -156,7 +156,7 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(
 ) -> None:
     """Files are written again, or rows are marked; None: rows are marked in the versions alone."""
     if marks is None:
-        monkeypatch.setattr(versions, "_REWRITTEN_BYTES", -1)
+        monkeypatch.setattr(versions, "_MAX_REWRITTEN_BYTES", -1)
     drawn = random.Random(seed)
     changes, replica = _drawn(drawn)
     world = World(tmp_path, replica, marks=bool(marks))
@@ -206,7 +206,7 @@ def test_beginning_again_ends_the_current_versions_once(tmp_path: Path) -> None:
 def test_rows_that_the_replica_had_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "_REWRITTEN_BYTES", -1)
+    monkeypatch.setattr(versions, "_MAX_REWRITTEN_BYTES", -1)
     taken = list[pa.Table | None]()
     of = KeyedRows.of
 

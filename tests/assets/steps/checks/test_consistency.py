@@ -21,15 +21,15 @@ from pyspark.sql import SparkSession
 
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import (
-    ATTEMPTS,
+    MAX_ATTEMPTS,
     REWRITTEN,
     TableConsistency,
     at_one_lsn,
     check_consistency,
 )
 from pgsieve.assets.steps.checks.repair import repair
+from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
@@ -175,7 +175,9 @@ def disturbed_exports(
 
 
 #: A row is committed before each snapshot, but a TRUNCATE empties the table before the rows are read.
-TRUNCATED = [(f"insert into items values ({-number})", "truncate items") for number in range(1, ATTEMPTS + 1)]
+TRUNCATED = [
+    (f"insert into items values ({-number})", "truncate items") for number in range(1, MAX_ATTEMPTS + 1)
+]
 
 
 def test_a_table_that_is_truncated_during_a_comparison_is_compared_again(replicated: Replicated) -> None:
@@ -206,7 +208,7 @@ def test_a_repair_deletes_no_row_after_the_table_was_read_as_empty(replicated: R
     with disturbed_exports(replicated.database, *TRUNCATED):
         (done,) = repair(subscription, lake, [name], _quiet)
     assert (done.inserted, done.deleted, done.problem) == (0, 0, REWRITTEN)
-    assert replicated.replica("items").to_pyarrow_table()["id"].to_pylist() == [-ATTEMPTS]
+    assert replicated.replica("items").to_pyarrow_table()["id"].to_pylist() == [-MAX_ATTEMPTS]
     (done,) = repair(subscription, lake, [name], _quiet)
     assert (done.inserted, done.deleted, done.problem) == (0, 0, None)
 
@@ -277,7 +279,7 @@ def test_a_repair_writes_only_differing_rows_and_moves_no_position(
     replicated: Replicated,
 ) -> None:
     """It takes long because Spark starts. The histories of rows follow the repair."""
-    kept = KeptHistories(KeptHistory(initial=True, scd2=True))
+    kept = HistoryChoices(HistoryChoice(initial=True, scd2=True))
     replicated.subscription = replace(replicated.subscription, histories=kept)
     replicated.publish(*PAIR)
     subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)

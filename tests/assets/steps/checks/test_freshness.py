@@ -37,7 +37,7 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
         ]
         return each, len(asked)
 
-    freshness._FIRST.clear()
+    freshness._ANSWERS.clear()
     assert waiting() == ([False] * 4, 1)
     assert waiting() == ([False] * 4, 0)
     shop.database.execute("insert into orders values (5, 5)")
@@ -64,7 +64,7 @@ def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) ->
     def look() -> None:
         own = build_project(load_config(shop.path))
         while not ended.is_set():
-            freshness._FIRST.clear()
+            freshness._ANSWERS.clear()
             assert check_freshness(own.subscriptions["one"], own.lake.open()).problem is None
 
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as long:
@@ -86,15 +86,15 @@ def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) ->
 def test_a_freshness_check_does_not_wait_for_another_processs_turn(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(freshness, "_TURN_SECONDS", 0.2)
+    monkeypatch.setattr(freshness, "_LOCK_SECONDS", 0.2)
     shop.run()
     project = build_project(load_config(shop.path))
     subscription = project.subscriptions["one"]
-    freshness._FIRST.clear()
+    freshness._ANSWERS.clear()
     shop.database.execute("insert into orders values (5, 5)")
     lock_statement = "select pg_advisory_lock(hashtextextended(%s, 0))"
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
         other.execute(lock_statement, [f"pgsieve slot {subscription.feed.slot}"])
         # If it waited for its turn, it would wait forever.
         assert check_freshness(subscription, project.lake.open()).seconds > 0
-    assert not freshness._FIRST, "the slot was read"
+    assert not freshness._ANSWERS, "the slot was read"

@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.moments import restore as restoring
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import tables_at
@@ -173,7 +173,7 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
 @pytest.mark.parametrize("initial", [False, True])
 def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, initial: bool) -> None:
     """If a history begins with a copy, that copy is not a slice of changes."""
-    kept = KeptHistories(KeptHistory(initial=initial))
+    kept = HistoryChoices(HistoryChoice(initial=initial))
     counters.subscription = replace(counters.subscription, histories=kept)
     counters.run()
     followed = counters.add()
@@ -278,8 +278,8 @@ def test_refused_targets_of_a_restore(
         assert {path.name for path in refused.iterdir()} == {"sub", "_pgsieve"}
         raise LakeError("no room")
 
-    brought, refused = restoring.brought, tmp_path.parent / f"{tmp_path.name}_refused"
-    monkeypatch.setattr(restoring, "brought", failing)
+    brought, refused = restoring.clone_up_to, tmp_path.parent / f"{tmp_path.name}_refused"
+    monkeypatch.setattr(restoring, "clone_up_to", failing)
     with pytest.raises(LakeError, match="no room"):
         restore(Moment(lake, "sub", lsn), str(refused))
     assert list(refused.iterdir()) == []

@@ -8,10 +8,10 @@ import pytest
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
-from pgsieve.assets.steps.subscription import Definition, Published
+from pgsieve.assets.steps.subscription import Definition, PublicationRecord
 from pgsieve.decoding.publications.evolution import Layout
 
-PUBLISHED = Published(row_filters=("a > 1",), publications=("sales",))
+PUBLISHED = PublicationRecord(row_filters=("a > 1",), publications=("sales",))
 COPIED = Definition(
     columns=(("a", "int"), ("b", "string")), key=("a",), layout=Layout(1, (), 0, ()), published=PUBLISHED
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgsieve.assets.steps.subscription import Definition, Former, History, planned_sources
+from pgsieve.assets.steps.subscription import Definition, FormerLayout, History, planned_sources
 from pgsieve.decoding.publications.evolution import Layout, LayoutColumn
 
 MOOD = (("c", "16390", "1 16384"), ("e", "16384", "sad", "ok"))
@@ -18,7 +18,7 @@ MADE = Definition(
     columns=(("a", "int"), ("ß", "string")),
     key=("a",),
     layout=LAYOUT,
-    former=Former(LAYOUT, frozenset({1, 3}), 5),
+    former=FormerLayout(LAYOUT, frozenset({1, 3}), 5),
     history=History(1, (("a", "int"),)),
 )
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from pgsieve.assets.steps.records.failures import first_failing, in_transaction, passes, reason
+from pgsieve.assets.steps.records.failures import first_failing, in_transaction, is_transient, reason
 from pgsieve.assets.steps.records.table_states import copy_again
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.numeric import NumericError
@@ -43,8 +43,8 @@ def test_a_reason_to_copy_again_names_the_command_for_a_shell() -> None:
 
 
 def test_a_server_that_does_not_answer_is_not_an_error_of_the_table() -> None:
-    assert passes(SourceUnreachableError("no answer"))
-    assert not passes(PgsieveError("a value that its column cannot hold"))
+    assert is_transient(SourceUnreachableError("no answer"))
+    assert not is_transient(PgsieveError("a value that its column cannot hold"))
 
 
 def test_an_error_of_a_row_filter_is_reported_with_its_sqlstate() -> None:

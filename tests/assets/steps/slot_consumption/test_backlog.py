@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
-from pgsieve.assets.steps.slot_consumption.appending import at_once
+from pgsieve.assets.steps.slot_consumption.appending import peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.messages import drained_messages
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
@@ -85,7 +85,7 @@ def test_a_backlog_of_many_slices_is_decoded_few_times_and_gives_the_same_slices
             fill(connection, 24, 2_000)
             before = [decodings(server, feed.slot) for feed in feeds]
             done, _ = drained(feeds[0], lake)
-            monkeypatch.setattr(backlog, "MOST_SLICES", 1)
+            monkeypatch.setattr(backlog, "MAX_SLICES", 1)
             one_by_one, _ = drained(feeds[1], lake)
             ahead, single = (decodings(server, f.slot) - b for f, b in zip(feeds, before, strict=True))
         assert done.slices == one_by_one.slices >= 10
@@ -179,7 +179,7 @@ def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
         begin = current_lsn(connection)
         fill(connection, 3, 10)
         end = current_lsn(connection)
-        query = peek_query(feed.slot, end, at_once(feed, ["p"]), connection.info.server_version)
+        query = peek_query(feed.slot, end, peek_options(feed, ["p"]), connection.info.server_version)
     kinds = []
     for since in (0, begin):
         rows = drained_messages(engine().session, feed.source.executor_conninfo(), query, since, end)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.update_transformation.changes import Emptied, ReadableChanges, SentChanges
+from pgsieve.assets.steps.update_transformation.changes import ReadableChanges, SentChanges, TruncateAt
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
@@ -67,7 +67,7 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
 
 
 def sent_changes(
-    messages: Messages, transformation: Transformation, places: Sequence[Emptied] = ()
+    messages: Messages, transformation: Transformation, places: Sequence[TruncateAt] = ()
 ) -> ReadableChanges:
     return readable(
         SentChanges(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering, shared_folders
+from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_columns, shared_folders
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout, TableLayout
 from pgsieve.resources.postgres.source import Source
 
@@ -27,10 +27,10 @@ def test_tables_that_would_share_a_folder_are_all_refused() -> None:
 def test_tables_are_clustered_by_the_columns_that_they_have() -> None:
     own = {("s", "own"): TableLayout(("x",)), ("s", "not"): TableLayout(())}
     layout = subscription(SubscriptionLayout(every=TableLayout(("a", "b")), tables=own))
-    assert clustering(layout, ("s", "t"), [("b", "int"), ("a", "string")]) == ("a", "b")
-    assert clustering(layout, ("s", "t"), [("a", "string")]) == ()
-    assert clustering(layout, ("s", "t"), [("a", "string"), ("b", "array<int>")]) == ()
-    assert clustering(layout, ("s", "not"), [("b", "int"), ("a", "string")]) == ()
-    assert clustering(layout, ("s", "own"), [("x", "date")]) == ("x",)
+    assert clustering_columns(layout, ("s", "t"), [("b", "int"), ("a", "string")]) == ("a", "b")
+    assert clustering_columns(layout, ("s", "t"), [("a", "string")]) == ()
+    assert clustering_columns(layout, ("s", "t"), [("a", "string"), ("b", "array<int>")]) == ()
+    assert clustering_columns(layout, ("s", "not"), [("b", "int"), ("a", "string")]) == ()
+    assert clustering_columns(layout, ("s", "own"), [("x", "date")]) == ("x",)
     with pytest.raises(ClusteringError, match=r'subscription "sales": table s.own cannot be clustered by x'):
-        clustering(layout, ("s", "own"), [("a", "string")])
+        clustering_columns(layout, ("s", "own"), [("a", "string")])

@@ -14,7 +14,7 @@ from pgsieve.resources.work import Work
 
 T = TypeVar("T")
 
-Done = Callable[[Log], tuple[T, Work]]
+PrefetchedWork = Callable[[Log], tuple[T, Work]]
 
 #: Receives the log records of work for a later step; None for the work of the step that is running.
 PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar(
@@ -22,6 +22,6 @@ PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVa
 )
 
 
-def done_before(result: T) -> Done[T]:
+def finished_work(result: T) -> PrefetchedWork[T]:
     """The result of work that has written its log lines itself."""
     return lambda _: (result, Work())

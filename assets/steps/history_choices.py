@@ -7,7 +7,7 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class KeptHistory:
+class HistoryChoice:
     """The choice for one table; a None leaves it to the subscription's choice, where None means no.
 
     `initial`: the change history begins with the copied rows. `scd2`: a table of its own has all versions of the rows,
@@ -22,22 +22,22 @@ class KeptHistory:
         """Whether one of the histories is kept."""
         return bool(self.initial or self.scd2)
 
-    def over(self, other: "KeptHistory") -> "KeptHistory":
+    def over(self, other: "HistoryChoice") -> "HistoryChoice":
         """The choice with each None replaced by the value of the other one."""
-        return KeptHistory(
+        return HistoryChoice(
             other.initial if self.initial is None else self.initial,
             other.scd2 if self.scd2 is None else self.scd2,
         )
 
 
 @dataclass(frozen=True)
-class KeptHistories:
+class HistoryChoices:
     """The choices of a subscription: one for all tables (`every`), and others for single tables."""
 
-    every: KeptHistory = field(default_factory=KeptHistory)
-    tables: Mapping[Name, KeptHistory] = field(default_factory=dict)
+    every: HistoryChoice = field(default_factory=HistoryChoice)
+    tables: Mapping[Name, HistoryChoice] = field(default_factory=dict)
 
-    def of(self, name: Name) -> KeptHistory:
+    def of(self, name: Name) -> HistoryChoice:
         """The choice for one table."""
         table = self.tables.get(name)
         return self.every if table is None else table.over(self.every)

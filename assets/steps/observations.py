@@ -14,7 +14,7 @@ def observation_for(lake: Lake) -> Observation:
     return Observation()
 
 
-def observed(
+def observed_metrics(
     observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]
 ) -> Mapping[str, Any]:
     """The observed metrics by name; if Spark reports none, they are computed from `rows`, which are the same rows.
@@ -22,10 +22,10 @@ def observed(
     A Spark Connect server waits a tenth of a second for a query's observations. A busy server leaves them out
     (Observation.getRowOrEmpty in Spark's sql/api).
     """
-    return observation.get or aggregated(rows(), metrics)
+    return observation.get or aggregate_metrics(rows(), metrics)
 
 
-def aggregated(rows: DataFrame, metrics: Sequence[Column]) -> Mapping[str, Any]:
+def aggregate_metrics(rows: DataFrame, metrics: Sequence[Column]) -> Mapping[str, Any]:
     """The metrics of rows, computed by a query of their own."""
     row = rows.agg(*metrics).first()
     assert row is not None

@@ -22,7 +22,7 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 
 
 @dataclass(frozen=True)
-class KeptRows:
+class EndedRows:
     """The rows of the file `name` that end: their ascending numbers in the file, and their metadata.
 
     The metadata of the row `rows[i]` is the row `which[i]` of the table `ended`.
@@ -46,7 +46,7 @@ class KeptRows:
             metadata, kept = ended.take(pa.array(self.which[which])), rows
             for name in fields.names:
                 place = schema.get_field_index(name)
-                kept = kept.set_column(place, schema.field(place), _whole(metadata[name]))
+                kept = kept.set_column(place, schema.field(place), _single_array(metadata[name]))
             yield stamp.of(kept)
 
 
@@ -69,7 +69,7 @@ class Endings:
         assert self.keyed.ended is not None
         return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
 
-    def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[KeptRows]]:
+    def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """The rows to remove from their files, and those among them to write again as ended.
 
         `leaving` are the rows whose keys the batch replaces.
@@ -79,7 +79,7 @@ class Endings:
         ended_by = np.full(others + 1, NONE)
         ended_by[net.keys[stands]] = net.ended[stands]
         ended_by[others] = metadata.num_rows - 1
-        gone, kept = _together(leaving, self.emptied, others), list[KeptRows]()
+        gone, kept = _merge_matches(leaving, self.emptied, others), list[EndedRows]()
         for match in gone:
             order = np.argsort(match.rows)
             by = ended_by[match.keys[order]]
@@ -87,7 +87,7 @@ class Endings:
             if stays.any():
                 changes, which = np.unique(by[stays], return_inverse=True)
                 kept.append(
-                    KeptRows(match.name, match.rows[order][stays], which, metadata.take(pa.array(changes)))
+                    EndedRows(match.name, match.rows[order][stays], which, metadata.take(pa.array(changes)))
                 )
         return gone, kept
 
@@ -99,10 +99,12 @@ class Endings:
         metadata = self._metadata.take(pa.array(net.ended[at]))
         metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
         places = self.keyed.places[net.last[at]]
-        return [Completion(name, places, _whole(metadata[name])) for name in metadata.column_names]
+        return [Completion(name, places, _single_array(metadata[name])) for name in metadata.column_names]
 
 
-def _together(leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], key: int) -> list[FileMatches]:
+def _merge_matches(
+    leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], key: int
+) -> list[FileMatches]:
     """The union of both, by file. A row that is only in `emptied` gets the key number `key`."""
     others = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in emptied}
     gone = list[FileMatches]()
@@ -115,5 +117,5 @@ def _together(leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], ke
     return [*gone, *others.values()]
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _single_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

@@ -30,29 +30,29 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from pgsieve.assets.checks import (
     FRESHNESS,
     SYNC_STATE,
-    check_of_freshness,
-    check_of_states,
+    cut_sync_state_result,
+    freshness_result,
     reported_problems,
 )
 from pgsieve.assets.metadata import LAG_SECONDS
-from pgsieve.assets.outcome import of_tables, problems_of
+from pgsieve.assets.outcome import cut_obstacles, subscription_problems
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_subscription
+from pgsieve.assets.translator import AssetKind, Naming, subscription_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 
 #: How often an unchanged cut is reported within a subscription's `freshness`: so no freshness policy fails.
-_TIMES = 4
+_REPORTS_PER_FRESHNESS = 4
 #: A run repeats the recorded versions of inputs that it does not materialise, if they are no more than this.
-_MOST_INPUTS = 100
+_MAX_INPUTS = 100
 
 
-def data_version(cut: Cut) -> dg.DataVersion:
+def cut_data_version(cut: Cut) -> dg.DataVersion:
     """The data version of a cut: it changes only with the replicas."""
     return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
 
@@ -65,7 +65,7 @@ def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | st
         return error.message
 
 
-def lag(behind: Freshness | str) -> dict[str, float]:
+def lag_metadata(behind: Freshness | str) -> dict[str, float]:
     """The lag as metadata; empty if it is not known."""
     return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: round(behind.seconds, 2)}
 
@@ -99,7 +99,7 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
         )
 
 
-def tables_shown_failed(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+def tables_with_failed_check(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
     """The tables whose last check `sync_state` failed; a run of another Dagster instance may have made some ready since."""
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
@@ -127,16 +127,16 @@ def report_cut(
         if cut is None:
             return
         states, subscription_state = states_of.newest(), record.state()
-    key = naming.key(of_subscription(subscription, AssetKind.CUT))
-    version = data_version(cut)
-    problems = problems_of(subscription.name, lake, states, subscription_state)
+    key = naming.key(subscription_asset(subscription, AssetKind.CUT))
+    version = cut_data_version(cut)
+    problems = subscription_problems(subscription.name, lake, states, subscription_state)
     # Problems for which no run has failed are left out: the next run has to fail for them.
     reported = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
-    state = check_of_states(key, states, subscription_state, reported)
+    state = cut_sync_state_result(key, states, subscription_state, reported)
     if _is_reported(dagster, subscription, state, version):
         return
     measured = measured_freshness(subscription, lake) if behind is None else behind
-    if not of_tables(problems):
+    if not cut_obstacles(problems):
         dagster.report_runless_asset_event(
             dg.AssetMaterialization(
                 key,
@@ -144,15 +144,15 @@ def report_cut(
                     "LSN": format_lsn(cut.lsn),
                     "tables": len(cut.tables),
                     "tables changed": 0,
-                    **lag(measured),
+                    **lag_metadata(measured),
                 },
-                tags={DATA_VERSION_TAG: version.value, **_inputs(dagster, key)},
+                tags={DATA_VERSION_TAG: version.value, **_renewed_input_tags(dagster, key)},
             )
         )
-    report_checks(dagster, [state, check_of_freshness(key, subscription, measured)])
+    report_checks(dagster, [state, freshness_result(key, subscription, measured)])
 
 
-def disabled_before(
+def report_if_disabled(
     dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, naming: Naming
 ) -> bool:
     """Report the check `sync_state` if a subscription is disabled; returns whether an earlier run has failed for that."""
@@ -160,24 +160,24 @@ def disabled_before(
     if subscription_state.enabled:
         return False
     states = TableStates(lake, subscription.name).newest()
-    key = naming.key(of_subscription(subscription, AssetKind.CUT))
-    problems = problems_of(subscription.name, lake, states, subscription_state)
+    key = naming.key(subscription_asset(subscription, AssetKind.CUT))
+    problems = subscription_problems(subscription.name, lake, states, subscription_state)
     reported = reported_problems(dagster, key)
     failed_for = reported.intersection(problems.values()) | {problems[None]}
-    report_checks(dagster, [check_of_states(key, states, subscription_state, failed_for)])
+    report_checks(dagster, [cut_sync_state_result(key, states, subscription_state, failed_for)])
     return problems[None] in reported
 
 
-def recorded_inputs(
+def recorded_input_tags(
     dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
 ) -> dict[str, str]:
     """The tags with the versions of some inputs from the asset's last materialization; none for too many inputs.
 
     A materialization repeats them for inputs that its run does not materialise. Without them Dagster calls the asset
     "unsynced", as if these inputs were new. Dagster stores two tags per input with each materialization, hence
-    `_MOST_INPUTS`.
+    `_MAX_INPUTS`.
     """
-    if not 0 < len(inputs) <= _MOST_INPUTS:
+    if not 0 < len(inputs) <= _MAX_INPUTS:
         return {}
     newest = dagster.get_latest_data_version_record(key)
     before = (newest and newest.event_log_entry.tags) or {}
@@ -187,7 +187,7 @@ def recorded_inputs(
     return {name: before[name] for name in names if name in before}
 
 
-def current_inputs(
+def current_input_tags(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
     """A materialization's tags with the current versions of its inputs; the given version if one was never materialised."""
@@ -201,7 +201,7 @@ def current_inputs(
     return tags
 
 
-def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+def _renewed_input_tags(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
     """A materialization's tags for the inputs of its asset's last materialization as they are now; empty if it had none.
 
     Without them Dagster compares times, and calls the asset "unsynced" once an input is materialised again.
@@ -210,14 +210,14 @@ def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
     before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
     if not before:
         return {}
-    return _provided(before.code_version) | current_inputs(dagster, before.input_data_versions)
+    return _version_tags(before.code_version) | current_input_tags(dagster, before.input_data_versions)
 
 
-def _provided(code_version: str) -> dict[str, str]:
+def _version_tags(code_version: str) -> dict[str, str]:
     return {CODE_VERSION_TAG: code_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
 
 
-def unasked(
+def unplanned_event(
     context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
 ) -> dg.AssetMaterialization:
     """The event for an asset that a step has materialised although its run did not plan it; `inputs` are its inputs.
@@ -228,13 +228,13 @@ def unasked(
     assert result.asset_key is not None
     assert result.data_version is not None
     if _is_shown_failed(context.instance, result.asset_key):
-        plan(context, [result.asset_key])
-    tags = {DATA_VERSION_TAG: result.data_version.value, **_provided(context.run_id)}
-    tags |= current_inputs(context.instance, inputs)
+        plan_assets(context, [result.asset_key])
+    tags = {DATA_VERSION_TAG: result.data_version.value, **_version_tags(context.run_id)}
+    tags |= current_input_tags(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
 
 
-def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
+def plan_assets(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
     """Plan these assets for this run: if it fails before it materialises them, Dagster shows them as failed."""
     step = context.get_step_execution_context().step.key
     for key in keys:
@@ -262,7 +262,7 @@ def _is_reported(
     assert state.asset_key is not None
     checks = [dg.AssetCheckKey(state.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)
-    since = datetime.now(UTC).timestamp() - subscription.freshness.total_seconds() / _TIMES
+    since = datetime.now(UTC).timestamp() - subscription.freshness.total_seconds() / _REPORTS_PER_FRESHNESS
     for check in checks:
         record = last.get(check)
         if record is None or record.event is None or record.event.timestamp < since:
