@@ -237,7 +237,7 @@ def present_rows(
     local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
     """The present versions among the matches `among`; if it is None all of the table, in order, with key number 0."""
-    return local.flagged(path, Flag(IS_CURRENT, is_set=True, lacking=VALID_TO_LSN), among)
+    return local.flagged(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
 
 
 @dataclass(frozen=True)

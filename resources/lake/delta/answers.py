@@ -1,7 +1,7 @@
-"""Caches answers about the newest version of a table, until the table has another version.
+"""Caches results of queries of the newest version of a table, until the table has another version.
 
-In: a stamp that distinguishes versions, names of questions, and functions that compute the answers. Out:
-answers. Raises the functions' errors.
+In: a stamp that distinguishes versions, names of queries, and functions that compute the results. Out: results.
+Raises the functions' errors.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,24 +13,24 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class Answers:
-    """The answers about one table."""
+    """The cached results of one table."""
 
-    #: A version and its answers; one value, as threads may ask in parallel.
-    _kept: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
+    #: A version and its results: one value, as threads may use it in parallel.
+    _cached: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The answer of `ask` about a version, computed once; `question` identifies it."""
+        """The result of `ask` for a version, computed once; `question` identifies it."""
         answers: dict[str, Answer] = self._of(version)
         if question not in answers:
             answers[question] = ask()
         return answers[question]
 
     def record_answer(self, version: Hashable, question: str, answer: object) -> None:
-        """Record an answer about a version."""
+        """Cache a result for a version."""
         self._of(version)[question] = answer
 
     def _of(self, version: Hashable) -> dict[str, Any]:
-        kept = self._kept
-        if version != kept[0]:
-            kept = self._kept = version, {}
-        return kept[1]
+        cached = self._cached
+        if version != cached[0]:
+            cached = self._cached = version, {}
+        return cached[1]

@@ -1,15 +1,15 @@
-"""Leaves out those bounds of a file's values that would be wrong for some reader.
+"""Leaves out the bounds of a file's values that would be wrong for some reader.
 
-In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds, readers cannot skip
-the file or a row group, but they read the same values. These bounds are left out:
+In: the columns of a new file. Out: delta-rs' properties for the write. Without bounds, readers cannot skip the
+file or a row group, but read the same values. These bounds are left out:
 
 - of decimals with more than 15 digits: delta-rs computes their bounds in floating point, 9007199254740993 as
   ...992, and a reader that looks for the value skips the file;
 - of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number,
   so a reader that looks for greater values skips NaN (`parquet_files` leaves them out, too);
-- of texts and bytes all but a prefix: otherwise the file's footer and Delta's log would contain a value of megabytes
-  again, and Spark reads no log with a text of more than 20,000,000 characters. A cut upper bound is rounded up, so it
-  stays a bound;
+- of texts and bytes all but a prefix: otherwise the file's footer and Delta's log would repeat values of megabytes, and
+  Spark reads no log with a text of more than 20,000,000 characters. A truncated upper bound is rounded up, so it is
+  still a bound;
 - of dates after the year 262142, for which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity
   is even later. If a file has such a date, none of its columns with dates has bounds.
 """
@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta.parquet_files import COMPRESSION_LEVEL, ROW_GROUP, has_dictionary, leaves
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 #: 262142-12-31, the last date of chrono, which delta-rs uses; as days since 1970-01-01.
 _LAST_DAY = 95_026_236
@@ -36,12 +36,12 @@ _BOUND_BYTES = 64
 
 
 def write_with_bounds(
-    write: Callable[[WriterProperties], Done], schema: pa.Schema, rows: pa.Table | None = None
-) -> Done:
-    """The result of `write` with properties for its files.
+    write: Callable[[WriterProperties], Result], schema: pa.Schema, rows: pa.Table | None = None
+) -> Result:
+    """Call `write` with properties for files of this schema; return its result.
 
-    If delta-rs fails at the bounds of dates, `write` is repeated without these. A failed write has committed
-    nothing. `schema` has the columns of the files. `rows` are the rows to write, or a part of them.
+    If delta-rs fails at the bounds of dates, `write` is repeated without these: the failed write has committed
+    nothing. `rows` are the rows to write, or a part of them.
     """
     if rows is not None and any(map(_has_late_date, rows.columns)):
         return write(writer_properties(schema, dates=False))
@@ -54,12 +54,11 @@ def write_with_bounds(
 
 
 def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
-    """Properties for files with some columns: without the bounds that delta-rs gets wrong and, if not `dates`, of dates."""
+    """Properties for files of this schema, without bounds that delta-rs computes wrongly; `dates`: with bounds of dates."""
     fields = list(schema)
-    unsure = [field for field in fields if _has_unsafe_bounds(field.type, dates=dates)]
-    # The properties can name only whole columns. So if one field of a struct is unsure, no struct gets
-    # bounds.
-    no_structs = any(pa.types.is_nested(field.type) for field in unsure)
+    unsafe = [field for field in fields if _has_unsafe_bounds(field.type, dates=dates)]
+    # The properties can only name top-level columns. So if a field of a struct is unsafe, no struct gets bounds.
+    no_structs = any(pa.types.is_nested(field.type) for field in unsafe)
     return WriterProperties(
         max_row_group_size=ROW_GROUP,
         compression="ZSTD",
@@ -71,7 +70,7 @@ def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterPropert
         column_properties={
             field.name: ColumnProperties(
                 dictionary_enabled=has_dictionary(field.type),
-                statistics_enabled="NONE" if field in unsure else "CHUNK" if no_structs else None,
+                statistics_enabled="NONE" if field in unsafe else "CHUNK" if no_structs else None,
             )
             for field in fields
         },
@@ -88,7 +87,7 @@ def _has_unsafe_bounds(kind: pa.DataType, *, dates: bool) -> bool:
 
 
 def _has_late_date(values: pa.ChunkedArray) -> bool:
-    """Whether there is a date that is too late for delta-rs's bounds, also within a struct or list."""
+    """Whether a date is too late for delta-rs's bounds, also within a struct or list."""
     kind = values.type
     if pa.types.is_date32(kind):
         last = pc.max(values.cast(pa.int32())).as_py()

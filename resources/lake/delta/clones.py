@@ -1,9 +1,9 @@
 """Clones a version of a Delta table at another path: a separate table with the same rows, position and properties.
 
 In: the table's path, one of its versions, and the stores of both paths. Out: the log up to that version, and
-the files that it names. Within one file system a file gets a second name (a hard link), which needs no space;
-that is safe, as Delta never alters a file. Elsewhere the file is copied. Raises OSError, and delta-rs's error
-if the version cannot be opened.
+its files. Within one file system a file gets a second name (a hard link), which needs no space, and is safe
+because Delta never alters a file. Elsewhere the file is copied. Raises OSError, and delta-rs's error if the
+version cannot be opened.
 """
 
 import os
@@ -18,8 +18,8 @@ from pgsieve.resources.lake.delta.deletion_vectors import FEATURE, is_vector_fil
 from pgsieve.resources.lake.delta.log import UNLINKABLE
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The version of an entry, a checkpoint, or a part of a checkpoint; compacted files of several entries do not
-#: match.
+#: The name of an entry, a checkpoint, or a part of a checkpoint, with its version. Files of several compacted
+#: entries do not match.
 _VERSIONED_FILE = re.compile(r"(\d{20})\.(?!\d{20}\.compacted)")
 
 
@@ -29,7 +29,7 @@ def files_of(table: DeltaTable) -> list[str]:
 
 
 def clone(table: DeltaTable, path: str, store: Store, into: str, target: Store) -> None:
-    """Make a table at `into` from the opened version of the table at `path`."""
+    """Create a table at `into` from the opened version of the table at `path`."""
     names = files_of(table)
     if FEATURE in (table.protocol().reader_features or ()):
         names += filter(is_vector_file, store.names(path))
@@ -37,9 +37,11 @@ def clone(table: DeltaTable, path: str, store: Store, into: str, target: Store) 
         _link_or_copy(join_path(path, name), store, join_path(into, name), target)
     log, version = join_path(path, "_delta_log"), table.version()
     entries = {name: int(match[1]) for name in store.names(log) if (match := _VERSIONED_FILE.match(name))}
-    first = max((of for name, of in entries.items() if ".checkpoint" in name and of <= version), default=0)
-    # The log comes last, and in its order, so that no reader sees an incomplete table.
-    for name in sorted(name for name, of in entries.items() if first <= of <= version):
+    first = max(
+        (number for name, number in entries.items() if ".checkpoint" in name and number <= version), default=0
+    )
+    # The log comes last, ordered by version, so that no reader opens an incomplete table.
+    for name in sorted(name for name, number in entries.items() if first <= number <= version):
         _link_or_copy(join_path(log, name), store, join_path(into, f"_delta_log/{name}"), target)
 
 

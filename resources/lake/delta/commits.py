@@ -234,12 +234,12 @@ class Commits:
                     writer_properties=properties,
                     commit_properties=_commit_properties(commit),
                 )
-                merger = merger.when_matched_delete(clauses.deletes)
-                if clauses.end:
-                    merger = merger.when_matched_update(dict(clauses.end), clauses.ends)
+                merger = merger.when_matched_delete(clauses.delete_condition)
+                if clauses.close:
+                    merger = merger.when_matched_update(dict(clauses.close), clauses.close_condition)
                 result: Mapping[str, Any] = (
                     merger.when_matched_update(dict(clauses.update))
-                    .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
+                    .when_not_matched_insert(dict(clauses.insert), clauses.insert_condition)
                     .execute()
                 )
                 return result

@@ -1,17 +1,17 @@
-"""OPTIMIZE of a plain table as a compare-and-set of its files: small files are joined, or all rows are clustered.
+"""Compacts a plain table by compare-and-set of its files: joins small files, or clusters all rows.
 
 In: a table that delta-rs can reach, without deletion vectors, partitions or mapped columns. Out: commits that
-leave its rows as they are, and by how many files the table has shrunk. Raises OverrunError if another process
-has rewritten one of the files meanwhile.
+do not change rows, and by how many the number of files has shrunk. Raises OverrunError if another process has
+rewritten one of the files meanwhile.
 
-delta-rs has OPTIMIZE, too. But two of its runs can replace the same files one after the other, and then the
-table has the rows twice. So this module writes the files, and commits them only to a version that still has
-the files that they replace:
+With delta-rs's OPTIMIZE, two processes can replace the same files one after the other, and the table would have
+the rows twice. So this module writes the files itself, and commits them only to a version that still has the
+files that they replace:
 
     version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
     version 8    a b c D f       Another process has appended f: E may still replace a, b and c.
-    version 9    D f E           The commit names version 8, and fails if another process has made a version 9.
-                                 Then the newest version is checked again.
+    version 9    D f E           The commit must follow version 8. If another process has made a version 9, it fails,
+                                 and the newest version is checked again.
     version 9'   a' c D f        Here b is gone, and a was rewritten: E is dropped, and a new plan is needed.
 """
 
@@ -36,15 +36,15 @@ from pgsieve.resources.lake.stores.store import join_path
 
 #: Files by their paths in the log, with their sizes in bytes.
 Files = Mapping[str, int]
-#: A row group has at most this many bytes in memory, even if it then has fewer rows.
+#: The largest size of a row group in memory.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 
 def compact(local: LocalRecords, path: str) -> int:
-    """Join small files into files of about the table's target size.
+    """Join small files into files of about the table's target size; return by how many their number has shrunk.
 
-    Returns by how many files the table has shrunk. Each group of files has its own commit, so finished groups
-    stay. The rows of one row group are in memory.
+    Each group of files has its own commit, so an interruption loses only the current group. The rows of one row
+    group are in memory.
     """
     return sum(
         _replace(local, path, removed, _rows(local, path, removed))
@@ -53,10 +53,9 @@ def compact(local: LocalRecords, path: str) -> int:
 
 
 def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
-    """Write all files again, with the rows in Z-order of some columns.
+    """Write all files again, with the rows in Z-order of some columns, in one commit.
 
-    Returns by how many files the table has shrunk. It is one commit. All rows are in memory, so this is for
-    small tables.
+    Returns by how many the number of files has shrunk. All rows are in memory, so the table must be small.
     """
     removed = _files(local.table_at(path))
     if not removed:
@@ -66,16 +65,16 @@ def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
 
 
 def _files(table: DeltaTable) -> Files:
-    """The files of a table that can be replaced, in the order in which they were written."""
+    """The files of a table that can be replaced, ordered by the time of their write."""
     files = pa.table(table.get_add_actions()).select(["modification_time", "path", "size_bytes"])
     rows = files.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist()
     return {row["path"]: row["size_bytes"] for row in rows if is_removable(row["path"])}
 
 
 def _groups(files: Files, target: int) -> Iterator[Files]:
-    """Groups of at least two small files, with about the target size together.
+    """Group small files, at least two, up to about the target size.
 
-    Files that were written one after the other are grouped, because they often have close values.
+    The files of a group were written one after the other, because such files often have close values.
     """
     group, size = dict[str, int](), 0
     for name, bytes_ in files.items():
@@ -98,26 +97,20 @@ def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.R
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """Combine and divide batches into batches of the size of a row group.
-
-    No batch has more than `size` bytes in memory.
-    """
+    """Combine and divide batches into row groups of at most about `size` bytes in memory."""
     gathered, rows, nbytes = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
         if batch is not None:
             gathered.append(batch)
             rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
         if batch is None or rows >= ROW_GROUP or nbytes >= size:
-            most = min(ROW_GROUP, rows * size // max(nbytes, 1))
-            yield from pa.Table.from_batches(gathered, schema).combine_chunks().to_batches(max(most, 1))
+            max_rows = min(ROW_GROUP, rows * size // max(nbytes, 1))
+            yield from pa.Table.from_batches(gathered, schema).combine_chunks().to_batches(max(max_rows, 1))
             gathered, rows, nbytes = [], 0, 0
 
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
-    """Commit files with these rows in place of the `removed` ones.
-
-    Returns by how many files the table has shrunk.
-    """
+    """Commit files with these rows in place of the `removed` ones; return by how many their number has shrunk."""
     schema, size, now = (
         local.arrow_schema(path),
         file_bytes(local.properties(path)),
@@ -136,9 +129,9 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
 
     def commit() -> None:
         metadata = unchanged_metadata(local.position(path))
-        # The commit succeeds only on the version that is checked here.
+        # The commit must follow the version that is checked here.
         table = local.table_at(path)
-        # A file keeps its name when another process marks some of its rows as deleted.
+        # A file has the same name after another process has marked some of its rows as deleted.
         if not (removed.keys() <= _files(table).keys() and is_plain(table)):
             raise OverrunError(path)
         table.create_write_transaction(

@@ -1,6 +1,6 @@
 """Detects incomplete log entries that delta-rs accepts: entries without actions, or cut off after an action.
 
-In: the bytes of an entry. Out: a text that says what is missing. An entry that is cut off within an action is
+In: the bytes of an entry. Out: a text about the missing content. An entry that is cut off within an action is
 not JSON, and delta-rs refuses it. Raises nothing.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Commit Provenance Information)
@@ -12,18 +12,18 @@ from typing import Any
 
 from pgsieve.resources.lake.delta.records import APPLICATION, position_in
 
-#: delta-rs's metrics of the number of files that a commit adds: of a write, and of a MERGE, which also counts
-#: files of the change data feed.
+#: delta-rs's metrics of the number of added files: of a write, and of a MERGE, which also counts files of the
+#: change data feed.
 _ADDED = ("num_added_files", "num_target_files_added")
 NO_ACTIONS = "has no actions"
 _CUT_OFF = "is cut off"
 
 
 def find_defect(content: bytes) -> str | None:
-    """What an entry lacks, as text; None if it is complete.
+    """The defect of an incomplete entry, as text; None if the entry is complete.
 
-    All supported engines begin an entry with a commitInfo. If the commitInfo has a position, a txn action has
-    it, too, and delta-rs writes that action last.
+    All supported engines begin an entry with a commitInfo. If that has a position, so does a txn action, which
+    delta-rs writes last.
     """
     try:
         actions: Sequence[Any] = [json.loads(line) for line in content.splitlines() if line.strip()]

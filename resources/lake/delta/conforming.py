@@ -1,8 +1,7 @@
-"""Rows of older files in the present columns of their table: Arrow arrays in, Arrow arrays out.
+"""Converts rows of older files to the present columns of their table: Arrow arrays in, Arrow arrays out.
 
-Delta adds columns, and fields of structs, without rewriting files. They are NULL in older files (Delta's
-protocol, schema evolution). Raises ArrowInvalid if a value does not fit, which happens in no table of
-pgsieve.
+Delta adds columns, and fields of structs, without rewriting files; in older files these are NULL. Raises
+ArrowInvalid if a value does not fit, which does not happen in pgsieve's tables.
 """
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with the columns of a schema, matched by name."""
+    """The rows with the columns of a schema. Columns are matched by name, and are NULL if missing."""
     columns = [
         _conform(rows[field.name].combine_chunks(), field.type)
         if field.name in rows.column_names

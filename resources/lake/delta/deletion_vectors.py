@@ -1,10 +1,10 @@
-"""Marks rows of a Delta table as deleted in this process: deletion vectors, and the commit that adds them.
+"""Marks rows of a Delta table as deleted: writes deletion vectors, and the commit that adds them.
 
-In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion
-vector of these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So
-this module writes the log's entry by Delta's protocol (Deletion Vectors; Deletion Vector Format; Add File and
-Remove File). The vectors are durable before the entry is written; VACUUM removes the vectors of failed
-commits. Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
+In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion vector
+of these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So this
+module writes the log entry itself (Delta protocol, Deletion Vectors; Deletion Vector Format; Add File and Remove
+File). The vectors are durable before the entry is written. VACUUM removes the vectors of failed commits. Raises
+OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.int64]
 FEATURE, PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
-#: The digits of base 85: Python's (RFC 1924), and Delta's (ZeroMQ's Z85) in another order.
+#: The digits of base 85 in Python (RFC 1924), and in Delta (ZeroMQ's Z85).
 _RFC_1924 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
@@ -43,19 +43,19 @@ _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*
 _ADDED = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"}
 )
-#: The fields that identify a file in the log, with its marked rows.
+#: The fields that identify a file with its marked rows in the log.
 _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
 
 @dataclass(frozen=True)
 class MarkedFile:
-    """A file of a table: its last `add` action (`added`), and the numbers of all deleted rows."""
+    """A file of a table: its last `add` action, and the numbers of all deleted rows."""
 
     added: Action
     rows: Rows
 
     @property
-    def whole(self) -> bool:
+    def is_fully_deleted(self) -> bool:
         """Whether all rows of the file are deleted."""
         return len(self.rows) == int(json.loads(self.added["stats"])["numRecords"])
 
@@ -66,22 +66,19 @@ def is_vector_file(name: str) -> bool:
 
 
 def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
-    """The rows that are marked as deleted, by file names relative to the table's folder.
-
-    Raises DeltaError.
-    """
+    """The rows that are marked as deleted, by file names relative to the table's folder. Raises DeltaError."""
     vectors = pa.table(table.deletion_vectors().read_all())
     if not vectors.num_rows:
         return {}
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     deleted = {}
-    for path, stays in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        deleted[_named(path, names)] = np.flatnonzero(~np.asarray(stays.values)).astype(np.int64)
+    for path, selected in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+        deleted[_file_name(path, names)] = np.flatnonzero(~np.asarray(selected.values)).astype(np.int64)
     return deleted
 
 
-def _named(path: str, names: Collection[str]) -> str:
-    """The name of a file relative to the table's folder, from its path, which delta-rs returns as an encoded URL."""
+def _file_name(path: str, names: Collection[str]) -> str:
+    """The name of a file relative to the table's folder, from its path as delta-rs returns it, an encoded URL."""
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
         if (name := "/".join(parts[first:])) in names:
@@ -97,33 +94,33 @@ def commit_marked(
     others: Sequence[Action],
     time_ms: int,
 ) -> None:
-    """Commit the version after `version`: mark rows, and write the `add` actions `added` and the `others`.
+    """Commit the version after `version`: mark rows, add the files of the `add` actions `added`, and write `others`.
 
     Raises CommitFailedError if another writer was faster.
     """
-    partly = [file for file in marked if not file.whole]
+    partly_deleted = [file for file in marked if not file.is_fully_deleted]
     actions = [*others, *({"add": each} for each in added)]
     for file in marked:
-        kept = {key: file.added[key] for key in _IDENTITY if key in file.added}
+        identity = {key: file.added[key] for key in _IDENTITY if key in file.added}
         actions.append(
             {
                 "remove": {
-                    **kept,
+                    **identity,
                     "deletionTimestamp": time_ms,
                     "dataChange": True,
                     "extendedFileMetadata": True,
                 }
             }
         )
-    for file, vector in zip(partly, _written_vectors(log, partly), strict=True):
-        # The bounds stay bounds of the remaining rows, but are no longer tight.
+    for file, vector in zip(partly_deleted, _write_vectors(log, partly_deleted), strict=True):
+        # The bounds still hold for the remaining rows, but are no longer tight.
         stats = json.dumps({**json.loads(file.added["stats"]), "tightBounds": False})
         actions.append({"add": {**file.added, "dataChange": True, "stats": stats, "deletionVector": vector}})
     log.commit(version + 1, actions)
 
 
-def _written_vectors(log: Log, marked: Sequence[MarkedFile]) -> list[Action]:
-    """Write the vectors of files into one file; return a descriptor for each."""
+def _write_vectors(log: Log, marked: Sequence[MarkedFile]) -> list[Action]:
+    """Write the deletion vectors of files into one new file; return a descriptor of each."""
     if not marked:
         return []
     identity, descriptors = uuid.uuid4(), list[Action]()
@@ -148,13 +145,13 @@ def _written_vectors(log: Log, marked: Sequence[MarkedFile]) -> list[Action]:
 def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:
     """The last `add` actions of some files of a version, by their names relative to the table's folder.
 
-    Raises UnmarkableError.
+    Raises UnmarkableError if an action or its statistics are missing.
     """
     files = dict[str, Action]()
     for actions in log.backwards(version, "add", _ADDED):
         if files.keys() == set(wanted):
             break
-        # A commit that changes the marked rows of a file both removes and adds the file, in any order.
+        # A commit that changes a file's marked rows both removes and adds the file, in any order.
         for added in actions:
             name = unquote(added["path"])
             if name in wanted:
@@ -167,15 +164,15 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
 def enable(log: Log, table: DeltaTable, information: Action) -> None:
     """Enable deletion vectors in a table, by a commit that only changes its properties and features.
 
-    It is not done by delta-rs, which would also add the feature of variants, which many readers do not
-    support. Raises as `commit_marked` does.
+    `information` is the commitInfo. delta-rs would also add the feature of variants, which many readers do not
+    support. Raises OSError, CommitFailedError and UnmarkableError.
     """
     version, protocol = table.version(), table.protocol()
     newest = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
     if newest is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest.get("configuration") or {}), PROPERTY: "true"}
-    # Version 2 of the writers' protocol implies these features (Writer Version Requirements).
+    # Writer version 2 implies these features (Delta protocol, Writer Version Requirements).
     writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
     features = {
         "minReaderVersion": 3,
@@ -192,9 +189,9 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
 
 
 def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
-    """The file of a vector, relative to its table's folder, and the file's least size in bytes.
+    """The file of a deletion vector, relative to its table's folder, and the file's least size in bytes.
 
-    None for a vector without a file in that folder.
+    None without a vector, or if its file is not in that folder.
     """
     if descriptor is None or descriptor.get("storageType") != "u":
         return None

@@ -1,7 +1,7 @@
 """Delta tables that delta-rs can reach, in a folder or on an object store: `Records`, and small writes without a JVM.
 
-delta-rs in this process makes a small write in milliseconds, Spark in about a second. So delta-rs writes and
-merges small batches. Spark writes large batches, and all tables of a lake that delta-rs cannot reach.
+A small write takes delta-rs milliseconds, and Spark about a second. So delta-rs writes and merges small batches.
+Spark writes large batches, and all tables of a lake that delta-rs cannot reach.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -41,21 +41,18 @@ class LocalRecords(Commits):
         path: str,
         keys: pa.Table,
         among: Iterable[npt.NDArray[np.bool_]],
-        most_bytes: int | None,
-        lacking: str | None = None,
+        max_bytes: int | None,
+        null_column: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table with some keys, file by file; None if that needs too many bytes of files.
-
-        The parameters and the conditions for None are those of `matches_among`.
-        """
-        return matches_among(self.table_at(path), path, self.store, keys, among, most_bytes, lacking)
+        """The rows of a table with some keys, file by file, as `key_lookup.matches_among` returns them."""
+        return matches_among(self.table_at(path), path, self.store, keys, among, max_bytes, null_column)
 
     def flagged(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
-        """The rows with a flag, file by file, in order: those in `among`, or of the whole table (None), with key 0."""
+        """The rows with a flag, file by file, as `key_lookup.flagged_rows` returns them."""
         return flagged_rows(self.table_at(path), path, self.store, flag, among)
 
     def arrow_schema(self, path: str) -> pa.Schema:
-        """The columns of a table as Arrow."""
+        """The columns of a table, as an Arrow schema."""
         return arrow_schema(self.table_at(path))
 
     def columns(self, path: str) -> list[str]:
@@ -89,7 +86,7 @@ class LocalRecords(Commits):
         )
 
     def _newest(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
-        # The statistics give the number, so only the files that may have it are read.
+        # The files' statistics have the number, so only files that may have it are read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
@@ -108,7 +105,7 @@ class LocalRecords(Commits):
         yield from pa.RecordBatchReader.from_stream(query)
 
     def as_of(self, path: str, version: int) -> DeltaTable:
-        """A table at one version, at which it stays."""
+        """A table at one version, which is not updated later."""
         return self._tables.as_of(path, version)
 
     def can_add_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
@@ -117,25 +114,22 @@ class LocalRecords(Commits):
         return table is None or requirements.allows_files(table, schema, overwrite=overwrite)
 
     def permutes(self, path: str, columns: Sequence[str]) -> bool:
-        """Whether a table has these columns in another order, which an overwrite by delta-rs would keep."""
+        """Whether a table has these columns in another order. An overwrite by delta-rs would keep that order."""
         if not self.exists(path):
             return False
         names = self.columns(path)
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a table is partitioned by a column that is not among these.
-
-        An overwrite by delta-rs keeps the partitioning.
-        """
+        """Whether a table is partitioned by another column than these. An overwrite by delta-rs would keep that."""
         table = self.open_if_exists(path)
         return table is not None and not set(table.metadata().partition_columns) <= set(columns)
 
     def can_set_properties(self, path: str) -> bool:
-        """Whether `set_properties` keeps a table readable for its present readers.
+        """Whether `set_properties` keeps a table readable for all of its readers.
 
-        If the table's protocol lists features, delta-rs adds the feature of the variant type, which few
-        readers support.
+        To a protocol with a list of features, delta-rs adds the feature of the variant type, which few readers
+        support.
         """
         table = self.table_at(path)
         return (
@@ -145,10 +139,10 @@ class LocalRecords(Commits):
         )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A text of the table's identifier and the newest version's time, and the number of that version.
+        """The table's identifier with the newest version's time, and the number of that version.
 
-        A table that is made anew has another identifier. A folder that was put back gets new commits with the
-        same numbers, but other times.
+        A table that was made again has another identifier. If a folder was restored from a copy, its new
+        versions have the same numbers, but other times.
         """
         if (table := self.open_if_exists(path)) is None:
             return None
@@ -163,15 +157,11 @@ class LocalRecords(Commits):
         return self.table_at(path).version()
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of a version's log entry; None on a store, where it would take a request."""
+        """The size in bytes of a version's log entry; None on a store, where that would take a request."""
         return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back to before this version.
-
-        If the version is the newest, that takes two looks at files. Raises DamagedTableError if the entry of
-        this version has another size than `entry_bytes`, or if this entry or a later one is incomplete.
-        """
+        """As in `Records`. If the version is the newest, this checks only two files."""
         log = self._tables.log_of(path)
         entries = log.since(since, since)
         if since in entries:
@@ -186,10 +176,7 @@ class LocalRecords(Commits):
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair.
-
-        If it is the newest version, this takes only a look at the folder.
-        """
+        """As in `Records`. If the version is the newest, this checks only two files."""
         if {since, since + 1} & self._tables.log_of(path).since(since, since).keys() == {since}:
             return False
         table = self.table_at(path)
@@ -197,7 +184,7 @@ class LocalRecords(Commits):
         return later > 0 and has_repair(table.history(later))
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
         return version_with(self.table_at(path).history(LAST_COMMITS), position)
 
     def size(self, path: str) -> int:
@@ -205,7 +192,7 @@ class LocalRecords(Commits):
         return sum(pa.table(self.table_at(path).get_add_actions())["size_bytes"].to_pylist())
 
     def count(self, path: str) -> int:
-        """How many rows a table has."""
+        """The number of a table's rows."""
         return int(query_table(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
 
     def written_at(self, path: str) -> datetime:
@@ -232,14 +219,13 @@ class LocalRecords(Commits):
         return Slices(self.table_at(path), path, self.store)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends of the slices beyond an LSN, in order; empty if there is no table."""
+        """The ends (LSNs) of the slices after an LSN, in order; empty if there is no table."""
         return [] if (self.position(path) or 0) <= after else self.change_log(path).ends(after)
 
     def is_readable(self, path: str) -> bool:
         """Whether delta-rs and Arrow can read the rows of a table.
 
-        The table has no mapped columns and no partitions, and requires no feature of readers that delta-rs
-        lacks.
+        The table must have no mapped columns and no partitions, and must require no feature that delta-rs lacks.
         """
         table = self.table_at(path)
         return (
@@ -249,23 +235,20 @@ class LocalRecords(Commits):
         )
 
     def is_unmapped(self, path: str) -> bool:
-        """Whether the columns of a table have their own names in its files; True if there is no table."""
+        """Whether the columns of a table have the same names in its files; True if there is no table."""
         table = self.open_if_exists(path)
         return table is None or requirements.is_unmapped(table)
 
     def can_write(self, path: str) -> bool:
-        """Whether delta-rs has all features that a table requires of writers; True if there is no table."""
+        """Whether delta-rs supports all features that a table requires of writers; True if there is no table."""
         table = self.open_if_exists(path)
         return table is None or requirements.can_write(table)
 
     def can_read(self, path: str) -> bool:
-        """Whether delta-rs has all features that a table requires of readers."""
+        """Whether delta-rs supports all features that a table requires of readers."""
         return requirements.can_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None if its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if no property says so or not."""
         setting = self.table_at(path).metadata().configuration.get(PROPERTY)
         return None if setting is None else setting.lower() == "true"

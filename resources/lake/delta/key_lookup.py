@@ -1,7 +1,7 @@
-"""Finds rows of a Delta table by their keys, reading as few of its files as their statistics allow.
+"""Finds rows of a Delta table by their keys, and reads as few files as the files' statistics allow.
 
-In: a table, and keys as Arrow columns. Out: the rows with these keys. If the keys are beyond the bounds of
-all files, as new values of a serial column are, no file is read. Raises errors of delta-rs and Arrow.
+In: a table, and keys as Arrow columns. Out: the rows with these keys. If the keys are outside of the bounds of
+all files, like new values of a serial column, no file is read. Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,27 +26,24 @@ from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_p
 Bounds = tuple[pa.Scalar, pa.Scalar]
 Key = tuple[object, ...]
 
-#: How many files are searched in parallel; the keys of each may take tens of megabytes.
+#: How many files are searched in parallel. The keys of a file may take tens of megabytes.
 _PARALLEL_FILES = 2
 
-#: Integer keys are looked up in an array if it has at most so many elements for each key, and so many more.
+#: Integer keys are looked up in an array if it has at most this many elements per key, and this many more.
 _MAX_ELEMENTS_PER_KEY, _MAX_EXTRA_ELEMENTS = 16, 1 << 20
 
-#: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to
-#: this (Per-file Statistics of its protocol).
+#: Delta may truncate times in statistics to milliseconds, so the greatest time of a file may be later by up to
+#: this (Delta protocol, Per-file Statistics).
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
 def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
-    """The rows of key columns as tuples: equal keys give equal tuples.
-
-    Times become numbers, since Python's own times end earlier.
-    """
+    """The rows of key columns as tuples, which are equal if the keys are. Times become numbers, as Python's end earlier."""
     return zip(*(_plain(column).to_pylist() for column in columns), strict=True)
 
 
 def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
-    """The bounds of the keys' columns whose types have comparable statistics in files."""
+    """The bounds of the key columns whose types have comparable statistics in files, by name."""
     bounds = {}
     for name in keys.column_names:
         if _has_bounds(keys[name].type):
@@ -76,8 +73,8 @@ def rows_of(
 class FileMatches:
     """The matches in a file: the numbers of its matching rows, and for each row the index of its key.
 
-    `name` is the file's name relative to the table's folder, `path` its path in the table's log. `deleted`
-    are the rows that a deletion vector marks, which `rows` does not contain.
+    `name` is the file's name relative to the table's folder, `path` its path in the table's log, `size` its
+    bytes. `deleted` are the numbers of rows that a deletion vector marks; `rows` contains none of them.
     """
 
     name: str
@@ -87,9 +84,9 @@ class FileMatches:
     keys: npt.NDArray[np.int64]
     deleted: npt.NDArray[np.int64]
 
-    def of_keys(self, concerned: npt.NDArray[np.bool_]) -> "FileMatches":
-        """The matches of the keys in this mask."""
-        chosen = concerned[self.keys]
+    def of_keys(self, mask: npt.NDArray[np.bool_]) -> "FileMatches":
+        """The matches of the keys that the mask selects."""
+        chosen = mask[self.keys]
         return replace(self, rows=self.rows[chosen], keys=self.keys[chosen])
 
 
@@ -99,36 +96,36 @@ def matches_among(
     store: Store,
     keys: pa.Table,
     among: Iterable[npt.NDArray[np.bool_]],
-    most_bytes: int | None,
-    lacking: str | None = None,
+    max_bytes: int | None,
+    null_column: str | None = None,
 ) -> list[FileMatches] | None:
-    """The rows of a table that have one of these keys, file by file.
+    """The rows of a table that have one of these keys, file by file; None if that needs too many bytes of files.
 
-    None if that needs too many bytes of files. `among` divides the keys into parts, each with its bounds. A
-    file is read if its bounds overlap those of a part, and if it may have a NULL in the column `lacking`, if
-    given. With `most_bytes` the result is None in three cases:
+    `among` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a
+    group, and if it may have a NULL in the column `null_column` (None: any file). With `max_bytes` the result
+    is None in three cases:
 
-    - the files with matches have more bytes than that
+    - the files with matches have more bytes than `max_bytes`
     - the files to read have more than twice as many; then none is read
     - files have to be read, and the table is not plain (`requirements.is_plain`)
 
-    Without `most_bytes` there is no limit, and files may have deletion vectors.
+    Without `max_bytes` there is no limit, and files may have deletion vectors.
     """
-    parts = [keys.filter(pa.array(part)) for part in among if part.any()]
-    names = {name for part in parts for name in files_within(table, bounds_of(part), lacking)}
+    groups = [keys.filter(pa.array(mask)) for mask in among if mask.any()]
+    names = {name for group in groups for name in files_within(table, bounds_of(group), null_column)}
     if not names:
         return []
-    if most_bytes is None:
+    if max_bytes is None:
         return list(_matched_files(table, path, store, keys, names, deleted_rows(table)))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
-    if not is_plain(table) or size > 2 * most_bytes:
+    if not is_plain(table) or size > 2 * max_bytes:
         return None
     matches, size = list[FileMatches](), 0
     for match in _matched_files(table, path, store, keys, names, {}):
         matches.append(match)
         size += match.size
-        if size > most_bytes:
+        if size > max_bytes:
             return None
     return matches
 
@@ -143,26 +140,26 @@ def _matched_files(
 ) -> Iterator[FileMatches]:
     """The matches in some files of a table; the keys are distinct.
 
-    `names` are the files, relative to the table's folder. `deleted` has their rows that are marked as
-    deleted. The columns of `keys` and of the files have the table's names.
+    `names` are the names of the files relative to the table's folder. `deleted` has the rows of each file that
+    are marked as deleted. The columns of `keys` and of the files have the table's names.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
     sought, no_rows = _SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
 
-    def matches_in(name: str, named: str, size: int) -> FileMatches:
+    def matches_in(name: str, log_path: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(join_path(path, name), keys.schema), keys.schema)
         row, key = sought.within(rows.rename_columns(labels))
         marked = deleted.get(name, no_rows)
-        stays = np.ones(rows.num_rows, np.bool_)
-        stays[marked] = False
-        stays = stays[row]
-        return FileMatches(name, named, size, row[stays], key[stays], marked)
+        is_present = np.ones(rows.num_rows, np.bool_)
+        is_present[marked] = False
+        is_match = is_present[row]
+        return FileMatches(name, log_path, size, row[is_match], key[is_match], marked)
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
     files = [file for file in files if file[0] in names]
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        # A few at a time: the caller may stop early.
+        # A few files at a time, as the caller may stop early.
         for begin in range(0, len(files), _PARALLEL_FILES):
             matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
             yield from (match for match in matches if len(match.rows))
@@ -172,20 +169,20 @@ def _matched_files(
 class Flag:
     """Selects rows by a boolean column: true if `is_set`, otherwise false or NULL.
 
-    A selected row has NULL in the column `lacking`.
+    All selected rows have NULL in the column `null_column`, if given.
     """
 
     column: str
     is_set: bool
-    lacking: str | None = None
+    null_column: str | None = None
 
 
 def flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows with a flag, file by file, in order: those in `among`, or of the whole table (None), with key 0."""
+    """The rows with a flag, file by file, in order: of the rows in `among`, or of the table (None), with key 0."""
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
-    for match in every_file(table, flag.lacking) if among is None else among:
+    for match in every_file(table, flag.null_column) if among is None else among:
         flags = [batch.column(0) for batch in store.batches(join_path(path, match.name), schema)]
         is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
         chosen = is_set == flag.is_set
@@ -199,10 +196,10 @@ def flagged_rows(
     return [match for match in matches if len(match.rows)]
 
 
-def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatches]:
-    """The files of a table that may have a NULL in `lacking`, each as a match without rows."""
+def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
+    """The files of a table that may have a NULL in `null_column` (None: all files), as matches without rows."""
     deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
-    possible = None if lacking is None else set(files_within(table, {}, lacking))
+    possible = None if null_column is None else set(files_within(table, {}, null_column))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
     return [
@@ -214,9 +211,10 @@ def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatche
 
 @dataclass(frozen=True)
 class _SoughtKeys:
-    """Distinct keys that are sought in one file after another; one column needs no join, which takes several times as long.
+    """Distinct keys to search for in one file after another. A key of one column needs no join, which is slower.
 
-    `numbers` has the number of each integer from `least` on that is a key, else -1; None where keys are no integers, or far apart.
+    For integers that are close to each other, `numbers` maps each integer from `least` on to the number of its
+    key, or to -1; otherwise it is None.
     """
 
     keys: pa.Table
@@ -225,7 +223,7 @@ class _SoughtKeys:
 
     @classmethod
     def of(cls, keys: pa.Table) -> "_SoughtKeys":
-        """Prepare the search for keys."""
+        """Prepare the search for these keys."""
         column = keys.column(0)
         is_integer = keys.num_columns == 1 and pa.types.is_signed_integer(column.type)
         if not is_integer or column.null_count or not len(column):
@@ -239,7 +237,7 @@ class _SoughtKeys:
         return cls(keys, least, numbers)
 
     def within(self, rows: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The rows that have a key, and the numbers of their keys."""
+        """The numbers of the rows that have one of the keys, and the numbers of these keys."""
         column = rows.column(0)
         if self.numbers is not None and not column.null_count:
             values = np.asarray(column).astype(np.int64)
@@ -255,12 +253,8 @@ class _SoughtKeys:
 
 
 def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The indices of rows that are equal in PostgreSQL's sense, of both tables in the same order.
-
-    NULL equals nothing.
-    """
-    # Both tables are converted together, as a list's comparable value depends on the other lists of its
-    # column.
+    """The indices of pairs of rows that are equal as in PostgreSQL, for both tables; NULL equals nothing."""
+    # Both tables are converted together: the comparable value of a list depends on the other lists of the column.
     columns = [
         to_comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
         for name in left.column_names
@@ -281,7 +275,7 @@ def _with_numbers(rows: pa.Table, label: str) -> pa.Table:
 def _candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """All rows that have one of the keys, and some other rows, with the columns of a schema."""
+    """All rows that have one of the keys, and perhaps others, with the columns of a schema."""
     bounds = bounds_of(keys)
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
@@ -294,12 +288,14 @@ def _candidates(
         yield rows
 
 
-def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str | None = None) -> list[str]:
-    """The files of a table, relative to its folder, that may have a key within the bounds, and a NULL in `lacking`."""
+def files_within(
+    table: DeltaTable, bounds: Mapping[str, Bounds], null_column: str | None = None
+) -> list[str]:
+    """The files (names relative to the folder) that may have a key within the bounds, and a NULL in `null_column`."""
     files = pa.table(table.get_add_actions(flatten=True))
     is_possible: pa.ChunkedArray = pc.is_valid(files["path"])
-    if f"null_count.{lacking}" in files.column_names:
-        is_possible = pc.and_kleene(is_possible, pc.greater(files[f"null_count.{lacking}"], 0))
+    if f"null_count.{null_column}" in files.column_names:
+        is_possible = pc.and_kleene(is_possible, pc.greater(files[f"null_count.{null_column}"], 0))
     for name, (least, greatest) in bounds.items():
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
             lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
@@ -318,7 +314,7 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str |
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of these files, with the schema's columns.
+    """The rows of these files within the bounds, and perhaps others, with the schema's columns.
 
     All files of the table are read if rows are marked as deleted, or if the files lack a column.
     """
@@ -328,8 +324,7 @@ def _batches(
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
-    # A file that delta-rs has rewritten (MERGE) declares its text as string views, which Arrow cannot compare
-    # with text.
+    # Files from a MERGE of delta-rs declare text as string views, which Arrow cannot compare with text.
     compared = {name: each for name, each in bounds.items() if not _is_text(each[0].type)}
     chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
     chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]
@@ -337,7 +332,7 @@ def _batches(
     for more in chosen[1:]:
         condition = condition & more
     systems, places = zip(*map(store.system, files), strict=True)
-    # The schema is given because a file may be older than a column.
+    # With the schema, columns that an older file lacks are NULL.
     dataset = ds.dataset(list(places), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 Name = tuple[str, str]
 
-#: The default folder of a replica below its subscription's folder; it differs between tables.
+#: The default template of a replica's folder, relative to its subscription's folder.
 FOLDERS = "{schema}/{table}"
 #: The placeholders that a template for folders may have in braces.
 FOLDER_FIELDS = ("schema", "table")
@@ -19,21 +19,21 @@ FOLDER_FIELDS = ("schema", "table")
 
 @dataclass(frozen=True)
 class Property:
-    """A Delta property that a layout may set: its allowed values, in words and as a pattern, and its default."""
+    """A Delta property that a layout may set: the allowed values in words and as a pattern, and the default."""
 
     meaning: str
     values: str
     default: str
 
 
-#: Properties that every writer of a replica respects: delta-rs, Spark, and executors that write files.
+#: The properties that all writers of replicas respect: delta-rs, Spark, and executors that write files.
 PROPERTIES = {
     "delta.enableChangeDataFeed": Property("true or false", "true|false", "false"),
     "delta.checkpointInterval": Property("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
 }
-#: The default size of files.
+#: The default target size of files in bytes.
 FILE_BYTES = 128 * 1024 * 1024
-#: The property from which delta-rs, pgsieve's own writers and the maintenance read the size of files.
+#: The property with the target size of files, for delta-rs, pgsieve's own writers and the maintenance.
 FILE_BYTES_PROPERTY = "delta.targetFileSize"
 
 
@@ -41,8 +41,8 @@ FILE_BYTES_PROPERTY = "delta.targetFileSize"
 class TableLayout:
     """The layout of one replica. None means the value of the subscription's layout or, there, pgsieve's default.
 
-    `columns` has the name of the column for each kind of metadata. `keeps_deleted` says whether deleted rows
-    stay, with a mark.
+    `columns` has the name of the column for each kind of metadata. With `keeps_deleted`, deleted rows stay, with
+    a mark.
     """
 
     cluster_by: tuple[str, ...] | None = None
@@ -51,8 +51,8 @@ class TableLayout:
     columns: Mapping[str, str] | None = None
     keeps_deleted: bool | None = None
 
-    def over(self, other: "TableLayout") -> "TableLayout":
-        """The values of this layout, and the other layout's values where this one has None."""
+    def with_defaults(self, other: "TableLayout") -> "TableLayout":
+        """The values of this layout, and the other layout's where this one has None."""
         return TableLayout(
             other.cluster_by if self.cluster_by is None else self.cluster_by,
             {**other.properties, **self.properties},
@@ -62,14 +62,14 @@ class TableLayout:
         )
 
     def delta(self) -> dict[str, str]:
-        """The properties of the Delta table."""
+        """The Delta properties of the table."""
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
         return {**self.properties, **size}
 
 
 @dataclass(frozen=True)
 class SubscriptionLayout:
-    """The layout of a subscription's replicas: a template of folders, the layout of all tables, and exceptions.
+    """The layout of a subscription's replicas: a template of folders, the layout of `every` table, and exceptions.
 
     With `plain_names` columns get names of `a-z`, `0-9` and `_`, derived from the publisher's names.
     """
@@ -82,10 +82,10 @@ class SubscriptionLayout:
     def of(self, name: Name) -> TableLayout:
         """The layout of one table."""
         table = self.tables.get(name)
-        return self.every if table is None else table.over(self.every)
+        return self.every if table is None else table.with_defaults(self.every)
 
     def delta_json(self) -> str | None:
-        """The Delta properties of all tables as text, for comparison; None if none is set."""
+        """The Delta properties of all tables as JSON, for comparison with a record; None if none is set."""
         tables = {json.dumps(name): self.of(name).delta() for name in sorted(self.tables)}
         if not self.every.delta() and not any(tables.values()):
             return None
@@ -93,17 +93,14 @@ class SubscriptionLayout:
 
 
 def file_bytes(properties: Mapping[str, str]) -> int:
-    """The target size of files of a table with these properties.
-
-    A value that is not a number of bytes is ignored.
-    """
+    """The target size of files in bytes, of a table with these properties; the default for an invalid value."""
     size = properties.get(FILE_BYTES_PROPERTY, "")
     return int(size) if size.isascii() and size.isdigit() else FILE_BYTES
 
 
 def recorded_properties(text: str | None) -> set[str]:
-    """The names of the properties in a text of `delta_json`."""
+    """The names of the properties in a recorded result of `delta_json`."""
     if text is None:
         return set()
-    read = json.loads(text)
-    return {name for each in (read["every"], *read["tables"].values()) for name in each}
+    recorded = json.loads(text)
+    return {name for each in (recorded["every"], *recorded["tables"].values()) for name in each}

@@ -1,10 +1,10 @@
-"""The entries of a Delta table's log from one of its versions on, read before each use of an open table.
+"""Lists the entries of a Delta table's log from a version on, before each use of an open table.
 
-In: the table's path, and access to its store. Out: the entries by version, each with a stamp that differs
-between entries of the same name. In a folder, and on a store that only delta-rs reaches, this takes two looks
-at files. On other object stores it takes one listing, during which other threads work. A listing may be
-outdated, so an entry that the caller expects is requested by its name. Raises OSError, and DamagedTableError
-if an entry is incomplete. A store never cuts off an object, so an incomplete entry there is empty.
+In: the table's path, and access to its store. Out: entries by version, each with a stamp that differs between
+entries of the same name. In a folder, and on a store that only delta-rs reaches, two files are checked. On
+other object stores this takes one listing, during which other threads work. A listing may be outdated, so an
+entry that the caller expects is requested by its name. Raises OSError, and DamagedTableError if an entry is
+incomplete. A store never cuts off an object, so an incomplete entry there is empty.
 """
 
 import re
@@ -18,14 +18,14 @@ from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
-#: Distinguishes entries with the same name; its last element is the entry's size.
+#: Distinguishes entries of the same name. The last element is the entry's size in bytes.
 Stamp = tuple[Hashable, ...]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 
 
 class LogEntries:
-    """The entries of the log of one table."""
+    """The log entries of one table."""
 
     def __init__(self, path: str, store: Store) -> None:
         self._path, self._log = path, f"{path}/_delta_log"
@@ -34,11 +34,11 @@ class LogEntries:
         self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
 
     def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
-        """The stamps of the entries of `version` and of the version after `newest`, if they exist, and perhaps of others."""
+        """The stamps of the entries of `version` and of the version after `newest`, if these exist, and perhaps of others."""
         if self._objects is None:
             stamps = ((each, self.stamp(each)) for each in (version, newest + 1))
             return {each: stamp for each, stamp in stamps if stamp is not None}
-        # Listed names come after those of earlier versions.
+        # Names are ordered by version.
         listed = self._objects.stamps(self._folder, after=_name(version - 1) if version else None)
         entries: dict[int, Stamp] = {
             int(match[1]): stamp for name, stamp in listed.items() if (match := _ENTRY.fullmatch(name))
@@ -67,18 +67,18 @@ class LogEntries:
     def refuse_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
         """Raise DamagedTableError if an entry is incomplete, or does not have `entry_bytes` bytes."""
         if not _bytes(stamp):
-            lack: str | None = NO_ACTIONS
+            defect: str | None = NO_ACTIONS
         elif entry_bytes is not None:
-            lack = None if _bytes(stamp) == entry_bytes else "is another than was written"
+            defect = None if _bytes(stamp) == entry_bytes else "is another than was written"
         elif self._is_uri:
             return
         else:
-            lack = find_defect(Path(self._log, _name(version)).read_bytes())
-        if lack is not None:
-            raise damaged_log_error(self._path, f"its entry {version} {lack}")
+            defect = find_defect(Path(self._log, _name(version)).read_bytes())
+        if defect is not None:
+            raise damaged_log_error(self._path, f"its entry {version} {defect}")
 
     def any(self) -> bool:
-        """Whether there may be a log on an object store; always True if only delta-rs reaches the store."""
+        """Whether an object store may have a log; always True if only delta-rs reaches the store."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 

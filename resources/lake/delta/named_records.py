@@ -1,4 +1,4 @@
-"""`Records` whose errors name the table: an error of any engine becomes a LakeError."""
+"""`Records` whose errors name the table: errors of both engines become LakeErrors."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from pgsieve.resources.lake.delta.records import Records, TableHead
 
 
 class NamedRecords:
-    """Passes each call on to `records`, within `translate_errors(path)`."""
+    """Passes each call on to `records`, and translates its errors by `translate_errors(path)`."""
 
     def __init__(
         self, records: Records, translate_errors: Callable[[str], AbstractContextManager[None]]
@@ -47,9 +47,9 @@ class NamedRecords:
             self._records.append(path, rows, position, base=base, after=after)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that have the Delta version of their commit; repeat that if another writer was faster.
+        """Append rows with the Delta version of their commit; repeat that if another writer was faster.
 
-        With a `base` nothing is repeated, as another writer's commit is another base.
+        With a `base` nothing is repeated, as another writer's commit makes the base outdated.
         """
 
         def attempt() -> None:
@@ -72,10 +72,7 @@ class NamedRecords:
             return self._records.head(path)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from all others.
-
-        None if it is not cheap to get.
-        """
+        """A stamp that distinguishes the newest version of a table from others; None if it is expensive."""
         with self._translate_errors(path):
             return self._records.stamp(path)
 
@@ -85,7 +82,7 @@ class NamedRecords:
             return self._records.version(path)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back to before this version."""
+        """Whether a table was set back to before this version."""
         with self._translate_errors(path):
             return self._records.is_restored(path, since, entry_bytes)
 
@@ -95,12 +92,12 @@ class NamedRecords:
             return self._records.is_repaired(path, since)
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of a version's log entry; None if it would take a request."""
+        """The size in bytes of a version's log entry; None if that would take a request."""
         with self._translate_errors(path):
             return self._records.entry_bytes(path, version)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
         with self._translate_errors(path):
             return self._records.committed_at(path, position)
 
@@ -110,19 +107,16 @@ class NamedRecords:
             return self._records.size(path)
 
     def count(self, path: str) -> int:
-        """How many rows a table has."""
+        """The number of a table's rows."""
         with self._translate_errors(path):
             return self._records.count(path)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends of the change log's slices beyond an LSN, in order."""
+        """The ends (LSNs) of the change log's slices after an LSN, in order."""
         with self._translate_errors(path):
             return self._records.slices(path, after)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None if its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if no property says so or not."""
         with self._translate_errors(path):
             return self._records.has_deletion_vectors(path)

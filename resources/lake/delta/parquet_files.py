@@ -1,9 +1,8 @@
 """Writes Arrow batches into Parquet files of a Delta table, in the process that has the rows.
 
-If delta-rs reaches the lake, rows that need no Spark expression need not become JVM rows. The executor that
-made the rows writes the files, and the driver commits them (`Commits.commit`). If an executor fails, its
-files are never committed, and VACUUM removes them. Executors run this module, so it does not need pgsieve's
-configuration.
+If delta-rs reaches the lake, rows that need no Spark expression need not become rows of the JVM. The executor
+that made the rows writes the files, and the driver commits them (`Commits.commit`). If an executor fails, its
+files are not committed, and VACUUM removes them. Executors run this module, so it needs no configuration.
 """
 
 import json
@@ -21,27 +20,27 @@ from pgsieve.decoding.changes.tally import Tally
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The description of a written file, as Arrow and as Spark's DDL.
+#: The columns of the rows that describe written files, as Arrow and as Spark's DDL.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 
-#: The rows of a row group. A file has several row groups, so that several cores can decode it, but few,
-#: because each takes requests to an object store.
+#: The number of rows in a row group. Several cores can decode the row groups of a file, but each group takes
+#: requests to an object store.
 ROW_GROUP = 128 * 1024
-#: Zstandard's level. At level 1 files have half the size of Snappy's; higher levels take longer, and gain
+#: Zstandard's level. At level 1 files have half the size of Snappy's. Higher levels take longer, and gain
 #: little.
 COMPRESSION_LEVEL = 1
-#: A row group has at most about this many bytes, since it stays in memory until it is written.
+#: The largest size of a row group, roughly; a row group is in memory until it is written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
-#: How many columns, the first ones, have statistics, as by Delta's default. Integers always have them, at
-#: little cost.
+#: How many of the first columns have statistics, as by Delta's default. Integers always have them, at little
+#: cost.
 _INDEXED_COLUMNS = 32
-#: Texts up to this length are exact bounds; a UUID has 36 characters.
+#: The length up to which texts are bounds; a UUID has 36 characters.
 _MAX_BOUND_CHARACTERS = 64
-#: Delta's decimals have 38 digits at most.
+#: Enough for Delta's decimals, which have at most 38 digits.
 _DECIMAL_CONTEXT = Context(prec=76)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written separately
 
@@ -57,9 +56,9 @@ def write_files(
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yield one row (`FILE_SCHEMA`) per file.
 
-    A file that has `size` bytes gets no further row group. `count` adds numbers for each batch to the file's
-    tally, a JSON object. `encodings` are Parquet's encodings for columns without a dictionary, by default
-    plain. Raises OSError.
+    A file with `size` bytes or more gets no further row group. `count` adds numbers for each batch to the
+    file's tally, which becomes a JSON object. `encodings` are Parquet's encodings of columns without a
+    dictionary, by default plain. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -85,31 +84,30 @@ def write_files(
                 if count:
                     for batch in group:
                         count(batch, tally)
-                # Spark may declare fields as never NULL, but those of the table are nullable.
+                # Spark may declare fields as not nullable, but the table's fields are nullable.
                 writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
                 group = next(remaining, None)
                 if stream.tell() >= size:
                     break
             writer.close()
-            # Read the size here, as a store would need two requests for it, one of them for a folder of this
-            # name.
-            written = stream.tell()
-        # A metadata_collector would raise its own error after a failed write, and hide the first error.
+            # A store would need two requests for the size later, one of them for a folder of this name.
+            file_bytes = stream.tell()
+        # After a failed write, a metadata_collector would raise its own error, and hide the first one.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
-            "size": written,
+            "size": file_bytes,
             "stats": _statistics(footer),
             "tally": json.dumps(tally),
         }
         yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
-    """Groups of batches, each of which becomes a row group."""
+def _row_groups(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[list[pa.RecordBatch]]:
+    """Group batches into row groups."""
     group, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
-        # A row group without rows has no bounds, and then its file has none.
+        # A row group without rows has no bounds, and its file would have none.
         if not batch.num_rows:
             continue
         if group and rows + batch.num_rows > ROW_GROUP:
@@ -117,7 +115,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[
             group, rows, size = [], 0, 0
         group.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if size >= most_bytes:
+        if size >= max_bytes:
             yield group
             group, rows, size = [], 0, 0
     if group:
@@ -125,9 +123,9 @@ def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[
 
 
 def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
-    """The columns for which a row group has bounds, as paths of leaves; True means all.
+    """The Parquet columns with bounds in row groups, by their paths; True means all.
 
-    Floating-point numbers have none: Parquet's bounds ignore NaN, which Spark and PostgreSQL order after
+    Floating-point numbers have no bounds: Parquet's bounds ignore NaN, which Spark and PostgreSQL order after
     every number.
     """
     columns = _columns(schema)
@@ -136,14 +134,14 @@ def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
-    """The columns that are written with a dictionary of their values, as paths of leaves."""
+    """The Parquet columns that are written with a dictionary of their values, by their paths."""
     return [path for path, kind in _columns(schema) if has_dictionary(kind)]
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
     """Whether values of a type are written with a dictionary: only texts are.
 
-    For numbers and times, a dictionary takes longer than compression, and gives larger files.
+    With a dictionary, numbers and times would take longer to write, and more space.
     """
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
@@ -153,7 +151,7 @@ def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
 
 
 def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """The Parquet columns of one column, by their paths."""
+    """The Parquet columns of one column, as paths with types."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from leaves(f"{path}.{field.name}", field.type)
@@ -164,9 +162,9 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _statistics(metadata: pq.FileMetaData) -> str:
-    """Delta's statistics of a file, as JSON: its rows, and for top-level columns the number of NULLs and exact bounds.
+    """Delta's statistics of a file, as JSON: the number of rows, and for top-level columns NULLs and exact bounds.
 
-    Long texts have no bounds, because a shortened bound would not be exact.
+    Long texts have no bounds, because a truncated bound would not be exact.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -193,7 +191,7 @@ def _statistics(metadata: pq.FileMetaData) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value in JSON; a decimal has all of its digits."""
+    """A value in JSON, with all digits of a decimal."""
     return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)
 
 
@@ -203,10 +201,9 @@ def _json_object(members: Mapping[str, str]) -> str:
 
 
 def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
-    """The function that converts bounds of a column, so that they can be compared.
+    """The function that converts a column's bounds into comparable values; None for a column without bounds.
 
-    None for a column without bounds. The function returns None for a bound that Delta cannot represent
-    exactly.
+    The function returns None for a bound that Delta cannot represent exactly.
     """
     logical, physical = column.logical_type.type, column.physical_type
     if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:

@@ -9,14 +9,14 @@ from deltalake.exceptions import DeltaError
 
 
 def quoted_column(column: str) -> str:
-    """A column quoted for DataFusion."""
+    """A column name, quoted for DataFusion."""
     return '"' + column.replace('"', '""') + '"'
 
 
 def query_table(table: DeltaTable, query: str) -> pa.Table:
     """The result of SQL over a table `t`.
 
-    Raises DeltaError also if a file is missing, for which delta-rs itself raises a plain Exception.
+    Raises DeltaError, even for a missing file, for which delta-rs raises a plain Exception.
     """
     result = QueryBuilder().register("t", table).execute(query)
     try:

@@ -1,8 +1,8 @@
 """pgsieve's small Delta tables, and the positions of all tables: the interface for both engines.
 
-The small tables record pgsieve's own work; positions are Delta's `txn` actions. If delta-rs reaches the lake,
-it implements the interface (`delta_rs`), in milliseconds and without a JVM. Otherwise Spark implements it
-(`spark`). Both write the same tables.
+The small tables record pgsieve's own work. Positions are Delta's `txn` actions. If delta-rs reaches the lake, it
+implements the interface (`delta_rs`): calls take milliseconds, and need no JVM. Otherwise Spark does (`spark`).
+Both write the same tables.
 """
 
 import json
@@ -16,22 +16,22 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 
 APPLICATION = "pgsieve"
 
-#: The column with the Delta version of a row's commit, and the application of that commit's `txn` action.
+#: The column with the Delta version of a row's commit, and the application id in that commit's `txn` action.
 VERSION = "version"
 VERSION_APPLICATION = "pgsieve.version"
-#: The key in the user metadata of a commit of `check --repair`.
+#: The key in the user metadata that marks a commit of `check --repair`.
 REPAIRED = "repaired"
-#: How many commits are searched for the one that wrote a position.
+#: How many commits are searched for a position.
 LAST_COMMITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The properties of a commit besides its rows; with a `position` it is made once per position.
+    """The properties of a commit. With a `position` the commit is made once per position.
 
-    With `overwrite` the rows replace the table's. `base` is the version that the rows were planned from,
-    `after` the position (0: none); if the table has another one, OverrunError is raised. `metadata` is added
-    to the user metadata, besides the position. `properties` are the Delta properties of a new table.
+    With `overwrite` the rows replace the table's. `base` and `after` are the table's version and position (0:
+    none) from which the rows were planned; if the table has another one, OverrunError is raised. `metadata` is
+    added to the user metadata. `properties` are the Delta properties of a new table.
     """
 
     position: int | None = None
@@ -54,7 +54,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """The newest version of a table, -1 if there is no table, and the position of that version."""
+    """The newest version of a table (-1: no table), and the table's position at that version."""
 
     version: int = -1
     position: int | None = None
@@ -76,39 +76,39 @@ def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None)
 
 
 def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
-    """The version of the newest commit that wrote a position; commits that only kept it do not count."""
+    """The version of the newest commit that wrote a position; None without one. See `unchanged_metadata`."""
     return next(
         (int(c["version"]) for c in commits if position_in(c.get("userMetadata")) == (position, False)), None
     )
 
 
 def position_in(metadata: str | None) -> tuple[int | None, bool]:
-    """The position in a commit's user metadata, and whether the commit only repeated a position that its writer had read."""
-    own = _pgsieve_metadata(metadata)
-    lsn = own.get("lsn")
-    return (lsn if isinstance(lsn, int) else None), bool(own.get("kept"))
+    """The position in a commit's user metadata, and whether the commit kept the table's position (`unchanged_metadata`)."""
+    ours = _pgsieve_metadata(metadata)
+    lsn = ours.get("lsn")
+    return (lsn if isinstance(lsn, int) else None), bool(ours.get("kept"))
 
 
 def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether one of some commits is a repair."""
+    """Whether one of these commits is a repair."""
     return any(REPAIRED in _pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
 
 
 def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     """The part of a commit's user metadata that is pgsieve's."""
     try:
-        read = json.loads(metadata or "null")
+        parsed = json.loads(metadata or "null")
     except ValueError:
         return {}  # Another writer's metadata.
-    own = read.get(APPLICATION) if isinstance(read, dict) else None
-    return own if isinstance(own, dict) else {}
+    ours = parsed.get(APPLICATION) if isinstance(parsed, dict) else None
+    return ours if isinstance(ours, dict) else {}
 
 
 def unchanged_metadata(position: int | None) -> str:
-    """The user metadata of a commit that keeps rows and position.
+    """The user metadata of a commit that changes neither rows nor position.
 
-    Spark looks for the position in the newest commit. The mark `kept` says that the position was read
-    earlier, so that another position may have been committed since.
+    Spark searches the newest commits for the position. The mark `kept` says that the writer of this commit read
+    the position before, so that another commit may have written a later one in between.
     """
     return commit_metadata(position, {"kept": True})
 
@@ -119,13 +119,13 @@ def with_version(rows: pa.Table, version: int) -> pa.Table:
 
 
 def version_of(row: Mapping[str, Any]) -> int:
-    """The Delta version of a row's commit; -1 for rows of older lakes, which did not record it."""
+    """The Delta version of a row's commit; -1 for rows of earlier pgsieve versions, which did not record it."""
     version = row.get(VERSION)
     return -1 if version is None else int(version)
 
 
 def by_version(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows of `append_versioned`, oldest first; the time decides only between rows without a version."""
+    """Rows of `append_versioned`, oldest first; the time orders rows without a version."""
     return sorted(rows, key=lambda row: (version_of(row), row["at"]))
 
 
@@ -136,10 +136,7 @@ class Records(Protocol):
         """Whether a Delta table exists."""
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty if there is no table.
-
-        Files whose statistics exclude such rows are not read.
-        """
+        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column; empty if there is no table."""
@@ -159,12 +156,11 @@ class Records(Protocol):
         """
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that have, in a column `version`, the Delta version of their commit.
+        """Append rows, with the Delta version of their commit in a column `version`.
 
-        So the order of such rows depends on no clock, and survives compaction and vacuum. If another writer
-        commits meanwhile, an error is raised, as the version would be wrong. `base` is the version that the
-        rows were planned from (0 also if there is no table); if the table has another one, OverrunError is
-        raised.
+        So the order of rows depends on no clock, and survives compaction and vacuum. If another writer commits
+        meanwhile, the version would be wrong, and an error is raised. `base` is the version from which the rows
+        were planned (0 also if there is no table); if the table has another one, OverrunError is raised.
         """
 
     def position(self, path: str) -> int | None:
@@ -174,42 +170,39 @@ class Records(Protocol):
         """The newest version of a table and its position, read together."""
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from all others, and from former tables at its path.
+        """A stamp that distinguishes the newest version of a table from others, even of former tables at its path.
 
-        None if there is no table, or if the stamp would cost as much as reading the table.
+        None if there is no table, or if the stamp costs as much as reading the table.
         """
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back to before this version, by RESTORE or from an older copy of its folder.
+        """Whether a table was set back to before this version, by RESTORE or by an older copy of its folder.
 
-        The position alone does not show that, as RESTORE keeps the transaction identifiers of the commits
-        that it undoes. Raises DamagedTableError if the entry of this version has another size than
-        `entry_bytes`, or if this entry or a later one is incomplete.
+        The position does not show this, as RESTORE keeps the transaction identifiers of the commits that it
+        undoes. Raises DamagedTableError if this version's log entry has another size than `entry_bytes`, or if
+        this entry or a later one is incomplete.
         """
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair, whose rows come from no change."""
+        """Whether a commit after this version is a repair, whose rows do not come from changes."""
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of a version's log entry; None if it would take a request."""
+        """The size in bytes of a version's log entry; None if that would take a request."""
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
 
     def count(self, path: str) -> int:
-        """How many rows a table has."""
+        """The number of a table's rows."""
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends of the change log's slices beyond an LSN, in order."""
+        """The ends (LSNs) of the change log's slices after an LSN, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None if its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if no property says so or not."""

@@ -1,7 +1,6 @@
-"""The features that a Delta table requires of its readers and writers, from its protocol, properties and columns.
+"""Whether delta-rs and this process meet a Delta table's requirements of readers and writers.
 
-In: a table that delta-rs has open. Out: whether delta-rs or this process may read or write it. Raises
-delta-rs's errors.
+In: an open table of delta-rs, with its protocol, properties and columns. Out: booleans. Raises delta-rs's errors.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Requirements for Writers, Requirements for Readers)
 """
@@ -15,9 +14,9 @@ from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.tables import arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: Writer features that need nothing more of a writer that adds and removes whole files.
+#: The features that a writer supports which only adds and removes files.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
-#: Features of writers and readers that delta-rs supports.
+#: The features of writers and readers that delta-rs supports.
 _SUPPORTED = _REWRITABLE | {
     "changeDataFeed",
     "checkConstraints",
@@ -27,11 +26,10 @@ _SUPPORTED = _REWRITABLE | {
     "variantType",
 }
 APPEND_ONLY = "delta.appendOnly"
-#: Properties whose value is "true" or "false". Spark ignores the case; delta-rs and this process accept only
-#: lower case.
+#: Boolean properties. Spark ignores the case of their values; delta-rs and this process accept only lower case.
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
-#: Prefixes of constraints on rows: of CHECK constraints in the table's properties, and of others in a
-#: column's metadata.
+#: The prefixes of constraints on rows: CHECK constraints in the table's properties, and others in a column's
+#: metadata.
 _CONSTRAINT_PREFIX = "delta.constraints."
 _CONSTRAINT_METADATA = (
     "delta.generationExpression",
@@ -42,19 +40,19 @@ _CONSTRAINT_METADATA = (
 
 
 def is_unmapped(table: DeltaTable) -> bool:
-    """Whether the columns of a table have their own names in its files."""
+    """Whether the columns of a table have the same names in its files."""
     return bool(table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none")
 
 
 def can_read(table: DeltaTable) -> bool:
-    """Whether delta-rs has all features that a table requires of its readers."""
+    """Whether delta-rs supports all features that a table requires of its readers."""
     return set(table.protocol().reader_features or ()) <= _SUPPORTED
 
 
 def can_write(table: DeltaTable) -> bool:
-    """Whether delta-rs has all features that a table requires of its writers.
+    """Whether delta-rs supports all features that a table requires of its writers.
 
-    It lacks identity columns, which are part of writer version 6.
+    It does not support identity columns, which writer version 6 requires.
     """
     protocol, configuration = table.protocol(), table.metadata().configuration
     return (
@@ -65,7 +63,7 @@ def can_write(table: DeltaTable) -> bool:
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """Whether a table's rows are exactly those of its Parquet files: no mapped columns, marked rows or partitions."""
+    """Whether a table's rows are exactly the rows of its Parquet files: no mapped columns, marked rows or partitions."""
     if table.metadata().partition_columns:  # The files lack these columns.
         return False
     return (
@@ -86,10 +84,10 @@ def constraints_in(properties: Mapping[str, str]) -> list[str]:
 
 
 def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
-    """Whether files of this schema can be added to a table.
+    """Whether files of this schema may be added to a table, which has neither partitions nor constraints on rows.
 
     The table must have these columns. Its other columns are NULL in the new rows; an overwrite must have all
-    columns. A table with partitions, or with constraints on rows, takes no files.
+    columns.
     """
     if not _accepts_any_row(table):
         return False
@@ -99,7 +97,7 @@ def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bo
 
 
 def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
-    """Whether a writer of whole files may replace rows of a table.
+    """Whether a writer that adds and removes files may change rows of a table.
 
     The table must have exactly these columns, no change data feed, and no constraint.
     """
@@ -113,7 +111,7 @@ def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
 
 
 def allows_marks(table: DeltaTable) -> bool:
-    """Whether rows of a table may be marked in deletion vectors, or this can be enabled.
+    """Whether a table has deletion vectors enabled, or they can be enabled.
 
     Tables of writer versions 3 to 6 are excluded, as `deletion_vectors.enable` does not list their features.
     """
@@ -127,9 +125,9 @@ def allows_marks(table: DeltaTable) -> bool:
 
 
 def _accepts_any_row(table: DeltaTable) -> bool:
-    """Whether files can be written without checking rows: the table has no partitions, constraints or computed values.
+    """Whether a table has no partitions, no constraints and no computed values, so that any row can be written.
 
-    The features do not show that, as writer versions 3 to 6 list none (Delta's protocol, Writer Version
+    The features do not show this, as writer versions 3 to 6 list none (Delta protocol, Writer Version
     Requirements).
     """
     metadata, fields = table.metadata(), table.schema().fields
@@ -142,7 +140,7 @@ def _accepts_any_row(table: DeltaTable) -> bool:
 
 
 def _has_fields(present: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a type has all fields of another type; structs are compared field by field, in any order."""
+    """Whether a type has all fields of another type. Fields of structs may be in any order."""
     if not (pa.types.is_struct(present) and pa.types.is_struct(given)):
         return bool(present == given)
     return all(

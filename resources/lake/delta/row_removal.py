@@ -1,9 +1,9 @@
-"""Removes rows of a table in one commit: by rewriting their files without them, or by marking them as deleted.
+"""Removes rows of a table in one commit: marks them as deleted, or checks that their files can be rewritten.
 
 In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Files can be
-rewritten (`Commits.commit`) if the table's rows are exactly those of its files. Rows can be marked in
-deletion vectors (`deletion_vectors`) if this process can add an entry to the log. Raises OverrunError if the
-table has another version than the one in which the rows were looked up, and UnmarkableError.
+rewritten without rows (`Commits.commit`) if the table's rows are exactly the rows of its files. Rows can be
+marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the log. Raises OverrunError
+if the table has another version than when the rows were looked up, and UnmarkableError.
 """
 
 import time
@@ -24,20 +24,20 @@ from pgsieve.resources.lake.delta.records import APPLICATION, Commit, unchanged_
 from pgsieve.resources.lake.delta.requirements import allows_marks, allows_row_changes, is_plain
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: Characters of names in object stores that delta-rs encodes once more where it looks for a deletion vector: it finds none.
-_ENCODED_AGAIN = frozenset('~%{}^`[]"<>#|*?\\')
+#: The characters in names of objects that delta-rs encodes twice when it opens a deletion vector, so that it does
+#: not find the vector.
+_ENCODED_TWICE = frozenset('~%{}^`[]"<>#|*?\\')
 
 
 def has_hidden_vectors(path: str) -> bool:
-    """Whether delta-rs finds no deletion vector of a table because of its path; Spark finds them."""
-    return is_uri(path) and not path.startswith("file:") and not _ENCODED_AGAIN.isdisjoint(path)
+    """Whether delta-rs cannot find deletion vectors of a table because of its path. Spark can."""
+    return is_uri(path) and not path.startswith("file:") and not _ENCODED_TWICE.isdisjoint(path)
 
 
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """Whether files of a table may be rewritten with fewer rows: the table is plain, and requires no more of writers.
 
-    It must have only these `columns`, because columns that a user has added keep their values only in a
-    merge.
+    It must have no other columns, which a user may have added: only a merge keeps their values.
     """
     table = commits.table_at(path)
     return (
@@ -48,15 +48,15 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
 
 
 def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `mark_rows` may mark rows of a table: this process can add log entries, and no more is required of writers.
+    """Whether `mark_rows` may mark rows of a table: this process can add log entries, and the table requires no more.
 
-    The table must have only these `columns`, as for `can_rewrite_files`.
+    It must have no other columns, as for `can_rewrite_files`.
     """
     return can_enable_marking(commits, path) and allows_row_changes(commits.table_at(path), columns)
 
 
 def can_enable_marking(commits: Commits, path: str) -> bool:
-    """Whether `enable_marking` may enable deletion vectors in a table, to whose log this process can add entries."""
+    """Whether `enable_marking` may enable deletion vectors in a table: this process can add entries to its log."""
     if has_hidden_vectors(path):
         return False
     return Log.of(path, commits.store) is not None and allows_marks(commits.table_at(path))
@@ -80,7 +80,7 @@ def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], ba
     log = _log(commits, path)
     log.files.verify_creation()
     added = deletion_vectors.added_files(log, base, {match.name for match in matches})
-    # No row of a match is deleted already. NumPy's union, which looks for equal ones, takes ten times as long.
+    # No row of a match is deleted already, so NumPy's union is not needed, which takes ten times as long.
     return [
         MarkedFile(added[match.name], np.sort(np.concatenate([match.deleted, match.rows])))
         for match in matches
@@ -95,12 +95,12 @@ def mark_rows(
     position: int | None,
     base: int,
 ) -> None:
-    """Mark rows as deleted, and add files, in one commit, once per position.
+    """Mark rows as deleted, and add files, in one commit, once per position (None: the table keeps its position).
 
-    None leaves the position as it is. `base` as in `Commit`. The table must have deletion vectors enabled.
+    `files` are rows of `FILE_SCHEMA`; `base` as in `Commit`. The table must have deletion vectors enabled.
     """
     commit, now = Commit(position, base=base), time.time_ns() // 1_000_000
-    new = [
+    added = [
         {
             "path": file["path"],
             "partitionValues": {},
@@ -118,14 +118,14 @@ def mark_rows(
     def attempt(table: DeltaTable | None) -> None:
         if table is None or has_position(path, commits.head_of(path, table), commit):
             return
-        deletion_vectors.commit_marked(_log(commits, path), base, marked, new, others, now)
+        deletion_vectors.commit_marked(_log(commits, path), base, marked, added, others, now)
         _checkpoint(commits.table_at(path))
 
     commits.commit_with_retries(path, attempt, commit)
 
 
 def _checkpoint(table: DeltaTable) -> None:
-    """Make a checkpoint, as delta-rs does after its own commits."""
+    """Create a checkpoint if it is due; delta-rs does so only after its own commits."""
     interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
     if table.version() % interval == 0:
         table.create_checkpoint()

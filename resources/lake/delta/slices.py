@@ -1,7 +1,7 @@
-"""The slices of a change log, or of a change history, and the files with their rows.
+"""Reads the slices of a change log, or of a change history, from as few files as the statistics allow.
 
-In: one version of such a table. Out: its slices, and their rows, read from as few files as the statistics
-allow. Raises DamagedTableError if slices or files are missing, and errors of delta-rs and Arrow.
+In: one version of such a table. Out: its slices, their files and their rows. Raises DamagedTableError if slices
+or files are missing, and errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of the table at a path; the LSN at which a slice ends identifies it."""
+    """The slices of a table, each identified by the LSN at which it ends."""
 
     table: DeltaTable
     path: str
@@ -35,9 +35,9 @@ class Slices:
         return arrow_schema(self.table)
 
     def ends(self, after: int) -> Sequence[int]:
-        """The slices beyond an LSN, from the statistics of the files.
+        """The ends of the slices after an LSN, in order, from the files' statistics.
 
-        Only files of several slices, which compaction makes, are read.
+        Only files of several slices, from compaction, are read.
         """
         ends: set[int] = set()
         for file, bounds in self._files().items():
@@ -49,41 +49,37 @@ class Slices:
         return sorted(end for end in ends if end > after)
 
     def messages(self, end: int) -> list[bytes]:
-        """The raw messages of one slice of a change log, in their order."""
+        """The raw messages of one slice of a change log, in order."""
         rows = query_table(self.table, f"select data from t where slice = {end:d} order by number")
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
     def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
-        """The Parquet files of some slices, to be read without Delta's log; they may have other slices, too.
+        """The Parquet files with the rows of some slices, and perhaps of others, to be read without Delta's log.
 
-        None if the table is not plain (mapped columns, marked rows), or statistics are missing. `every` says
-        that each slice has rows. Raises DamagedTableError if a file is missing or empty or, with `every`, if
-        a slice is in no file.
+        None if the table is not plain (`requirements.is_plain`), or statistics are missing. Raises
+        DamagedTableError if a file is missing or empty, and with `every` if a slice is in no file.
         """
-        chosen, lacking = [], set(ends)
+        chosen, missing = [], set(ends)
         for file, bounds in self._files().items():
             if bounds is None:
                 return None
             if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
                 # Spark would read no row from an empty file, without an error.
                 if not (stamp := self.store.stamp(file)) or not stamp[1]:
-                    lost = "empty" if stamp else "missing"
-                    raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {lost}')
+                    problem = "empty" if stamp else "missing"
+                    raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {problem}')
                 chosen.append(file)
-                lacking -= present
-        if every and lacking:
-            ends_lacking = ", ".join(map(format_lsn, sorted(lacking)))
+                missing -= present
+        if every and missing:
+            missing_ends = ", ".join(map(format_lsn, sorted(missing)))
             raise DamagedTableError(
-                f'Delta table "{self.path}": it has lost the slices that end at {ends_lacking}'
+                f'Delta table "{self.path}": it has lost the slices that end at {missing_ends}'
             )
         return chosen if is_plain(self.table) else None
 
     def row_groups(self, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
-        """The row groups of the files of some slices, in the files' order.
-
-        None and DamagedTableError as in `files`.
-        """
+        """The row groups of the files of some slices, in the files' order; None and DamagedTableError as in `files`."""
         files = self.files(ends, every=every)
         return None if files is None else [group for file in files for group in self.store.row_groups(file)]
 
@@ -97,23 +93,23 @@ class Slices:
         schema = self.schema
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
-        within = pc.field("slice").isin(sorted(ends))
+        is_chosen = pc.field("slice").isin(sorted(ends))
         rows = pa.concat_tables(
             [
                 schema.empty_table(),
-                *(conform(self.store.read(f, columns=columns, filters=within), schema) for f in files),
+                *(conform(self.store.read(f, columns=columns, filters=is_chosen), schema) for f in files),
             ]
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _files(self) -> dict[str, tuple[int, int] | None]:
-        """Each Parquet file with its first and last slice, or None if its statistics are missing."""
+        """Each Parquet file with the ends of its first and last slice, or None without statistics."""
         files: dict[str, tuple[int, int] | None] = {}
         actions = pa.table(self.table.get_add_actions(flatten=True))
-        # Bounds of users' columns may be dates that Python cannot represent.
-        read = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
-        for row in actions.select(read).to_pylist():
+        # Other columns may have bounds that Python cannot represent, such as dates.
+        selected = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
+        for row in actions.select(selected).to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")
-            bounded = least is not None and greatest is not None
-            files[join_path(self.path, unquote(row["path"]))] = (least, greatest) if bounded else None
+            has_bounds = least is not None and greatest is not None
+            files[join_path(self.path, unquote(row["path"]))] = (least, greatest) if has_bounds else None
         return files

@@ -1,8 +1,7 @@
 """Delta tables wherever Spark can reach them: `Records` by Spark, for lakes that delta-rs cannot reach.
 
-Each question takes one or more jobs of Spark, and most are asked more than once per version. So the answers
-about a version are cached (`VersionAnswers`). A look at the log in the JVM, without a job, shows whether the
-version is still the newest.
+Each query takes one or more jobs of Spark, and most are repeated for the same version. So their results are
+cached per version (`VersionAnswers`). Delta's log in the JVM shows without a job whether a version is the newest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -93,15 +92,15 @@ class SparkRecords:
     ) -> None:
         """Append rows in one commit; with a position, once per position.
 
-        Spark compares only positions. So if another process commits between this look at the table and
-        Spark's commit, the commit is noticed only if it has a position.
+        Spark itself compares only positions. So a commit of another process after the check of `base` and
+        `after` is noticed only if it has a position.
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
             commit.refuse_overrun(path, self.head(path))
         # Connect cannot infer the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
-        # A table that an earlier version of pgsieve made may lack columns.
+        # A table that an earlier version of pgsieve created may lack columns.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit.user_metadata)
         if position is not None:
@@ -109,37 +108,37 @@ class SparkRecords:
         writer.save(path)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that have the Delta version of their commit.
+        """Append rows with the Delta version of their commit.
 
-        Delta refuses the slower of two simultaneous appends by the same application. But it silently leaves
-        out an append whose `txn` version is not above the table's. That is detected here, and raises
+        Delta refuses the slower of two simultaneous appends by the same application, but silently skips an
+        append whose `txn` version is not above the table's. This method detects that, and raises
         ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
             raise OverrunError(path)
-        written = with_version(rows, version)
-        frame = self._session().createDataFrame(written, from_arrow_schema(written.schema))
+        versioned = with_version(rows, version)
+        frame = self._session().createDataFrame(versioned, from_arrow_schema(versioned.schema))
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit_metadata(None))
         writer.option("txnAppId", VERSION_APPLICATION).option("txnVersion", str(version)).save(path)
-        kept = [row for row in self.rows(path) if version_of(row) == version]
-        if len(kept) != written.num_rows or any(row not in kept for row in written.to_pylist()):
+        stored = [row for row in self.rows(path) if version_of(row) == version]
+        if len(stored) != versioned.num_rows or any(row not in stored for row in versioned.to_pylist()):
             raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
 
     def position(self, path: str) -> int | None:
-        """The position of pgsieve's newest commit, from the table's history.
+        """The position of pgsieve's newest commit, from the user metadata in the table's history.
 
-        Spark's Delta API does not show transaction ids; the user metadata has the same position.
+        Delta in Spark does not show transaction identifiers, which have the same position.
         """
         return self.head(path).position
 
     def head(self, path: str) -> TableHead:
-        """The newest version of a table and its position, read together; the position as in `position`."""
+        """The newest version of a table and its position, read together."""
         return self._answers.of(path, "head", lambda: self._head(path))
 
     def _head(self, path: str) -> TableHead:
-        # The newest commit is pgsieve's, unless another writer has changed the table since.
+        # Usually the newest commit is pgsieve's, so it is read alone first.
         newest, position = TableHead(), 0
         for limit in (" limit 1", ""):
             with _ignore_missing_table():
@@ -155,10 +154,7 @@ class SparkRecords:
         return TableHead(newest.version, position or None)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from all others.
-
-        None without a table, and with Spark Connect.
-        """
+        """A stamp that distinguishes the newest version of a table from others; None without a table, and with Spark Connect."""
         return self._answers.stamp(path)
 
     def version(self, path: str) -> int:
@@ -170,7 +166,7 @@ class SparkRecords:
         return int(row["version"])
 
     def entry_bytes(self, path: str, version: int) -> int | None:  # noqa: ARG002 - as the protocol has it
-        """None, as the size would cost a request."""
+        """None, as in a store."""
         return None
 
     def is_restored(
@@ -179,10 +175,7 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """Whether a table was put back to before this version.
-
-        That takes no job of Spark if it is the newest version.
-        """
+        """As in `Records`. If the version is the newest, this takes no job of Spark."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
@@ -193,10 +186,7 @@ class SparkRecords:
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair.
-
-        That takes no job of Spark if it is the newest version.
-        """
+        """As in `Records`. If the version is the newest, this takes no job of Spark."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"repaired {since}", lambda: self._is_repaired(path, since))
@@ -207,7 +197,7 @@ class SparkRecords:
         return has_repair(row.asDict() for row in later)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
         return self._answers.of(path, f"committed {position}", lambda: self._committed_at(path, position))
 
     def _committed_at(self, path: str, position: int) -> int | None:
@@ -221,13 +211,13 @@ class SparkRecords:
         return int(row["sizeInBytes"])
 
     def count(self, path: str) -> int:
-        """How many rows a table has."""
+        """The number of a table's rows."""
         return self._answers.of(
             path, "count", lambda: self._session().read.format("delta").load(path).count()
         )
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The slices beyond an LSN, from the rows; statistics let Spark skip files without such slices."""
+        """The ends (LSNs) of the slices after an LSN, in order. Statistics let Spark skip files without such slices."""
         if (position := self.position(path)) is not None and position <= after:
             return ()
         return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
@@ -240,10 +230,7 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None if its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if no property says so or not."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         setting = row["properties"].get(PROPERTY)
@@ -252,7 +239,7 @@ class SparkRecords:
 
 @contextmanager
 def _ignore_missing_table() -> Iterator[None]:
-    """End the block early if there is no Delta table at the path."""
+    """End the block without an error if there is no Delta table at the path."""
     try:
         yield
     except AnalysisException as error:

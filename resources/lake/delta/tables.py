@@ -1,12 +1,12 @@
-"""Open Delta tables of delta-rs, reused and brought to their newest version.
+"""Reuses open Delta tables of delta-rs, and updates them to their newest version.
 
 In: paths, and the store with its options. Out: tables at their newest version. In a folder, opening a table
-costs several times as much as a commit, while two looks at files show whether an open table is still at the
-newest version. On an object store, opening takes several requests in sequence, and a check takes one. So a
-caller that reads several tables before it writes checks each of them only once (`Tables.consistent_read`).
+costs several times as much as a commit. Two files show whether an open table is at the newest version. On an
+object store, opening takes several requests in sequence, and a check takes one. So a caller that reads several
+tables before it writes checks each of them only once (`Tables.consistent_read`).
 
-Each thread has its own open tables, as delta-rs changes the table that it commits with. At the end of its
-work a thread releases its tables for other threads (`Tables.release`). Raises delta-rs's errors, OSError, and
+Each thread has its own open tables, as delta-rs changes a table when it commits. At the end of its work a thread
+releases its tables for other threads (`Tables.release`). Raises delta-rs's errors, OSError, and
 DamagedTableError if the newest entry of a log is incomplete.
 """
 
@@ -32,35 +32,35 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
-#: How many tables in folders a thread keeps open, and how many idle tables are kept; a table takes up to a
-#: megabyte.
+#: How many tables in folders a thread has open at most, and how many idle ones there are at most. A table takes
+#: up to a megabyte.
 _MAX_OPEN_TABLES = 512
-#: How many tables are checked in parallel, as each check waits for a store's answer.
+#: How many tables of a store are checked in parallel.
 _PARALLEL_CHECKS = 8
 
 
 @cache
 def shared_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
-    """The open tables of this process for a store and its options."""
+    """The open tables of this process in a store with these options."""
     return Tables(Store(options))
 
 
 @dataclass(slots=True)
 class _OpenTable:
-    """An open table; `answers` are the results of queries of one version."""
+    """An open table, and cached results of queries of its version."""
 
     table: DeltaTable
-    #: A version of the table, and the stamp of its log entry.
-    seen: tuple[int, Stamp]
+    #: A version of the table that was checked, and the stamp of its log entry.
+    checked: tuple[int, Stamp]
     answers: Answers = field(default_factory=Answers)
 
-    def follows(self, log: LogEntries) -> bool:
-        """Bring the table to its newest version; False if another table is at its path now."""
-        version, stamp = self.seen
+    def update(self, log: LogEntries) -> bool:
+        """Update the table to its newest version; return False if another table is at its path now."""
+        version, stamp = self.checked
         entries = log.since(version, self.table.version())
         if entries.get(version) != stamp:
             return False
-        # After a commit by this object, the table already is at that version.
+        # After a commit by delta-rs, the table already is at the version of that commit.
         if self.table.version() + 1 in entries:
             try:
                 self.table.update_incremental()
@@ -72,7 +72,7 @@ class _OpenTable:
             return False
         if newest != version:
             log.refuse_damaged(newest, entry)
-        self.seen = newest, entry
+        self.checked = newest, entry
         return True
 
 
@@ -86,10 +86,10 @@ class Tables:
         self._lock = threading.Lock()
         #: Tables that no thread uses.
         self._idle = OrderedDict[str, _OpenTable]()
-        #: Paths on an object store that had no table at the last check; one listing then shows whether they
-        #: have one now.
+        #: Paths on an object store without a table at the last check. For these, one listing shows whether there
+        #: is a table now.
         self._absent = set[str]()
-        #: Counts removals: after one, another table may be at the path of an open table.
+        #: The number of removals. After one, another table may be at the path of an open table.
         self._removals = 0
 
     def exists(self, path: str) -> bool:
@@ -100,70 +100,74 @@ class Tables:
             except DamagedTableError:
                 return True
             except DeltaError as error:
-                # The table exists; its readers will get the error.
+                # The table exists, and its readers will get the error.
                 if store_refusal([error]) or not self.log_of(path).any():
                     raise
                 return True
         try:
             return self._newest(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
         except DamagedTableError:
-            return True  # The table exists; its readers will get the error.
+            return True  # The table exists, and its readers will get the error.
 
     @contextmanager
     def consistent_read(
-        self, paths: Collection[str] = (), ask: Callable[[str, DeltaTable], object] | None = None
+        self, paths: Collection[str] = (), prepare: Callable[[str, DeltaTable], object] | None = None
     ) -> Iterator[None]:
         """Within the block this thread checks each table of an object store once.
 
-        The tables at `paths` are checked now, in parallel. `ask` is called now for each existing table of
-        `paths`, so that its answers are ready in the block. The block must not write to these tables, and
-        later commits check its decisions again. If a check fails, the use of the table raises the error.
-        Tables in a folder are always checked, as that costs little.
+        At the beginning the tables at `paths` are checked in parallel, and `prepare` is called for each that
+        exists, so that results of queries are cached. The block must not write to these tables, and later
+        commits must check its decisions again. If a check fails, the use of the table raises the error. Tables
+        in a folder are checked at each use, as that costs little.
         """
         outer = self._checked()
         if outer is None:
-            self._threads.seen = {}
+            self._threads.checked = {}
         try:
-            self._check_tables([path for path in dict.fromkeys(paths) if is_uri(path)], ask)
+            self._check_tables([path for path in dict.fromkeys(paths) if is_uri(path)], prepare)
             yield
         finally:
             if outer is None:
-                self._threads.seen = None
+                self._threads.checked = None
 
-    def _check_tables(self, paths: Collection[str], ask: Callable[[str, DeltaTable], object] | None) -> None:
+    def _check_tables(
+        self, paths: Collection[str], prepare: Callable[[str, DeltaTable], object] | None
+    ) -> None:
         """Check the tables that this block has not checked yet, in parallel threads."""
-        seen, mine = self._checked(), self._own_tables()
-        assert seen is not None
-        paths = [path for path in paths if path not in seen]
+        checked, own = self._checked(), self._own_tables()
+        assert checked is not None
+        paths = [path for path in paths if path not in checked]
         if len(paths) < 2:
             return  # A single table is checked when it is used.
         with self._lock:
-            self._idle.update({path: mine.pop(path) for path in paths if path in mine})
+            self._idle.update({path: own.pop(path) for path in paths if path in own})
 
-        def look(path: str) -> "dict[str, _OpenTable | Exception | None]":
+        def check(path: str) -> "dict[str, _OpenTable | Exception | None]":
             try:
                 table = self.open_if_exists(path)
-                if ask is not None and table is not None:
-                    ask(path, table)
+                if prepare is not None and table is not None:
+                    prepare(path, table)
             except Exception as error:  # noqa: BLE001 - the use of the table raises it
                 return {path: error}
             opened = self._own_tables().pop(path, None)
-            # An existing table that is not open yet is opened when it is used.
+            # An existing table that is not open yet will be opened when it is used.
             return {path: opened} if opened is not None or table is None else {}
 
-        with ThreadPoolExecutor(min(_PARALLEL_CHECKS, len(paths)), "pgsieve-look") as pool:
-            for each in pool.map(look, paths):
-                seen |= each
-        mine |= {
-            path: opened for path, opened in seen.items() if path in paths and isinstance(opened, _OpenTable)
+        with ThreadPoolExecutor(min(_PARALLEL_CHECKS, len(paths)), "pgsieve-check") as pool:
+            for each in pool.map(check, paths):
+                checked |= each
+        own |= {
+            path: opened
+            for path, opened in checked.items()
+            if path in paths and isinstance(opened, _OpenTable)
         }
 
     def open_if_exists(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None if it does not exist."""
         if (opened := self._newest(path)) is not None:
             return opened.table
-        seen = self._checked()
-        if seen is not None and path in seen:
+        checked = self._checked()
+        if checked is not None and path in checked:
             return None
         if not is_uri(path) and not _has_log(path):
             return None
@@ -173,12 +177,12 @@ class Tables:
         except TableNotFoundError:
             pass
         self._absent.add(path)
-        if seen is not None:
-            seen[path] = None
+        if checked is not None:
+            checked[path] = None
         return None
 
     def expect_creation(self, path: str) -> None:
-        """Expect a table at a path that had none, as it is about to be created."""
+        """Note that a table is about to be created at a path that may have had none."""
         self._absent.discard(path)
 
     def open(self, path: str) -> DeltaTable:
@@ -188,18 +192,18 @@ class Tables:
 
     def _newest(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or an idle one, at its newest version; None if there is none."""
-        seen, mine = self._checked(), self._own_tables()
-        if seen is not None and path in seen:
-            if isinstance(outcome := seen[path], Exception):
+        checked, own = self._checked(), self._own_tables()
+        if checked is not None and path in checked:
+            if isinstance(outcome := checked[path], Exception):
                 raise outcome
             return outcome
-        opened = mine.pop(path, None)
+        opened = own.pop(path, None)
         if opened is None:
             with self._lock:
                 opened = self._idle.pop(path, None)
-        if opened is None or not opened.follows(self.log_of(path)):
+        if opened is None or not opened.update(self.log_of(path)):
             return None
-        mine[path] = opened
+        own[path] = opened
         self._record_check(path, opened)
         return opened
 
@@ -208,46 +212,46 @@ class Tables:
         return LogEntries(path, self._store)
 
     def _open_new(self, path: str) -> DeltaTable:
-        table, mine = _read(path, self.options), self._own_tables()
+        table, own = _load(path, self.options), self._own_tables()
         self._absent.discard(path)
-        # Read the stamp now. Later it could be the stamp of another table that was made at this path.
+        # The stamp is read now: later it could be the stamp of another table that was created at this path.
         version = table.version()
         log = self.log_of(path)
         stamp = log.since(version, version).get(version)
         if stamp is not None:
             log.refuse_damaged(version, stamp)
-            opened = mine[path] = _OpenTable(table, (version, stamp))
+            opened = own[path] = _OpenTable(table, (version, stamp))
             self._record_check(path, opened)
-            if not is_uri(path) and len(mine) > _MAX_OPEN_TABLES:
-                mine.popitem(last=False)
+            if not is_uri(path) and len(own) > _MAX_OPEN_TABLES:
+                own.popitem(last=False)
         return table
 
     def release(self) -> None:
         """Release this thread's open tables for other threads; this thread must not be using one."""
-        mine = self._own_tables()
-        if seen := self._checked():
-            seen.clear()
+        own = self._own_tables()
+        if checked := self._checked():
+            checked.clear()
         with self._lock:
-            self._idle.update(mine)
+            self._idle.update(own)
             while len(self._idle) > _MAX_OPEN_TABLES:
                 self._idle.popitem(last=False)
-        mine.clear()
+        own.clear()
 
     def as_of(self, path: str, version: int) -> DeltaTable:
-        """A table at one version, at which it stays."""
-        return _read(path, self.options, version)
+        """A table at one version, which is not updated later."""
+        return _load(path, self.options, version)
 
     def cached_rows(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """The result of a query, which runs once per version of an open table; `query` identifies it."""
+        """The result of a query, computed by `rows` once per version of an open table; `query` identifies it."""
         opened = self._own_tables().get(path)
         if opened is None or opened.table is not table:
             return rows()
         return [dict(row) for row in opened.answers.of(table.version(), query, rows)]
 
     def record_answer(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
-        """Record the result of a query about the version that this thread has just committed."""
+        """Cache the result of a query of the version that this thread has just committed."""
         opened = self._own_tables().get(path)
         if opened is not None and opened.table is table:
             opened.answers.record_answer(table.version(), query, rows)
@@ -262,23 +266,23 @@ class Tables:
         """The open tables of this thread."""
         if getattr(self._threads, "removals", None) != self._removals:
             self._threads.tables, self._threads.removals = OrderedDict[str, _OpenTable](), self._removals
-            if seen := getattr(self._threads, "seen", None):
-                seen.clear()
+            if checked := getattr(self._threads, "checked", None):
+                checked.clear()
         tables: OrderedDict[str, _OpenTable] = self._threads.tables
         return tables
 
     def _checked(self) -> "dict[str, _OpenTable | Exception | None] | None":
-        """The results of this thread's checks in its `consistent_read`: tables, None for missing tables, errors.
+        """The results of checks in this thread's `consistent_read`, by path: a table, None for no table, or an error.
 
-        None outside of one.
+        None outside of a `consistent_read`.
         """
-        self._own_tables()  # It empties the results after a removal.
-        seen: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "seen", None)
-        return seen
+        self._own_tables()  # This empties the results after a removal.
+        checked: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "checked", None)
+        return checked
 
     def _record_check(self, path: str, opened: _OpenTable) -> None:
-        if is_uri(path) and (seen := self._checked()) is not None:
-            seen[path] = opened
+        if is_uri(path) and (checked := self._checked()) is not None:
+            checked[path] = opened
 
 
 @retry(
@@ -287,8 +291,8 @@ class Tables:
     stop=stop_after_attempt(3),
     reraise=True,
 )
-def _read(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
-    """Open a table; repeat that if a listed entry is gone, as a cleanup removes entries one by one."""
+def _load(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
+    """Open a table; repeat that if a listed log entry is gone, as a cleanup removes entries one by one."""
     return DeltaTable(path, version=version, storage_options=options)
 
 

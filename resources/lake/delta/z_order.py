@@ -1,10 +1,10 @@
-"""Sorts rows in Z-order, so that rows with close values in all of some columns come close to each other.
+"""Sorts rows in Z-order, so that rows with close values in several columns are close to each other.
 
 In: rows and the columns' names. Out: the same rows in another order. Raises nothing.
 
-    a   b:  0  1  2  3      A row's place in each column is written in binary, and the digits are taken from the
+    a   b:  0  1  2  3      A row's rank in each column is written in binary, and the digits are taken from the
       0     0  1  4  5      columns in turn: a = 2 (10), b = 1 (01) gives 1001. A file of consecutive numbers
-      1     2  3  6  7      is a square of this table, so its bounds are close in `a` and in `b` alike, and a
+      1     2  3  6  7      is a square of this table, so its bounds are close both in `a` and in `b`, and a
       2     8  9 12 13      reader that filters by one of the two skips most files.
       3    10 11 14 15
 
@@ -18,14 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: The binary digits of a row's place in a column.
+#: The binary digits of all ranks of a row together.
 _DIGITS = 64
 
 
 def sort_by_z_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
-    """The rows in Z-order of some columns, none of which is nested; NULL comes last in each.
+    """The rows in Z-order of some columns, none of which is nested. NULL comes last in each column.
 
-    The order uses the rank of each value. So it works for every type, and with any distribution of values.
+    The order uses the ranks of values, so it suits every type, and any distribution of values.
     """
     columns = by[:_DIGITS]
     digits = _DIGITS // len(columns)

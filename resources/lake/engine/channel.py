@@ -1,7 +1,7 @@
 """The channel of pyspark's client to the engine, by the engine's Unix socket and token.
 
-In: the address, and the token. Out: the object from which pyspark makes its channel. With an address
-`sc://localhost` pyspark would connect by port, and send the token to any process that listens there.
+In: the address and the token. Out: the object from which pyspark makes its channel. With an address
+`sc://localhost` pyspark would connect to a port, and send the token to any process that listens there.
 """
 
 from dataclasses import dataclass, field
@@ -10,21 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EngineChannel:
-    """The engine's address for messages, the same for gRPC (`target`), and the token that Spark requires."""
+    """The engine's address for messages and for gRPC (`target`), and the token that Spark requires."""
 
     address: str
     target: str
     token: str = field(repr=False)
 
     def __str__(self) -> str:
-        """The address; never the token."""
+        """The address, without the token."""
         return self.address
 
     def builder(self) -> Any:
-        """A ChannelBuilder for pyspark.
-
-        Its type is Any, as pyspark's annotations require another subclass. Only this method imports gRPC.
-        """
+        """A ChannelBuilder for pyspark, as Any because pyspark's annotations require another subclass."""
         import grpc
         from pyspark.sql.connect.client import ChannelBuilder
 

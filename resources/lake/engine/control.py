@@ -1,7 +1,7 @@
-"""Starts the engine of a folder, finds it, and ends it.
+"""Starts the engine of a folder, uses it, and ends it.
 
-In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a `EngineUse` of
-it. Raises EngineError if an engine does not start to serve, or does not end.
+In: the folder, and the settings of the engine's session. Out: the record of a running engine, and an `EngineUse`.
+Raises EngineError if an engine does not begin to serve, or does not end.
 """
 
 import hashlib
@@ -34,14 +34,11 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class EngineUse:
-    """An engine that this process uses.
-
-    The engine does not end before the use is closed, or this process ends.
-    """
+    """The use of an engine, which does not end before the use is closed, or this process ends."""
 
     record: EngineRecord
     lock: IO[bytes]
-    #: The engine's open folder: connections go to it even if its name later belongs to another folder.
+    #: The descriptor of the engine's folder: connections use it even if its name later belongs to another folder.
     folder: int
 
     @property
@@ -56,14 +53,14 @@ class EngineUse:
 
 
 def fingerprint(settings: Mapping[str, str]) -> str:
-    """A digest that distinguishes engines by the settings of their sessions and the versions of the software."""
+    """A digest of an engine's settings and the versions of the software, which identifies the engine."""
     versions = {name: version(name) for name in ("pyspark", "delta-spark")}
     identity = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
-    """Use the engine with these settings; None if there is none, or other users have access to its folder."""
+    """Use the engine with these settings; None if none runs, or other users have access to its folder."""
     try:
         opened = folder.open()
     except (OSError, EngineError):
@@ -78,7 +75,7 @@ def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
 
 
 def _lock_use(folder: EngineFolder) -> IO[bytes]:
-    """Take the lock of a use. The engine itself takes it for moments, to check whether it is used."""
+    """Take a shared lock for a use. The engine itself takes the lock for moments, to check whether it is used."""
     while True:
         lock = folder.lock("used", shared=True)
         if lock is not None:
@@ -89,18 +86,18 @@ def _lock_use(folder: EngineFolder) -> IO[bytes]:
 def start(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> EngineRecord:
-    """Start the engine with these settings, unless it serves already.
+    """Start an engine with these settings, unless one serves already; return its record.
 
-    End an engine with other settings first. Raises EngineError if the engine ends while it starts, or if an
+    Ends an engine with other settings first. Raises EngineError if the engine ends while it starts, or if an
     engine with other settings is in use.
     """
-    launched = False
+    is_launched = False
     deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and not (launched and not folder.is_serving()):
+    while time.monotonic() < deadline and not (is_launched and not folder.is_serving()):
         record = folder.read()
         if record is not None and record.fingerprint == fingerprint(settings):
             return record
-        launched = launch(folder, settings, idle, owner) or launched
+        is_launched = launch(folder, settings, idle, owner) or is_launched
         time.sleep(_WAIT_SECONDS)
     raise EngineError(
         f"the engine does not start to serve: {_last_line(folder)}",
@@ -111,9 +108,9 @@ def start(
 def launch(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> bool:
-    """Start an engine without waiting for it.
+    """Start an engine without waiting for it; return False if one with these settings serves or starts already.
 
-    False if an engine with these settings serves or starts already. See `start`.
+    See `start`.
     """
     folder.make()
     with _lock_start(folder) as is_free:
@@ -150,7 +147,7 @@ def launch(
 
 @contextmanager
 def _lock_start(folder: EngineFolder) -> Iterator[bool]:
-    """Whether no other process is starting an engine; within the block none can."""
+    """Keep other processes from starting an engine within the block; yield False if one does so already."""
     lock = folder.lock("starting")
     try:
         yield lock is not None
@@ -160,7 +157,7 @@ def _lock_start(folder: EngineFolder) -> Iterator[bool]:
 
 
 def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
-    """End an engine with other settings; raises EngineError if a process uses it."""
+    """End an engine with other settings; raise EngineError if a process uses it."""
     unused = folder.lock("used")
     if unused is None:
         raise EngineError(
@@ -173,10 +170,7 @@ def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
 
 
 def stop(folder: EngineFolder) -> bool:
-    """End the engine, even while it is used; return whether there was one.
-
-    Raises EngineError if the engine does not end.
-    """
+    """End the engine, even while it is used; return whether one ran. Raises EngineError if it does not end."""
     record = folder.read()
     if record is None:
         return False

@@ -1,9 +1,9 @@
 """The engine's entrance: a Unix socket in its folder, which forwards bytes to Spark's port and back.
 
-In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this
-user's processes can make. Spark listens on a port of 127.0.0.1, where any user's process could listen. A
-socket in a folder that only one user can open proves whose it is. Before a byte is sent to Spark's port, each
-connection is checked to end at Spark's process.
+In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this user's
+processes can open. Spark listens on a port of 127.0.0.1, where any user's process could listen. A socket in a
+folder that only one user can open is that user's. Before a byte is sent to Spark's port, the peer of the
+connection is verified to be Spark's process.
 """
 
 import socket
@@ -19,10 +19,7 @@ _CONNECT_SECONDS = 10.0
 
 
 def connect_to_process(pid: int, port: int) -> socket.socket | None:
-    """A connection to the process's port on 127.0.0.1.
-
-    None if the process does not listen there, or another process does.
-    """
+    """Connect to the process's port on 127.0.0.1; None if no process or another one listens there."""
     connection = socket.socket()
     connection.settimeout(_CONNECT_SECONDS)
     try:
@@ -38,11 +35,11 @@ def connect_to_process(pid: int, port: int) -> socket.socket | None:
 
 
 def open_entrance(pid: int, port: int) -> None:
-    """Let this user's processes reach Spark by a socket in the current folder, as long as this process lives."""
+    """Let this user's processes reach Spark by a socket in the current folder, until this process ends."""
     with suppress(FileNotFoundError):
         Path(SOCKET).unlink()
     entrance = socket.socket(socket.AF_UNIX)
-    # A relative name, as the whole path may exceed the length of a socket address.
+    # The name is relative, as the whole path may exceed the length of a socket address.
     entrance.bind(SOCKET)
     entrance.listen()
     Thread(target=_admit, args=(entrance, pid, port), daemon=True).start()

@@ -1,8 +1,8 @@
-"""The owner of a connection's other end: a process for a TCP connection on this machine, a user for a Unix socket.
+"""Verifies the peer of a connection: its process for a TCP connection on this machine, its user for a Unix socket.
 
-In: a connection. Out: whether its other end belongs to the expected process or user. A moment after a server
-has ended, another user's process may have its port. So callers check a connection before they send a byte;
-after that its owner cannot change.
+In: a connection. Out: whether the peer is the expected process or user. A moment after a server has ended,
+another user's process may have its port. So callers verify a connection before they send a byte; the peer of a
+connection cannot change.
 
 proc(5): /proc/net/tcp has each socket's inode, and /proc/<pid>/fd the sockets that a process has open.
 """
@@ -17,8 +17,7 @@ from pathlib import Path
 
 #: The tables of both families, because the JVM opens IPv6 sockets even for IPv4.
 _TABLES = ("tcp", "tcp6")
-#: 127.0.0.1 in the tables' format, words of 32 bits in the machine's byte order, alone and within an IPv6
-#: address.
+#: 127.0.0.1 in the tables' format (words of 32 bits in the machine's byte order), alone and in an IPv6 address.
 _LOOPBACK_WORD = f"{socket.htonl(0x7F000001):08X}"
 _LOOPBACK = (_LOOPBACK_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_LOOPBACK_WORD}")
 _WAIT_SECONDS = 10.0
@@ -26,17 +25,14 @@ _POLL_SECONDS = 0.005
 
 
 def is_of_process(connection: socket.socket, pid: int) -> bool:
-    """Whether the process has the other end of a connection over 127.0.0.1.
-
-    It waits until a process has accepted the connection.
-    """
+    """Whether the process is the peer of a connection over 127.0.0.1; waits until a process has accepted it."""
     ports = connection.getpeername()[1], connection.getsockname()[1]
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
         inodes = set(_inodes(*ports))
         if inodes & _sockets(pid):
             return True
-        # Zero: no process has accepted it yet.
+        # The inode is 0 until a process has accepted the connection.
         if inodes != {0}:
             return False
         time.sleep(_POLL_SECONDS)
@@ -44,14 +40,14 @@ def is_of_process(connection: socket.socket, pid: int) -> bool:
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is this user's."""
+    """Whether the peer of a Unix socket is a process of this user."""
     size = struct.calcsize("3i")
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return bool(user == os.geteuid())
 
 
 def _inodes(local: int, remote: int) -> Iterator[int]:
-    """The inodes of the sockets at the port `local` that are connected to the port `remote`, both on 127.0.0.1."""
+    """The inodes of the sockets at port `local` that are connected to port `remote`, both on 127.0.0.1."""
     for table in _TABLES:
         with suppress(FileNotFoundError):
             for line in Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]:

@@ -1,16 +1,15 @@
 """The record of a running engine: files in one folder that only its owner can read.
 
-    <folder>/serving   locked by the engine's process as long as it lives
+    <folder>/serving   locked by the engine's process until it ends
     <folder>/used      locked, shared, by each process that uses the engine; the engine locks it exclusively to end
     <folder>/engine.json   the record, with the token that Spark requires
     <folder>/socket    the engine's address
     <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
     <folder>/engine.log    the output of Spark
 
-The system releases a process' locks at its end, so no file has to be removed after a kill. A file lock
-belongs to one machine, as the engine does. Each access opens the folder itself, and checks its owner, because
-another user with access to the parent folder could replace it. Raises EngineError if other users have access
-to the folder.
+The system releases a process' locks at its end, so no file has to be removed after a kill. Each access opens the
+folder, and checks its owner, because another user with access to the parent folder could replace it. Raises
+EngineError if other users have access to the folder.
 """
 
 import fcntl
@@ -36,15 +35,15 @@ class EngineError(PgsieveError):
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """A running engine: its process, Spark's process, the token, its fingerprint, pgsieve's version, and its start."""
+    """A running engine: its process and Spark's, the token, its fingerprint, pgsieve's version, and its start."""
 
     pid: int
     spark_pid: int
     token: str
-    #: The digest of its session's settings; an engine with another fingerprint may give other results.
+    #: The digest of its settings; an engine with another fingerprint may give other results.
     fingerprint: str
     version: str
-    #: The time at which it began to serve, in seconds since 1970.
+    #: The time at which the engine began to serve, in seconds since 1970.
     since: float
 
 
@@ -56,7 +55,7 @@ class EngineFolder:
 
     @property
     def address(self) -> str:
-        """The engine's address for messages."""
+        """The engine's address, for messages."""
         return f"unix:{self.path / SOCKET}"
 
     @property
@@ -65,7 +64,7 @@ class EngineFolder:
         return self.path / "engine.log"
 
     def make(self) -> None:
-        """Create the folder, for its owner only. Raises EngineError if other users have access to it."""
+        """Create the folder for this user only; raise EngineError if other users have access to it."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
             self.path.chmod(0o700)
@@ -73,9 +72,9 @@ class EngineFolder:
             return
 
     def open(self) -> int:
-        """Open the folder; the descriptor stays valid even if another folder gets its name.
+        """Open the folder; return a descriptor, which stays valid even if another folder gets its name.
 
-        Raises EngineError if other users have access to it, and OSError.
+        Raises EngineError if other users have access to the folder, and OSError.
         """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         status = os.fstat(folder)
@@ -90,7 +89,7 @@ class EngineFolder:
 
     @contextmanager
     def open_within(self) -> Iterator[int]:
-        """The open folder within the block. See `open`."""
+        """Open the folder for the block. See `open`."""
         folder = self.open()
         try:
             yield folder
@@ -98,7 +97,7 @@ class EngineFolder:
             os.close(folder)
 
     def is_serving(self) -> bool:
-        """Whether an engine's process lives."""
+        """Whether an engine's process runs."""
         if not self.path.is_dir():
             return False
         lock = self.lock("serving", shared=True)
@@ -108,7 +107,7 @@ class EngineFolder:
         return False
 
     def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
-        """Lock a file until it is closed; None if another process has locked it."""
+        """Lock a file until it is closed, and return it; None if another process has locked it."""
         with self.open_within() as folder:
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
@@ -119,7 +118,7 @@ class EngineFolder:
         return file
 
     def read(self) -> EngineRecord | None:
-        """The record of the running engine; None if none runs, or it does not serve yet."""
+        """The record of the engine that serves; None if none does."""
         with suppress(OSError, ValueError, TypeError), self.open_within() as folder:
             with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))

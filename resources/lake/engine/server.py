@@ -1,9 +1,9 @@
-"""The engine's own process: starts Spark Connect, records its address, and ends it.
+"""The process of the engine: starts Spark Connect, records its address, and ends it.
 
-In: the current folder, and a plan with Spark's settings, as JSON on standard input, because every user can
-read arguments. Out: the folder's record as long as Spark serves. The engine ends when Spark ends, on SIGTERM,
-and when its folder is gone. If it was started for another process, it ends with that process; otherwise after
-an idle time without a use.
+In: the current folder, and a plan with Spark's settings, as JSON on standard input, because all users can read
+arguments. Out: the folder's record while Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
+folder is gone. An engine that was started for another process ends with that process. Others end after an idle
+time.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
@@ -23,20 +23,20 @@ from pathlib import Path
 from pgsieve import __version__
 from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
-from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files, submit_command
+from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, submit_command, write_parameters
 from pgsieve.resources.processes import end_with_parent
 
-#: Settings of the engine, rather than of each session: it listens to this machine only, and returns unused
-#: memory.
+#: Settings of the engine, rather than of a session: it accepts connections only from this machine, and returns
+#: unused memory.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # For sessions that were never ended, such as those of a killed run.
+    # For sessions that were not ended, as by a killed run.
     "spark.connect.session.manager.defaultSessionTimeout": "10m",
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
 _POLL_SECONDS = 0.5
 _MAIN = "pgsieve.lake.EngineServer"
-#: The jar with that class, and its source, which `make java` compiles.
+#: The jar with this class, and its source, which `make java` compiles.
 JAR, SOURCE = (Path(__file__).resolve().parent / name for name in ("pgsieve-engine.jar", "EngineServer.java"))
 _START_TIMEOUT_SECONDS = 120.0
 _END_TIMEOUT_SECONDS = 10.0
@@ -44,9 +44,9 @@ _END_TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The parameters of an engine: its fingerprint, its idle time in seconds, the process for which it runs.
+    """The parameters of an engine: its fingerprint, its idle time, and the process for which it runs.
 
-    `settings` are Spark's settings of its session.
+    `settings` are Spark's settings.
     """
 
     fingerprint: str
@@ -56,18 +56,18 @@ class Plan:
 
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
-    """Serve until there is a reason to end; return the exit status."""
+    """Serve until a reason to end; return the exit status."""
     serving = folder.lock("serving")
     if serving is None:
-        return 0  # Another engine was faster, and serves the callers of both.
+        return 0  # Another engine serves already.
     with serving:
         folder.forget()
         token, port = secrets.token_urlsafe(32), _free_port()
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, _end)
         master = plan.settings["spark.master"]
-        own = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
-        settings = files(plan.settings, folder.path, own)
+        more = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+        settings = write_parameters(plan.settings, folder.path, more)
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
             [submit_command(master), "--properties-file", str(settings), "--class", _MAIN, str(JAR)],
             env={
@@ -99,7 +99,7 @@ def _free_port() -> int:
 
 
 def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until Spark listens; False if it ends before, or does not listen in time."""
+    """Wait until Spark listens; return False if it ends before, or does not listen in time."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while spark.poll() is None and time.monotonic() < deadline:
         if connection := connect_to_process(spark.pid, port):
@@ -110,7 +110,7 @@ def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
-    """Return when there is a reason to end; after that no process can begin a use."""
+    """Return when there is a reason to end; afterwards no process can begin a use."""
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():
         unused = folder.lock("used")
@@ -125,7 +125,7 @@ def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[byte
 
 
 def _has_folder() -> bool:
-    """Whether the current folder has not been deleted."""
+    """Whether the current folder still exists."""
     try:
         return bool(os.getcwd())  # noqa: PTH109 - Path.cwd does the same if the folder is gone
     except FileNotFoundError:

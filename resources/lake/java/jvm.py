@@ -1,9 +1,9 @@
-"""The JVM of a session that this process starts, with an environment and options that pgsieve chooses.
+"""Starts the JVM of a session, with an environment and options that pgsieve chooses.
 
-In: the settings of the session. Out: a JVM that pyspark uses, and the parameters to start another one. The
-user's shell settings (a locale, a time zone, another Spark's folder) alter no result. The user needs no entry
-in /etc/passwd and no home, and the machine's name need not resolve. Every user can read the arguments of a
-process, so settings and options are passed in files of the process's own folder
+In: the settings of the session. Out: a JVM that pyspark uses, and the parameters to start another one. Results
+do not depend on the user's shell (locale, time zone, another Spark's folder). The user needs no entry in
+/etc/passwd and no home, and the machine's name need not resolve. All users of the machine can read the arguments
+of a process, so settings and options are passed in files of the process's own folder
 (`pgsieve.resources.private_folder`). Spark's temporary files are there, too.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
@@ -35,7 +35,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: Variables that alter the encoding of text, the Spark that runs, its mode, and its folders; also all `LC_…`.
+#: The variables that alter the encoding of text, or the Spark that runs, its mode or its folders; `LC_…` do, too.
 _ALTERING_VARIABLES = frozenset(
     (
         "LANG",
@@ -51,22 +51,18 @@ _ALTERING_VARIABLES = frozenset(
 _QUIET = ("ERROR", "FATAL", "OFF")
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG = "spark.log"
-#: The variables that lead pyspark to a running JVM.
+#: The variables by which pyspark finds a running JVM.
 _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
-#: How long a session may take to stop, as its cluster may be gone; and how long its JVM may take to end after
-#: that.
+#: How long a session may take to stop, as its cluster may be gone, and then its JVM to end.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
-#: For a JVM that runs for seconds: its optimising compiler would take more time than it saves.
+#: For a JVM that runs for seconds. Its optimising compiler would take more time than it saves.
 _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
-    """The JVM ended before it could be used, or cannot be started.
-
-    The text is its last output, or the reason.
-    """
+    """The JVM ended before it could be used, or cannot be started. The message is its last output, or the reason."""
 
 
 def environment(master: str) -> dict[str, str]:
@@ -74,7 +70,7 @@ def environment(master: str) -> dict[str, str]:
     chosen = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
     chosen |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
     if master.startswith("local"):
-        # Only this machine connects to it, and the machine's own name may not resolve.
+        # Only this machine connects to the JVM, and the machine's own name may not resolve.
         chosen = {"SPARK_LOCAL_IP": "127.0.0.1", **chosen}
     if name := _substitute_name():
         chosen |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
@@ -84,7 +80,7 @@ def environment(master: str) -> dict[str, str]:
 def _is_altering(name: str, master: str) -> bool:
     """Whether a variable is left out of the JVM's environment.
 
-    SPARK_HOME stays for a cluster, whose settings may be in that folder.
+    For a cluster SPARK_HOME is not, as the cluster's settings may be in that folder.
     """
     return name.startswith("LC_") or (
         name in _ALTERING_VARIABLES and (name != "SPARK_HOME" or master.startswith("local"))
@@ -92,7 +88,7 @@ def _is_altering(name: str, master: str) -> bool:
 
 
 def _home() -> str:
-    """The user's home, where credentials may be; a temporary folder if the user has none."""
+    """The user's home, which may have credentials; a temporary folder if the user has no home."""
     return home if (home := _named_home()) and os.access(home, os.X_OK) else str(private_folder())
 
 
@@ -102,13 +98,13 @@ def _named_home() -> str | None:
 
 
 def has_writable_home() -> bool:
-    """Whether this user has a home for lasting files. Otherwise a JVM's files end with this process."""
+    """Whether this user has a home that can be written. Otherwise files of a JVM are removed with this process."""
     home = _named_home()
     return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
 def _substitute_name() -> str | None:
-    """A name for a user without an entry in /etc/passwd: the user's number. None for other users."""
+    """The user id as a name, for a user without an entry in /etc/passwd; None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -116,43 +112,40 @@ def _substitute_name() -> str | None:
     return None
 
 
-def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> Path:
-    """Write the parameters of a JVM into a folder of this user alone; return the file of Spark's settings.
+def write_parameters(settings: Mapping[str, str], folder: Path, more: Mapping[str, str]) -> Path:
+    """Write the parameters of a JVM into a folder that only this user can read; return the file of Spark's settings.
 
-    `own` are settings and Java options of this JVM besides those of the session.
+    `settings` are the session's. `more` are further settings of this JVM, with Java options.
     """
     temporary = private_folder()
     options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
-    # UsePerfData would show the process and its command to all users, in /tmp.
+    # UsePerfData would show the process and its command to all users of the machine.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _substitute_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
-    users = settings.get(JAVA_OPTIONS, "")
-    # A JVM with two collectors does not start: the user's takes the place of the one of this JVM.
-    owns = (
-        _COLLECTOR.sub("", own.get(JAVA_OPTIONS, ""))
-        if _COLLECTOR.search(users)
-        else own.get(JAVA_OPTIONS, "")
-    )
-    chosen = f"{owns} {users}"
+    user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), more.get(JAVA_OPTIONS, "")
+    # A JVM with two garbage collectors does not start, so the user's replaces the other one.
+    if _COLLECTOR.search(user_options):
+        jvm_options = _COLLECTOR.sub("", jvm_options)
+    chosen = f"{jvm_options} {user_options}"
     is_local = settings["spark.master"].startswith("local")
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
     java = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))
-    written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}"}
+    spark_settings = {**settings, **more, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}"}
     if not has_writable_home():
-        # Ivy writes lock files even if all jars are present.
-        written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
+        # Ivy writes lock files even if all jars exist.
+        spark_settings = {"spark.jars.ivy": str(temporary / "ivy"), **spark_settings}
     if is_local:
         folders = (
             settings.get(_LOCAL_DIRECTORIES) or os.environ.get("SPARK_LOCAL_DIRS") or str(temporary.parent)
         )
-        written[_LOCAL_DIRECTORIES] = ",".join(
+        spark_settings[_LOCAL_DIRECTORIES] = ",".join(
             str(private_folder(base.strip())) for base in folders.split(",")
         )
         if settings.get(_CATALOG) != "hive":
-            # Spark creates this folder, although it stays empty, and by default in the current folder.
-            written = {_WAREHOUSE: str(temporary / "warehouse"), **written}
-    return _write_private(folder / "spark.conf", properties(written))
+            # Spark creates this folder even if nothing is written there, by default in the current folder.
+            spark_settings = {_WAREHOUSE: str(temporary / "warehouse"), **spark_settings}
+    return _write_private(folder / "spark.conf", properties(spark_settings))
 
 
 def _write_private(file: Path, text: str) -> Path:
@@ -164,13 +157,13 @@ def _write_private(file: Path, text: str) -> Path:
 
 
 def _quote_option(option: str) -> str:
-    """An option in the format of a JVM options file, which has no escapes."""
+    """An option in the format of a JVM options file, which has quotes but no escapes."""
     quote = "'" if '"' in option else '"'
     return f"{quote}{option}{quote}"
 
 
 def _escape_option(text: str) -> str:
-    """A text as one part of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
+    """A text as one option of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
@@ -178,10 +171,10 @@ def properties(settings: Mapping[str, str]) -> str:
     """The text of a Java properties file."""
     special = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
 
-    def escaped(text: str) -> str:
+    def escape(text: str) -> str:
         return "".join(special.get(c, c if c.isascii() else _utf16(c)) for c in text)
 
-    return "".join(f"{escaped(name)}={escaped(value)}\n" for name, value in settings.items())
+    return "".join(f"{escape(name)}={escape(value)}\n" for name, value in settings.items())
 
 
 def _utf16(character: str) -> str:
@@ -190,11 +183,11 @@ def _utf16(character: str) -> str:
 
 
 def submit_command(master: str) -> str:
-    """Spark's script that starts a JVM, from pyspark's own Spark, or for a cluster from SPARK_HOME."""
+    """The path of Spark's script that starts a JVM: pyspark's own, or for a cluster SPARK_HOME's."""
     import pyspark
 
-    own = Path(pyspark.__file__).parent
-    homes = [own, own.parent.parent]
+    installed = Path(pyspark.__file__).parent
+    homes = [installed, installed.parent.parent]
     if not master.startswith("local") and (chosen := os.environ.get("SPARK_HOME")):
         homes.insert(0, Path(chosen))
     return next(
@@ -212,16 +205,16 @@ def is_running() -> bool:
 def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
     """The session of this process, in the JVM that pyspark already uses, or else in a new one.
 
-    The JVM ends with this process, and may take `end_seconds` for it. Raises JavaEndedError if the JVM ends
-    early, and pyspark's errors if the session does not start.
+    The JVM ends with this process, within `end_seconds`. Raises JavaEndedError if the JVM ends early, and
+    pyspark's errors if the session does not start.
     """
     from pyspark.sql import SparkSession
 
-    # This variable would choose another Spark than the configured master.
+    # This variable would override the configured master.
     os.environ.pop("SPARK_REMOTE", None)
     builder = SparkSession.builder
     for key, value in settings.items():
-        # The JVM gets these in another form.
+        # The JVM gets these settings in another form.
         if key not in {JAVA_OPTIONS, _LOCAL_DIRECTORIES}:
             builder = builder.config(key, value)
     if is_running():
@@ -232,33 +225,32 @@ def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "
 
 @contextmanager
 def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
-    """Start a JVM that pyspark uses within the block, as if spark-submit had started Python.
+    """Start a JVM, and make pyspark connect to it within the block, as if spark-submit had started Python.
 
     The JVM ends with this process.
     """
     master, folder = settings["spark.master"], private_folder()
-    # Spark's launcher breaks characters above U+FFFF (parseOptionString() in CommandBuilderUtils.java).
+    # Spark's launcher corrupts characters above U+FFFF (parseOptionString() in CommandBuilderUtils.java).
     if max(str(folder)) > "\uffff":
         raise JavaEndedError(
             f"Spark cannot use the temporary folder {folder}: set TMPDIR to a folder without characters above U+FFFF"
         )
-    configured, gateway = files(settings, folder, _SHORT_LIVED), folder / "gateway"
+    parameters, gateway = write_parameters(settings, folder, _SHORT_LIVED), folder / "gateway"
     gateway.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
-        # The log may quote values of cells. It goes to the terminal only if the user requests more than
-        # errors.
+        # The log may quote values of cells, so it goes to the terminal only if the user requests more than errors.
         log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [
-                *(submit_command(master), "--properties-file", str(configured), "--load-spark-defaults"),
+                *(submit_command(master), "--properties-file", str(parameters), "--load-spark-defaults"),
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
             env=environment(master) | {"SPARK_CONNECT_MODE": "0", _ADDRESS_FILE_VARIABLE: str(gateway)},
-            # The JVM ends when this pipe is closed, so it ends with this process, even by SIGKILL.
+            # The JVM ends when this pipe is closed, so it ends with this process, even after SIGKILL.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            # Ctrl-C must reach only this process, which then ends the JVM.
+            # Ctrl-C must signal only this process, which then ends the JVM.
             start_new_session=True,
         )
     atexit.register(_end, process, end_seconds)
@@ -282,17 +274,14 @@ def _import_client() -> None:
         import pyspark.testing  # noqa: F401 - imported by NumpyArrayConverter in pyspark/sql/types.py
 
 
-def _address(answer: bytes) -> tuple[int, str]:
-    """The port and the secret of a gateway, from two ints in network byte order (port, length) and the secret."""
-    port, length = struct.unpack_from(">ii", answer)
-    return port, answer[8 : 8 + length].decode()
+def _address(content: bytes) -> tuple[int, str]:
+    """The port and the secret of a gateway, from its file: port and length (big-endian ints), and the secret."""
+    port, length = struct.unpack_from(">ii", content)
+    return port, content[8 : 8 + length].decode()
 
 
 def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """End the JVM with this process.
-
-    The session ends first, as pyspark's threads would otherwise report that the JVM is gone.
-    """
+    """End the session and then the JVM: otherwise pyspark's threads would report that the JVM is gone."""
     from pyspark import SparkContext
 
     assert process.stdin is not None
@@ -301,7 +290,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
             _leave_accumulators(context)
             context.stop()
     with suppress(Exception), limit_time(_STOP_SECONDS):
-        # Otherwise the garbage collector would send requests to a JVM that is gone.
+        # Otherwise Python's garbage collector would send requests to a JVM that is gone.
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
             gateway.shutdown()
     process.stdin.close()
@@ -322,7 +311,7 @@ def _leave_accumulators(context: Any) -> None:
 
 
 def _log_summary(log: Path) -> str:
-    """The most informative line of a log: the first that names an error, or else the last."""
+    """The most informative line of a log: the first one about an error, or else the last."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     errors = [line.strip() for line in lines if "rror" in line or "xception" in line]
     return [*errors[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

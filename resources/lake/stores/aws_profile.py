@@ -1,8 +1,8 @@
-"""The active profile of AWS' tools, from ~/.aws/config and ~/.aws/credentials: a server, a region, keys.
+"""Reads the active profile of AWS' tools from ~/.aws/config and ~/.aws/credentials: a server, a region, keys.
 
-In: the environment, which names the profile and the files. Out: the profile's settings. The engines
-themselves request credentials such as those of a role or of single sign-on. A file in another format has no
-settings. Raises nothing. No repr shows a secret.
+In: the environment, which names the profile and the files. Out: the profile's settings. Credentials of roles or
+single sign-on have to be requested, which the engines do. A file in another format has no settings. Raises
+nothing. No repr shows a secret.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
-#: Settings for credentials that have to be requested, and that take precedence over keys in the same profile.
+#: The settings for requested credentials that take precedence over keys in the same profile.
 _ROLE_SETTINGS = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
-#: Settings for credentials that have to be requested, over which keys take precedence.
+#: The settings for requested credentials over which keys in the same profile take precedence.
 _REQUEST_SETTINGS = ("credential_process", "login_session", "web_identity_token_file")
-#: The variable that makes tools ignore endpoints in the files.
+#: The variable that makes AWS' tools ignore endpoints in the files.
 _IGNORE_ENDPOINTS = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _ENDPOINT = "endpoint_url"
 
@@ -27,10 +27,10 @@ _ENDPOINT = "endpoint_url"
 class AwsProfile:
     """The settings of a profile."""
 
-    #: The server with S3's interface; None if the files name none, or tools have to ignore it.
+    #: The address of a server with S3's interface; None if the files have none, or it has to be ignored.
     endpoint: str | None = None
     region: str | None = None
-    #: The key, its secret and perhaps its token, by their names in the files; empty if they have to be
+    #: The key, its secret and optionally its token, by their names in the files; empty if credentials have to be
     #: requested.
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Whether the profile has credentials, or settings to request them.
@@ -38,27 +38,27 @@ class AwsProfile:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets, which no text may show."""
+        """The values that no text may show."""
         return tuple(value for name, value in self.keys.items() if name != _KEY)
 
     @property
     def has_expiring_keys(self) -> bool:
-        """Whether the keys expire after some hours, when a tool writes new ones into the file."""
+        """Whether the keys expire after some hours. A tool then writes new ones into the file."""
         return _TOKEN in self.keys
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "AwsProfile":
-        """The profile of a process with this environment."""
+        """The active profile in this environment."""
         config = _sections(_file(environ, "AWS_CONFIG_FILE", "config"))
         credentials = _sections(_file(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
         name = environ.get("AWS_PROFILE") or "default"
-        plain = config.get(name, {}) if name == "default" else {}
-        settings = {**plain, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
-        is_asked_for = any(settings.get(role) for role in _ROLE_SETTINGS)
+        default = config.get(name, {}) if name == "default" else {}
+        settings = {**default, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
+        has_role = any(settings.get(role) for role in _ROLE_SETTINGS)
         return cls(
             endpoint=_endpoint(settings, config, environ),
             region=settings.get("region"),
-            keys={} if is_asked_for else _keys(settings),
+            keys={} if has_role else _keys(settings),
             has_credentials=any(settings.get(name) for name in (_KEY, *_ROLE_SETTINGS, *_REQUEST_SETTINGS)),
         )
 
@@ -72,10 +72,7 @@ def _keys(settings: Mapping[str, str]) -> dict[str, str]:
 def _endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
-    """The server that a profile names.
-
-    S3's own endpoint takes precedence over the endpoint of all services.
-    """
+    """The server of a profile: the endpoint for S3, or else the endpoint for all services."""
     ignored = environ.get(_IGNORE_ENDPOINTS) or settings.get("ignore_configured_endpoint_urls") or ""
     if ignored.lower() == "true":
         return None
@@ -84,7 +81,7 @@ def _endpoint(
 
 
 def _nested(text: str) -> dict[str, str]:
-    """Settings nested in one setting's value, each in an indented line."""
+    """The settings in the value of a setting, each in an indented line."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -93,14 +90,14 @@ def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     """The path of one of the files; None without a home."""
     home = environ.get("HOME")
     if named := environ.get(variable):
-        # AWS' tools expand `~`, which a shell does not within quotes.
+        # AWS' tools expand `~` themselves, as a shell does not within quotes.
         is_at_home = home and (named == "~" or named.startswith("~/"))
         return Path(f"{home}{named[1:]}" if is_at_home else named)
     return Path(home, ".aws", name) if home else None
 
 
 def _sections(file: Path | None) -> dict[str, dict[str, str]]:
-    """A file's settings by section; in the result one space separates a section's type and name."""
+    """A file's settings by section. One space separates the type and the name of a section."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
     )

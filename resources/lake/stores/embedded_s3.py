@@ -1,8 +1,8 @@
-"""An S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are as atomic as S3's.
+"""Runs an S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are atomic.
 
-In: a folder for its data, and the keys that it accepts. Out: its URL, with the bucket `lake`. It listens on
-this machine only. It lives as long as a pipe from the process that started it, so it ends with that process,
-even by SIGKILL. Raises EmbeddedS3Error.
+In: a folder for its data, and the keys that it accepts. Out: its URL; it has the bucket `lake`. Only this machine
+can reach the server. It ends when a pipe from the process that started it is closed, so it ends with that
+process, even by SIGKILL. Raises EmbeddedS3Error.
 
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """
@@ -25,10 +25,10 @@ REGION = "us-east-1"
 
 _TIMEOUT_SECONDS = 60
 _MAX_ATTEMPTS = 5
-#: SeaweedFS adds this to the number of a port to get its gRPC port.
+#: SeaweedFS adds this to a port's number for the gRPC port.
 _GRPC_PORT_OFFSET = 10_000
-_PARTS = ("master", "volume", "filer", "admin")
-#: The server's message once keys and bucket exist; its port answers earlier.
+_SERVICES = ("master", "volume", "filer", "admin")
+#: The server's message once the keys and the bucket exist; its port answers earlier.
 _READY = "ready to use"
 #: Runs a program until its own standard input is closed.
 _WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
@@ -40,12 +40,12 @@ class EmbeddedS3Error(PgsieveError):
 
 @contextmanager
 def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
-    """The URL of a new server with its data in a folder; the server ends with the block."""
+    """Run a new server with its data in a folder during the block; yield its URL."""
     program = _program()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for _ in range(_MAX_ATTEMPTS):
-            s3, *others = _free_ports(1 + len(_PARTS))
+            s3, *others = _free_ports(1 + len(_SERVICES))
             if stack.enter_context(_run_server(program, folder, s3, others, key, secret)):
                 yield f"http://127.0.0.1:{s3}"
                 return
@@ -89,7 +89,7 @@ def _run_server(
     command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command += [f"-{part}.port={port}" for part, port in zip(_PARTS, others, strict=True)]
+    command += [f"-{service}.port={port}" for service, port in zip(_SERVICES, others, strict=True)]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         "AWS_ACCESS_KEY_ID": key,
@@ -105,7 +105,7 @@ def _run_server(
             stderr=output,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C must reach only the process that started it.
+            start_new_session=True,  # Ctrl-C must reach only this process.
         )
     assert process.stdin is not None
     try:
@@ -116,10 +116,7 @@ def _run_server(
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Wait until the server is ready.
-
-    False if it ended, for example because another program took its port.
-    """
+    """Wait until the server is ready; return False if it ended, as when another program has taken its port."""
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")

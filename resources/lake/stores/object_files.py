@@ -1,9 +1,8 @@
-"""The objects of a store as files that pyarrow reads and writes, without Python's lock during requests.
+"""Objects of a store as files for pyarrow, without Python's lock during requests.
 
-In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler
-keeps Python's lock while it opens a file, which stops all other threads until a distant store answers. It
-also writes every file in parts, which takes at least three requests. Raises OSError with the store's message,
-as `Objects` does.
+In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler has
+Python's lock while it opens a file, so all other threads wait for the store's answer. It also writes all files
+in parts, which takes at least three requests. Raises OSError with the store's message, as `Objects` does.
 
 https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html
 """
@@ -18,27 +17,27 @@ from pgsieve.resources.lake.stores.objects import Objects
 
 
 class ObjectFiles(DeltaStorageHandler):
-    """A bucket's objects as files; delta-rs's handler does the operations on more than one object."""
+    """A bucket's objects as files. The base class, delta-rs's handler, operates on several objects."""
 
     def __init__(self, root: str, options: Mapping[str, str], objects: Objects) -> None:
         super().__init__(root, dict(options))
         self._objects = objects
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        """Open an object for random access. Raises FileNotFoundError."""
+        """Open an object for random access; raises FileNotFoundError."""
         return pa.PythonFile(_ObjectReader(self._objects, path), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
-        """Open an object for reading from its beginning. Raises FileNotFoundError."""
+        """Open an object for reading from its beginning; raises FileNotFoundError."""
         return self.open_input_file(path)
 
     def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
-        """Open a new object for writing, which replaces an older one once the stream is closed."""
+        """Open a new object for writing. It replaces an older one when the stream is closed."""
         del metadata
         return pa.PythonFile(self._objects.writer(path), mode="w")
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
-        """Information about paths. A file takes one request here, and two in delta-rs's handler."""
+        """Information about paths. A file takes one request, but two in delta-rs's handler."""
         return [self._file(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
 
     def _file(self, path: str) -> pafs.FileInfo | None:
@@ -50,7 +49,7 @@ class ObjectFiles(DeltaStorageHandler):
 
 
 class _ObjectReader:
-    """A file for reading, in the form that pyarrow accepts."""
+    """A Python file object for reading, for pyarrow."""
 
     closed = False
 

@@ -1,12 +1,12 @@
-"""Objects of a store, read and written as a whole or in parts; and objects that are created at most once.
+"""Reads and writes objects of a store, as a whole or in parts, and creates objects at most once.
 
-In: a lake's path, and delta-rs's options for its store; delta-rs uses the same library, object_store. Out:
-bytes. A request that fails for a moment is repeated. Raises OSError with the store's message, which
-`store_errors` understands, and FileExistsError. The objects of this module are not sent to executors.
+In: a lake's path, and delta-rs's options for its store. Out: bytes. Transient errors are repeated. Raises OSError
+with the store's message, which `store_errors` interprets, and FileExistsError. delta-rs uses the same library,
+object_store. Instances of this module's classes cannot be sent to executors.
 
-The answer to a conditional PUT may be lost after the store has the object. Then the store refuses the
-repeated PUT because of the first. So `make` reads the object of that name; if its bytes are the same, the
-first PUT has succeeded. Therefore the bytes that `make` gets must be unique.
+The answer to a conditional PUT may be lost after the store has created the object. Then the store refuses the
+repeated PUT because of the first. So `create` reads the existing object: if it has the same bytes, the first
+PUT has succeeded. Therefore the bytes that `create` gets must be unique.
 
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-#: How much is read when a file is opened; a smaller file is read whole.
+#: How many bytes are read when a file is opened; a smaller file is read whole.
 FIRST_BYTES = 1024 * 1024
-#: The size of the parts in which an object is written, and how many are written, and are in memory, at a
-#: time. A smaller object takes one request.
+#: The size of the parts in which an object is written, and how many parts are written at a time, from memory. A
+#: smaller object takes one request.
 PART_BYTES, _PARALLEL_PARTS = 10 * 1024 * 1024, 4
-#: Distinguishes objects with the same name: tag, time and size.
+#: Distinguishes objects of the same name: tag, time and size in bytes.
 Stamp = tuple[str | None, datetime, int]
 
-#: A store's answer if an object has no bytes at the requested position (RFC 9110, section 15.5.17).
+#: A store's answer if an object has no bytes at the requested position (RFC 9110, 416 Range Not Satisfiable).
 _RANGE_NOT_SATISFIABLE = "416 Range Not Satisfiable"
-#: An option that delta-rs takes with the others, and this library separately.
+#: An option of delta-rs, which this library takes separately.
 _ALLOW_HTTP = "aws_allow_http"
-#: The beginning of the data structures that the library adds to a message.
+#: The beginning of the data structures at the end of the library's messages.
 _STRUCTURES = "\n\nDebug source:"
 
 
@@ -55,7 +55,7 @@ def is_transient(error: BaseException) -> bool:
     return refused is not None and refused.is_transient
 
 
-#: Repeats a conditional PUT that was cut off, which the library itself does not repeat.
+#: Repeats a conditional PUT after a transient error; the library itself does not.
 _retry_creation = retry(
     retry=retry_if_exception(is_transient),
     wait=wait_random_exponential(0.1, max=5),
@@ -65,10 +65,7 @@ _retry_creation = retry(
 
 
 def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
-    """The objects of the store of a path.
-
-    None if the path is on no store, or only delta-rs finds its credentials.
-    """
+    """The objects of a path's store; None if the path is on no store, or only delta-rs has credentials for it."""
     if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
@@ -97,7 +94,7 @@ class Objects:
             return None
 
     def beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
-        """The first bytes of an object, up to `size`, and its total size. Raises FileNotFoundError."""
+        """The first `size` bytes of an object, and its total size; raises FileNotFoundError."""
         import obstore
 
         try:
@@ -110,14 +107,14 @@ class Objects:
             raise
 
     def part(self, path: str, start: int, end: int) -> bytes:
-        """The bytes of an object from `start` to `end`, exclusively. Raises FileNotFoundError."""
+        """The bytes of an object from `start` up to, but without, `end`; raises FileNotFoundError."""
         import obstore
 
         with _os_errors():
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
     def writer(self, path: str) -> "ObjectWriter":
-        """A sequential writer of an object; up to `PART_BYTES` it takes one request."""
+        """A sequential writer of an object. Up to `PART_BYTES` are written by one request."""
         return ObjectWriter(self._store, path)
 
     def write(self, path: str, content: bytes) -> None:
@@ -128,14 +125,14 @@ class Objects:
             obstore.put(self._store, path, content)
 
     def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
-        """The objects in a folder by name, without subfolders; only names after `after`, if given."""
+        """The stamps of the objects in a folder by name, without subfolders; only of names after `after`, if given."""
         import obstore
 
         prefix = f"{folder.strip('/')}/"
         with _os_errors():
             batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
             listed = [meta for batch in batches for meta in batch]
-        # Compare the depth, not the prefix: the library may return a name in another form than requested.
+        # The depth is compared, not the prefix: the library may return a path in another form than requested.
         depth = prefix.count("/")
         return {
             meta["path"].rpartition("/")[2]: _stamp(meta)
@@ -144,10 +141,7 @@ class Objects:
         }
 
     def stamp(self, path: str) -> Stamp | None:
-        """Tag, time and size, which distinguish an object from others of its name.
-
-        None if it does not exist.
-        """
+        """The stamp of an object; None if it does not exist."""
         import obstore
 
         try:
@@ -158,7 +152,7 @@ class Objects:
 
     @_retry_creation
     def create(self, path: str, content: bytes) -> None:
-        """Create an object with unique bytes; raises FileExistsError if another object has its name."""
+        """Create an object with unique bytes; raise FileExistsError if another object has the name."""
         import obstore
 
         try:
@@ -167,12 +161,12 @@ class Objects:
             if self.read(path) != content:
                 raise FileExistsError(path) from None
         except obstore.exceptions.BaseError as error:
-            # The store may have the object nevertheless.
+            # The store may have created the object nevertheless.
             if not self._has_content(path, content):
                 raise OSError(_message(error)) from error
 
     def _has_content(self, path: str, content: bytes) -> bool:
-        """Whether the object exists with these bytes; raises FileExistsError if it has other bytes."""
+        """Whether the object exists with these bytes; raises FileExistsError if it has others."""
         try:
             existing = self.read(path)
         except OSError:
@@ -183,7 +177,7 @@ class Objects:
 
 
 class ObjectWriter:
-    """Writes an object in several concurrent parts, as a file for pyarrow. `close` creates the object."""
+    """Writes an object in concurrent parts, as a file for pyarrow. `close` creates the object."""
 
     closed = False
 
@@ -195,11 +189,11 @@ class ObjectWriter:
     def write(self, content: bytes | pa.Buffer) -> int:
         """Add bytes; return their number."""
         with _os_errors():
-            # pyarrow's buffers have signed bytes, which the library refuses.
+            # The library refuses the signed bytes of pyarrow's buffers.
             return self._file.write(memoryview(content).cast("B"))
 
     def flush(self) -> None:
-        """Do nothing: written bytes may wait until the end."""
+        """Do nothing: bytes may wait until `close`."""
 
     def close(self) -> None:
         """Create the object from the written bytes."""
@@ -209,9 +203,9 @@ class ObjectWriter:
 
 
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the library finds the credentials that delta-rs finds.
+    """Whether the library has the credentials that delta-rs has.
 
-    Only delta-rs reads AWS profiles and requests their credentials, and only if no endpoint is given.
+    Only delta-rs reads AWS profiles and requests their credentials, and only without an endpoint.
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
@@ -222,18 +216,18 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
 
 @cache
 def _shared_objects(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
-    """The objects of a store with these options; this process shares their connections."""
+    """The objects of a store with these options; this process shares the connections."""
     return Objects(root, dict(options))
 
 
 def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
     from obstore.store import S3Store, from_url
 
-    # The library's annotations are typed dictionaries; these options come from a configuration.
+    # The library's annotations are typed dictionaries.
     config: Any = _lower(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
     if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
-        # from_url would ignore an endpoint that takes precedence over the environment's.
+        # from_url would ignore the endpoint option that takes precedence over the environment's.
         return S3Store(parts.netloc, config=config, client_options=client)
     return from_url(root, config=config, client_options=client)
 
@@ -243,7 +237,7 @@ def _stamp(meta: "ObjectMeta") -> Stamp:
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
-    """Options by their names in lower case; delta-rs ignores the case."""
+    """The options with names in lower case; delta-rs ignores the case."""
     return {name.lower(): value for name, value in options.items()}
 
 

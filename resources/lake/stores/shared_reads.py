@@ -1,9 +1,9 @@
-"""Shares reads of row groups among successive readers, since each subscription reads the whole change log.
+"""Caches row groups for successive readers, since each subscription reads the whole change log.
 
-In: a function that reads, and a key with all that its result depends on. Out: the result, cached as long as
-there is room. The first results stay in the cache, as later readers read in the same order. Raises the
-function's errors. A Python worker of Spark has its own cache, for the readers of the same part, and for the
-next task of the same run.
+In: a function that reads, and a key that determines its result. Out: the result, which is cached if there is
+room. The first results stay in the cache, as later readers read in the same order. Raises the function's errors.
+Each Python worker of Spark has its own cache, for the readers of the same part, and for the next task of the
+same run.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -16,36 +16,36 @@ import pyarrow as pa
 
 from pgsieve.resources.context import assign_within
 
-#: The size of the cache of a run, and of each Python worker of Spark.
+#: The size of the cache of a run, and of the cache of a Python worker of Spark.
 BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
 
 class SharedReads:
-    """A cache of batches by their keys, up to a total size.
+    """A cache of batches by key, up to a total size in bytes.
 
-    If it is sent to another process, that process uses its own cache of the same `name`.
+    Pickled into another process, it becomes that process' own cache of the same `name`.
     """
 
-    def __init__(self, room: int = BYTES, name: str | None = None) -> None:
-        self._total_bytes, self._free_bytes, self._name = room, room, name
+    def __init__(self, size: int = BYTES, name: str | None = None) -> None:
+        self._total_bytes, self._free_bytes, self._name = size, size, name
         self._batches: dict[Hashable, pa.RecordBatch] = {}
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
         """The batch of a key, from the cache or from `make`."""
         with self._lock:
-            kept = self._batches.get(key)
-        if kept is not None:
-            return kept
-        made = make()
+            cached = self._batches.get(key)
+        if cached is not None:
+            return cached
+        batch = make()
         with self._lock:
-            if made.nbytes <= self._free_bytes and key not in self._batches:
-                self._free_bytes -= made.nbytes
-                self._batches[key] = made
-        return made
+            if batch.nbytes <= self._free_bytes and key not in self._batches:
+                self._free_bytes -= batch.nbytes
+                self._batches[key] = batch
+        return batch
 
     def make_room(self) -> None:
-        """Empty the cache if less than half of the room is left, as the next readers read other row groups."""
+        """Empty the cache if less than half of it is free, as the next readers read other row groups."""
         with self._lock:
             if self._free_bytes < self._total_bytes // 2:
                 self._free_bytes = self._total_bytes
@@ -56,7 +56,7 @@ class SharedReads:
 
 
 def _worker_reads(name: str | None) -> SharedReads:
-    """The calling process' cache of a name; a new name replaces the earlier cache."""
+    """The cache of this process with a name. A new name replaces the earlier cache."""
     if name is None:
         return SharedReads(0)
     if name not in _BY_NAME:
@@ -69,7 +69,7 @@ _BY_NAME: dict[str, SharedReads] = {}
 
 
 def begin_part() -> None:
-    """Make room in the cache of a Python worker, whose next readers read another part of the row groups."""
+    """Make room in the caches of a Python worker, whose next readers read another part of the row groups."""
     for reads in _BY_NAME.values():
         reads.make_room()
 
@@ -79,11 +79,11 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def share_reads() -> Iterator[None]:
-    """Cache row groups for the next reader within the block, and in the threads that continue its context."""
+    """Cache row groups for the next reader within the block, and in threads with a copy of its context."""
     with assign_within(_SHARED, SharedReads(name=uuid4().hex)):
         yield
 
 
 def shared_reads() -> SharedReads:
-    """The cache of the enclosing block; outside of one it has no room."""
+    """The cache of the enclosing `share_reads`; outside of one, an empty cache without room."""
     return _SHARED.get() or SharedReads(0)

@@ -1,8 +1,8 @@
-"""A lake's address and options, and from these delta-rs's options and Spark's settings.
+"""A lake's address and options, from which delta-rs's options and Spark's settings are derived.
 
-In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, the settings of each
-engine, and whether several writers may commit there at once. Missing options come from the platform's usual
-sources (environment, profile, role of the machine). If an engine does not read such a source, it gets the
+In: `lake` and `storage` of pgsieve.yaml. Out: one address for both engines, the settings of each engine, and
+whether several writers may commit there at once. Missing options come from the platform's usual sources
+(environment, profile, role of the machine). If an engine does not read such a source, it gets the source's
 options from here. Raises EndpointError if a server's address is invalid. No repr shows a secret.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
@@ -21,29 +21,29 @@ from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember
 
-#: The platform of each scheme, and the options that `storage` may have on each platform.
+#: The platform of each scheme, and the options that `storage` may have on a platform.
 SCHEMES = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
 OPTIONS: dict[str, tuple[str, ...]] = {
     "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
     "azure": ("account_key", "sas_token", "tenant_id", "client_id", "client_secret"),
     "gs": ("service_account",),
 }
-#: Options that no message may show.
+#: The options that no message may show.
 SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
-#: Schemes of file systems with atomic renames, where commits of several Spark applications are safe.
+#: The schemes of file systems with atomic renames, where commits of several Spark applications are safe.
 _ATOMIC_SCHEMES = {"file", "hdfs", "viewfs"}
 
-#: The SDK's chain of credential providers; S3A's own lacks profiles and the token of a web identity.
+#: The SDK's chain of credential providers. S3A's own chain has neither profiles nor tokens of web identities.
 _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _KEY_PROVIDER = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
 _OAUTH_PROVIDER = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
-#: Variables that name another server than S3 itself. delta-rs reads them; Spark gets the server from here.
+#: The variables that name another server than S3 itself. delta-rs reads them; Spark gets the server from here.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-#: Variables from which delta-rs and obstore take a token, even if their keys come from elsewhere; in any
-#: letter case.
+#: The variables, in any letter case, from which delta-rs and obstore take a token even if the keys have another
+#: source.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
-#: Variables with credentials that take precedence over those of a profile.
+#: The variables whose credentials take precedence over a profile's.
 _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The hosts of S3 itself.
 _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
@@ -51,25 +51,25 @@ _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 #: A host that is an IP address.
 _IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f.]*:[0-9a-f:.]*")
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Two letters at least.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # At least two letters before the colon.
 
 
 def is_uri(lake: str) -> bool:
-    """Whether a lake is at a URI, rather than in a folder."""
+    """Whether a lake's address is a URI, rather than the path of a folder."""
     return bool(_URI.match(lake))
 
 
-#: Characters in the path of a URI that an engine misreads, or that the two engines write differently.
+#: The characters in the path of a URI that an engine misreads, or that the engines write differently.
 _AMBIGUOUS = re.compile(r"""[%?#*\\^`"<>|{}\[\]\x00-\x1f\x7f]""")
-#: Parts of a folder's path that delta-rs misreads or refuses.
+#: The parts of a folder's path that delta-rs misreads or refuses.
 _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def address_problem(lake: str) -> tuple[str, str] | None:
-    """Why the engines would disagree about an address, and the remedy; None if they agree.
+    """Why an engine would misread a lake's address, and the remedy; None if none would.
 
-    The message shows only single characters of the address, as it may have credentials.
+    The message shows at most single characters of the address, which may have credentials.
     """
     if not is_uri(lake):
         if match := _AMBIGUOUS_IN_FOLDERS.search(lake):
@@ -80,7 +80,7 @@ def address_problem(lake: str) -> tuple[str, str] | None:
         return None
     scheme, _, rest = lake.partition(":")
     if (scheme := scheme.lower()) not in {*SCHEMES, "file"}:
-        return None  # Only Spark reaches it.
+        return None  # Only Spark reads this address.
     bucket, _, path = rest.removeprefix("//").partition("/")
     if SCHEMES.get(scheme) in {"s3", "gs"} and not (rest.startswith("//") and _BUCKET.fullmatch(bucket)):
         hint = (
@@ -101,16 +101,16 @@ def address_problem(lake: str) -> tuple[str, str] | None:
 
 
 _LAST_PORT = 65535
-#: A server's address that both engines accept: a host, perhaps a port, and perhaps a path above the buckets.
+#: A server's address that both engines accept: a host, optionally a port, and optionally a path above the buckets.
 _SERVER = re.compile(
     r"(?i)https?://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:/[a-z0-9._~%/-]*)?"
 )
 
 
 def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
-    """Why an address cannot be that of a server with S3's interface, and the remedy; None if it can.
+    """Why an address is not valid for a server with S3's interface, and the remedy; None if it is valid.
 
-    The message shows nothing of the address, as it may have credentials.
+    The message shows nothing of the address, which may have credentials.
     """
     hint = "write it as http://HOST:PORT or https://HOST"
     if "@" in endpoint:
@@ -127,10 +127,10 @@ def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
 
 
 class EndpointError(PgsieveError):
-    """The address of the lake's server is invalid; `named` is the setting that has it."""
+    """The address of the lake's server, in a setting, is invalid."""
 
-    def __init__(self, lake: str, named: str, what: str, hint: str) -> None:
-        super().__init__(f'lake "{lake}": {named} {what}', hint=hint)
+    def __init__(self, lake: str, setting: str, problem: str, hint: str) -> None:
+        super().__init__(f'lake "{lake}": {setting} {problem}', hint=hint)
 
 
 @dataclass(frozen=True)
@@ -139,76 +139,73 @@ class Storage:
 
     address: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Whether Spark, in one session, is the only writer there.
+    #: Whether one session of Spark is the only writer there.
     only_spark: bool = False
 
     @classmethod
     def of(
         cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
     ) -> "Storage":
-        """The storage of a lake in the configuration.
-
-        An address of S3 gets the form that both engines accept.
-        """
+        """The storage of a lake in the configuration. An address of S3 gets the form that both engines accept."""
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
     def at(self, address: str) -> "Storage":
-        """The storage of another address, with the same options in the same store, and by `storage_of` elsewhere."""
+        """The storage of another address: in the same store with the same options, elsewhere by `storage_of`."""
         other = Storage.of(address, self.options, only_spark=self.only_spark)
         same = urlsplit(other.address)[:2] == urlsplit(self.address)[:2]
         return other if same else storage_of(address)
 
     @property
     def scheme(self) -> str:
-        """The scheme of the address; `file` if it is a path."""
+        """The scheme of the address; `file` for a path."""
         return urlsplit(self.address).scheme.lower() if is_uri(self.address) else "file"
 
     @property
     def platform(self) -> str | None:
-        """`s3`, `azure` or `gs`; None if no platform's options apply."""
+        """`s3`, `azure` or `gs`; None for other addresses."""
         return SCHEMES.get(self.scheme)
 
     @property
     def folder(self) -> str | None:
-        """The folder on this machine; None if the lake is elsewhere."""
+        """The folder on this machine; None if the address is a URI."""
         return None if is_uri(self.address) else self.address
 
     @property
     def is_reached_by_delta_rs(self) -> bool:
-        """Whether delta-rs reads and writes there, besides Spark; at `file://` only Spark does."""
+        """Whether delta-rs reads and writes there, besides Spark. At `file://` only Spark does."""
         return not self.only_spark and (self.folder is not None or self.platform is not None)
 
     @property
     def is_safe(self) -> bool:
-        """Whether the store keeps the first of two commits of one version, from either engine."""
+        """Whether the store refuses the second of two commits of one version, by either engine."""
         return self.platform is not None or self.scheme in _ATOMIC_SCHEMES
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The address of the server with S3's interface, if the options, the environment or a profile name one.
+        """The address of the server with S3's interface; None if no option, variable or profile names one.
 
-        Raises EndpointError if it cannot be a server's address, since delta-rs panics with some of these.
+        Raises EndpointError if the address is invalid, since delta-rs panics with some invalid addresses.
         """
         if self.platform != "s3":
             return None
-        given = {"`storage.endpoint`": self.options.get("endpoint")}
-        given |= {name: environ.get(name) for name in _ENDPOINTS}
-        named, endpoint = next(((name, value) for name, value in given.items() if value), (None, None))
-        if named is None or endpoint is None:
-            named, endpoint = "`endpoint_url` of a profile of AWS' tools", AwsProfile.of(environ).endpoint
+        settings = {"`storage.endpoint`": self.options.get("endpoint")}
+        settings |= {name: environ.get(name) for name in _ENDPOINTS}
+        setting, endpoint = next(((name, value) for name, value in settings.items() if value), (None, None))
+        if setting is None or endpoint is None:
+            setting, endpoint = "`endpoint_url` of a profile of AWS' tools", AwsProfile.of(environ).endpoint
         if endpoint and (problem := endpoint_problem(endpoint)):
-            raise EndpointError(self.address, named, *problem)
+            raise EndpointError(self.address, setting, *problem)
         return endpoint
 
     def is_s3_imitation(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the store has S3's interface but is not S3 itself, whose conditional writes are documented."""
+        """Whether the store has S3's interface but is not S3 itself, whose conditional writes are known to work."""
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
 
     def _path_style(self, environ: Mapping[str, str]) -> str | None:
-        """Whether the bucket is in the path, and not in the host's name; None if an engine may choose.
+        """Whether the bucket is in the path ("true") or in the host's name ("false"); None if an engine may choose.
 
-        An IP address cannot have a bucket in the host's name, whatever the settings say.
+        For an IP address it is in the path, whatever the settings are.
         """
         endpoint = self.endpoint(environ)
         if endpoint and _IP_ADDRESS.fullmatch(urlsplit(endpoint).hostname or ""):
@@ -216,7 +213,7 @@ class Storage:
         return self.options.get("path_style") or ("true" if endpoint else None)
 
     def _endpoint_with_bucket(self, endpoint: str) -> str:
-        """A server's address with the bucket before the host; the given address may have it already."""
+        """A server's address with the bucket before the host. The given address may have the bucket already."""
         parts = urlsplit(self._endpoint_without_bucket(endpoint))
         return parts._replace(netloc=f"{self._bucket}.{parts.netloc}").geturl()
 
@@ -230,7 +227,7 @@ class Storage:
         return urlsplit(self.address).netloc
 
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """delta-rs's options; delta-rs itself reads others from the environment and the machine."""
+        """The options for delta-rs, which reads others itself from the environment and the machine."""
         option = self.options.get
         if self.platform == "s3":
             endpoint, by_path = self.endpoint(environ), self._path_style(environ)
@@ -239,8 +236,8 @@ class Storage:
                 endpoint = self._endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
-                # This takes precedence over the former option. Without it a variable of the environment would
-                # count.
+                # This takes precedence over the former option. If it were missing, delta-rs would take the variable
+                # of the environment.
                 "aws_endpoint_url_s3": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
@@ -252,7 +249,7 @@ class Storage:
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
             if by_path is not None:
-                # Override a variable of the environment, which Spark does not read.
+                # This overrides the variable of the environment, which Spark does not read.
                 options["aws_virtual_hosted_style_request"] = "false" if by_path == "true" else "true"
         elif self.platform == "azure":
             options = {
@@ -267,10 +264,10 @@ class Storage:
         return {name: value for name, value in options.items() if value is not None}
 
     def _profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
-        """The options from a profile. delta-rs itself reads no profile if an endpoint is given.
+        """The options from a profile. With an endpoint, delta-rs itself reads no profile.
 
-        The keys are passed even without an endpoint, as other libraries use these options, too. Only keys
-        that expire are left to delta-rs then, because it rereads them.
+        Even without an endpoint the keys are passed on, as other libraries use these options, too. Only keys that
+        expire are then left to delta-rs, which reads them again.
         """
         profile, options = AwsProfile.of(environ), {}
         if profile.region and not self._region(environ):
@@ -285,10 +282,7 @@ class Storage:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The settings of Spark's file system.
-
-        For a lake without `storage`, these are the settings that Spark would not find by itself.
-        """
+        """The settings of Spark's file system for this lake that Spark does not find by itself."""
         if self.platform == "s3":
             settings = self._s3a(environ)
         elif self.platform == "azure":
@@ -343,19 +337,16 @@ class Storage:
         }
 
     def log_store_settings(self) -> dict[str, str]:
-        """The setting of the log store with which a session commits there.
-
-        Only S3 needs another than Delta's.
-        """
+        """Spark's setting that chooses the log store. Only S3 needs another one than Delta's own."""
         return {log_store.SETTING: log_store.CLASS} if self.platform == "s3" else {}
 
 
-#: The storages of lakes, by address. They are no fields of a Dagster resource, as Dagster shows these.
+#: The declared storages by address. Dagster would show fields of a resource.
 _declared: dict[str, Storage] = {}
 
 
 def declare(storage: Storage) -> None:
-    """Declare the options of a lake for this process, and keep their secrets out of messages."""
+    """Declare the storage of a lake in this process, and keep its secrets out of messages."""
     remember(*(storage.options.get(name) for name in SECRETS))
     _declared[storage.address] = storage
 
@@ -368,10 +359,10 @@ def storage_of(address: str) -> Storage:
 def hide_token(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
     """Keep delta-rs and obstore from sending an empty token, or a token that belongs to other keys.
 
-    A token in the environment may belong to other keys than those in the options, and no option turns the
-    token off: S3 refuses an empty token. So the variable is removed from the process' own environment, which
-    these libraries read. `os.environ` keeps it. The JVM and commands get that copy, because they may need the
-    token with the environment's keys.
+    A token in the environment may belong to other keys than those in the options. No option turns it off, as S3
+    refuses an empty token. So the variable is removed from the process' own environment, which these libraries
+    read. `os.environ` still has it, for the JVM and commands, which may need the token with the environment's
+    keys.
     """
     if options.get("aws_session_token"):
         return

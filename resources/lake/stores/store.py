@@ -1,8 +1,8 @@
-"""The files of a lake, in a folder of this machine or on an object store, as pyarrow reads and writes them.
+"""Reads and writes the files of a lake with pyarrow, in a folder of this machine or on an object store.
 
-In: full paths, as in Delta and Spark. Out: pyarrow's access to the files. An object store is reached with
-delta-rs's options, so that credentials are given only once. A `Store` is sent to executors, which need
-`deltalake` for a lake on an object store. Raises OSError.
+In: full paths, as in Delta and Spark. Out: pyarrow's access to the files. For an object store it uses delta-rs's
+options, so that a user gives credentials only once. A `Store` is sent to executors, which need `deltalake` for a
+lake on an object store. Raises OSError.
 """
 
 from collections import defaultdict
@@ -37,17 +37,17 @@ class Store:
     """The place of a lake's files; `options` are delta-rs's."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: Opens the objects of a path's store, for object stores that delta-rs reaches; None on executors.
+    #: Returns the objects of a path's store, for object stores that delta-rs reaches; None on executors.
     objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
-    #: The file systems by their roots; each has its own connections.
+    #: The file systems by root, each with its own connections.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Keep out a token of the environment, also of an executor's environment."""
+        """Hide a token of this process' environment, which may be an executor's."""
         hide_token(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
-        """Send executors only the options, because connections cannot be sent."""
+        """Pickle only the options, because connections cannot be pickled."""
         return Store, (self.options,)
 
     @classmethod
@@ -56,7 +56,7 @@ class Store:
         return cls(tuple(storage.delta_rs_options().items()))
 
     def system(self, path: str) -> tuple[pafs.FileSystem, str]:
-        """The file system of a path, and the path within it."""
+        """The file system of a path, and the path within that file system."""
         if not is_uri(path):
             return pafs.LocalFileSystem(), path
         parts = urlsplit(path)
@@ -90,16 +90,13 @@ class Store:
         return bool(files.get_file_info(inner).type == pafs.FileType.File)
 
     def written_at(self, path: str) -> int | None:
-        """The time at which a file was written, in nanoseconds.
-
-        None if it does not exist, or the store does not say.
-        """
+        """The time at which a file was written, in nanoseconds since 1970; None if it is unknown, or without a file."""
         files, inner = self.system(path)
         written: int | None = files.get_file_info(inner).mtime_ns
         return written
 
     def stamp(self, path: str) -> tuple[int | None, int] | None:
-        """Time and size, which distinguish files with the same name; None if the file does not exist."""
+        """The time and size of a file, which distinguish files of the same name; None if it does not exist."""
         files, inner = self.system(path)
         file = files.get_file_info(inner)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
@@ -107,10 +104,10 @@ class Store:
     def read(
         self, path: str, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
     ) -> pa.Table:
-        """The rows of a Parquet file that fulfil an expression, with all or some of its columns.
+        """The rows of a Parquet file that fulfil an expression, with all or some columns.
 
-        A file that delta-rs has rewritten (DELETE, MERGE) may declare its text as string views, which Arrow
-        cannot filter. So text is read as plain strings.
+        Files from a DELETE or MERGE of delta-rs may declare text as string views, which Arrow cannot filter. So
+        text is read as plain strings.
         """
         fragment = self._fragment(path)
         dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
@@ -123,36 +120,35 @@ class Store:
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
 
     def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
-        """Some row groups, one after the other, each with a function that reads columns of its rows.
+        """Row groups in order, each with a function that reads columns of its rows.
 
-        A column may be a field of a struct ("new.id"). Then the other fields are not read, as they would be
-        by a dataset.
+        A column may be a field of a struct ("new.id"). Then the other fields are not read, unlike by a dataset.
         """
         for path, of_file in groupby(groups, key=attrgetter("file")):
             with ExitStack() as stack:
-                # Open the file only when a row group is read.
-                opened = cache(partial(stack.enter_context, self._parquet(path)))
+                # The file is opened once a row group is read.
+                open_file = cache(partial(stack.enter_context, self._parquet(path)))
                 for group in of_file:
-                    yield group, partial(_read_group, opened, group.number)
+                    yield group, partial(_read_group, open_file, group.number)
 
     @contextmanager
     def prefetch(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
-        """The results of row groups; on an object store the next one is prefetched."""
+        """The items, which are results of row groups; on an object store the next one is prefetched."""
         if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
-            with prefetch(items, 1) as fetched:
-                yield fetched
+            with prefetch(items, 1) as prefetched:
+                yield prefetched
         else:
             yield iter(items)
 
     def columns(self, path: str, columns: Sequence[str]) -> pa.Table:
-        """Columns of a Parquet file, or fields of its structs as in `readers`."""
+        """All rows of a Parquet file, with some columns or fields of structs, as in `readers`."""
         with self._parquet(path) as file:
             return _without_views_in(file.read(columns=list(columns)))
 
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         files, inner = self.system(path)
-        # pre_buffer fetches the columns of a row group from an object store in few parallel requests.
+        # With pre_buffer the columns of a row group are requested from an object store in parallel.
         with (
             files.open_input_file(inner) as stream,
             pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
@@ -162,9 +158,9 @@ class Store:
     def batches(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file, or of its row groups with these numbers, batch by batch.
+        """The rows of a Parquet file, or of its row groups with these numbers, as batches with the columns of `schema`.
 
-        They have the columns of `schema`; columns that the file lacks are NULL.
+        Columns that the file lacks are NULL.
         """
         if has_dataset_names(schema.names):
             yield from self._batches_of_file(path, schema, groups)
@@ -177,15 +173,15 @@ class Store:
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
-        if (whole := self._small_file(path)) is not None:
-            return ds.ParquetFileFormat().make_fragment(whole)
+        if (content := self._small_file(path)) is not None:
+            return ds.ParquetFileFormat().make_fragment(content)
         files, inner = self.system(path)
         return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
 
     def _small_file(self, path: str) -> pa.Buffer | None:
-        """The bytes of a small file on a store, because a dataset would open the file more than once.
+        """The bytes of a small file on a store, which a dataset would open more than once.
 
-        None for other files, and on an executor.
+        None for other files, and on executors.
         """
         objects = self.objects(path) if self.objects is not None and is_uri(path) else None
         if objects is None:
@@ -196,7 +192,7 @@ class Store:
     def _batches_of_file(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The same as `batches`, without a dataset; it decodes all columns of the file."""
+        """As `batches`, but without a dataset; decodes all columns of the file."""
         with self._parquet(path) as file:
             for batch in file.iter_batches(row_groups=None if groups is None else list(groups)):
                 places = [batch.schema.get_field_index(each.name) for each in schema]
@@ -211,7 +207,7 @@ class Store:
         return [file.base_name for file in self._files(folder)]
 
     def has_folder(self, folder: str, name: str) -> bool:
-        """Whether there is a folder of this name, with a file in it, somewhere below a folder."""
+        """Whether a folder of this name, with a file in it, is anywhere below a folder."""
         _, inner = self.system(folder)
         depth = len(inner.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
@@ -219,7 +215,7 @@ class Store:
     def _files(self, folder: str) -> list[pafs.FileInfo]:
         files, inner = self.system(folder)
         entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
-        # Some servers keep an empty object for a folder, even after its files were removed.
+        # Some servers have an empty object for a folder, even after its files were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
 
@@ -232,11 +228,11 @@ class Store:
     def touch(self, path: str) -> None:
         """Create an empty file."""
         files, inner = self.system(path)
-        # Only the Parquet writer can write to delta-rs's stream.
+        # Nothing is written, because only the Parquet writer can write to delta-rs's stream.
         files.open_output_stream(inner).close()
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with everything in it; False if it does not exist."""
+        """Remove a folder with everything in it; return False if it does not exist."""
         if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
         files, inner = self.system(folder)
@@ -244,16 +240,16 @@ class Store:
         return True
 
 
-#: How many bytes of row groups one executor reads at a time.
+#: How many bytes of row groups an executor reads at a time.
 PART_BYTES = 32 * 1024 * 1024
 
-#: Reads columns of a row group.
+#: A function that reads columns of a row group.
 Reader = Callable[[Sequence[str]], pa.Table]
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a Parquet file: its number there, how many rows it has, and their bytes before compression."""
+    """A row group of a Parquet file: its number in the file, the number of rows, and their bytes before compression."""
 
     file: str
     number: int
@@ -262,33 +258,32 @@ class RowGroup:
 
 
 def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
-    """Divide row groups, in their order, into parts of about `PART_BYTES`.
+    """Divide row groups, in order, into parts of about `PART_BYTES`, for one executor each.
 
-    One executor reads a part at a time. The number of parts is a multiple of `parallelism`, unless parts
-    would become too small.
+    The number of parts is a multiple of `parallelism`, unless parts would be too small.
     """
     total = sum(group.bytes for group in groups)
     number = number_of_parts(total, PART_BYTES, parallelism)
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:
-        # A row group belongs to the part in which its middle lies, so that a large one does not enlarge other
+        # A row group belongs to the part in which its middle lies, so that a large group does not enlarge other
         # parts.
         parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
         before += group.bytes
     return [parts[part] for part in sorted(parts)]
 
 
-def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
-    return _without_views_in(opened().read_row_group(number, columns=list(columns)))
+def _read_group(open_file: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
+    return _without_views_in(open_file().read_row_group(number, columns=list(columns)))
 
 
-#: Columns that an Arrow dataset adds to those of its files; columns of the same names conflict with them.
+#: The columns that an Arrow dataset adds to its files'. Columns of the same names conflict with them.
 _DATASET_COLUMNS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
 
 
 def has_dataset_names(names: Iterable[str]) -> bool:
-    """Whether an Arrow dataset cannot read columns of these names."""
+    """Whether one of these columns conflicts with a column that an Arrow dataset adds."""
     return not _DATASET_COLUMNS.isdisjoint(names)
 
 
@@ -298,7 +293,7 @@ def join_path(folder: str, name: str) -> str:
 
 
 def without_views(schema: pa.Schema) -> pa.Schema:
-    """A schema with plain strings and bytes instead of string views and binary views."""
+    """The schema with plain strings and bytes instead of string views and binary views."""
     return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
 
 

@@ -1,8 +1,8 @@
-"""Refusals of an object store: the reason, the remedy, and whether the fault is transient.
+"""Interprets refusals of an object store: the reason, the remedy, and whether the fault is transient.
 
 In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or
-None if the error concerns one table, or not the store. A refusal shows only the code of an answer, because
-the rest has paths, requests and signed data. Raises nothing.
+None if the error concerns one table, or not the store. A refusal shows only the code of the answer, which
+otherwise has paths, requests and signed data. Raises nothing.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://learn.microsoft.com/en-us/rest/api/storageservices/blob-service-error-codes
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class StoreFault(Enum):
-    """The reason of a store's refusal."""
+    """The reason why a store refuses."""
 
     NO_BUCKET = "there is no such bucket or container"
     CREDENTIALS = "the store does not accept the credentials"
@@ -45,7 +45,7 @@ _HINTS = {
     f" profile names; {_RUN_AGAIN}",
 }
 
-#: The stores' own codes; S3, Azure and Google share some.
+#: The faults by the stores' own codes; S3, Azure and Google share some.
 _CODE_FAULTS = {
     **dict.fromkeys(
         ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"),
@@ -89,7 +89,7 @@ _STATUS_FAULTS = {
     "403": StoreFault.DENIED,
     **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
 }
-#: Exceptions of Hadoop's file systems whose messages do not quote a code.
+#: The faults by exceptions of Hadoop's file systems whose messages do not quote a code.
 _CLASS_FAULTS = {
     "UnknownStoreException": StoreFault.NO_BUCKET,
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
@@ -106,20 +106,20 @@ _CLASS_FAULTS = {
 
 #: Colours and arrows in delta-rs's messages.
 _DECORATION = re.compile("\x1b" + r"\[[0-9;]*m|↳")
-#: Signs that a message is about the store, and not about a row or the publisher: a request of delta-rs, or an
-#: exception of S3A or ABFS.
+#: The parts of messages that are about the store, and not about a row or the publisher: a request of delta-rs, or
+#: an exception of S3A or ABFS.
 _STORE_ERROR = re.compile(
     r"Error performing [A-Z]+ |\(Service: \w+, Status Code: |org\.apache\.hadoop\.fs\.(?:s3a|azurebfs)\."
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
-#: The answer 400 to a HEAD, which has no body and no code. It is about the signature: a missing bucket would
-#: be a 404.
+#: The answer 400 to a HEAD, which has no body, and so no code. It is about the signature, as the answer for a
+#: missing bucket is 404.
 _BAD_HEAD = re.compile(
     r"Error performing HEAD [^\n]*non-2xx status code[:\s]+400\b|Status Code: 400\b[^\n]*?\):\s?(?:null|400 Bad Request)"
 )
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
-#: A request for credentials to the address of the machine's role; if it fails, the machine has no role.
+#: A request to the address that has the credentials of the machine's role. It fails if the machine has none.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
 #: Hadoop's message for a file system whose class, or scheme, is missing.
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
@@ -134,7 +134,7 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True)
 class StoreRefusal:
-    """Why a store refuses; `code` is the store's own code, or None."""
+    """A store's refusal; `code` is the store's own code, or None."""
 
     fault: StoreFault
     code: str | None = None
@@ -151,12 +151,12 @@ class StoreRefusal:
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed a moment later by itself."""
+        """Whether the same request may succeed a moment later."""
         return self.fault in {StoreFault.BUSY, StoreFault.UNREACHED}
 
 
 def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
-    """The refusal of the store, from an error and its causes; None if they show none."""
+    """The store's refusal, from an error and its causes; None if they are about something else."""
     for error in errors:
         text = str(error)
         if "SQLSTATE: 22" not in text and (refused := _refusal(_DECORATION.sub("", text))):

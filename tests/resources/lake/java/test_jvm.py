@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.resources.lake.engine.server import SERVER_SETTINGS
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files
+from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, write_parameters
 from pgsieve.resources.private_folder import private_folder
 from tests.fixtures.pgsieve_replica import engine
 
@@ -61,14 +61,14 @@ def test_a_user_without_a_name_is_called_by_the_number(shell: pytest.MonkeyPatch
     number = str(os.geteuid())
     assert environment("local")["HADOOP_USER_NAME"] == number
     assert environment("local")["HOME"] == str(private_folder())
-    files({"spark.master": "local"}, tmp_path, {})
+    write_parameters({"spark.master": "local"}, tmp_path, {})
     assert f"-Duser.name={number}" in shlex.split((tmp_path / "java.options").read_text())
 
 
 def test_settings_in_the_environment_are_read_unchanged(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert shell
     options = '-Dhttp.proxyPassword=\'a b\' "-Dü=1" -Dc=\\"d'
-    written = files(
+    written = write_parameters(
         {"spark.master": "local", "spark.driver.extraJavaOptions": options}, tmp_path, {"spark.x": "=1 ü"}
     )
     for file in (written, tmp_path / "java.options"):
@@ -121,6 +121,6 @@ def test_a_folder_that_sparks_launcher_cannot_pass_is_reported(
 def test_the_users_garbage_collector_takes_the_place_of_the_engines(tmp_path: Path) -> None:
     """With two of them a JVM does not start."""
     for users, collector in (("-XX:+UseSerialGC", "UseSerialGC"), ("-Xss2m", "UseG1GC")):
-        files({"spark.master": "local[1]", JAVA_OPTIONS: users}, tmp_path, SERVER_SETTINGS)
+        write_parameters({"spark.master": "local[1]", JAVA_OPTIONS: users}, tmp_path, SERVER_SETTINGS)
         written = (tmp_path / "java.options").read_text(encoding="utf-8")
         assert re.findall(r"Use\w+GC", written) == [collector]
