@@ -268,7 +268,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
 
 
 def _import_client() -> None:
-    """Import, while the JVM starts, what pyspark imports with its first requests: pandas, most of all."""
+    """While the JVM starts, import the modules that pyspark needs for its first requests, such as pandas."""
     with suppress(ImportError):
         import pyspark.sql.pandas.conversion
         import pyspark.testing  # noqa: F401 - imported by NumpyArrayConverter in pyspark/sql/types.py
@@ -287,7 +287,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     assert process.stdin is not None
     with suppress(Exception), limit_time(_STOP_SECONDS):
         if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - no public name
-            _leave_accumulators(context)
+            _detach_accumulator_server(context)
             context.stop()
     with suppress(Exception), limit_time(_STOP_SECONDS):
         # Otherwise Python's garbage collector would send requests to a JVM that is gone.
@@ -300,10 +300,10 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         process.kill()
 
 
-def _leave_accumulators(context: Any) -> None:
-    """Spare the end of a context the wait for its server of accumulators, up to a second; nothing uses them here.
+def _detach_accumulator_server(context: Any) -> None:
+    """Detach a context's accumulator server, since `stop` would wait for it up to a second. pgsieve needs none.
 
-    The server's thread ends with this process, and does not report that the JVM has gone.
+    The server's thread ends with this process, and no longer reports that the JVM is gone.
     """
     if (server := getattr(context, "_accumulatorServer", None)) is not None:
         server.handle_error = lambda *_: None
