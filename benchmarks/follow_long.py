@@ -53,7 +53,7 @@ def main(slices: int, maintain_after: int) -> None:
         database.execute("create table t (id int primary key, n int)")
         database.execute("create publication p for table t")
         config = _config(Path(folder), server.conninfo())
-        run(config, config.selected([]), _NoProgress())
+        run(config, config.select([]), _NoProgress())
         seconds = _follow(config, database, Path(folder) / "lake", slices)
     first, last = (statistics.median(part) for part in (seconds[0], seconds[-1]))
     print(
@@ -109,7 +109,7 @@ def _follow(
         change()
 
     change()
-    following.follow(config, config.selected([]), _NoProgress(), print_tenth)
+    following.follow(config, config.select([]), _NoProgress(), print_tenth)
     return tenths
 
 

@@ -71,7 +71,7 @@ def check(
     Exits with 1 on any difference, and prints the keys of some rows that differ.
     """
     settings = load(ctx, config)
-    selected = settings.selected(subscriptions or [])
+    selected = settings.select(subscriptions or [])
     from pgsieve.pipelines.commands.check import check as compare
 
     with console.progress() as progress:

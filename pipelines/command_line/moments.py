@@ -46,7 +46,7 @@ def read(
     With --json, prints one JSON object per row.
     """
     settings = load(ctx, config)
-    (selected,) = settings.selected([subscription])
+    (selected,) = settings.select([subscription])
     from pgsieve.pipelines.commands import read as reading
 
     if table is None:
@@ -77,7 +77,7 @@ def restore(
     publisher stay as they are. --at means the same as for `pgsieve read`.
     """
     settings = load(ctx, config)
-    (selected,) = settings.selected([subscription])
+    (selected,) = settings.select([subscription])
     from pgsieve.pipelines.commands.restore import restore as restore_tables
 
     report = restore_tables(settings, selected, at, folder)
@@ -120,7 +120,7 @@ def refilter(
     table stays as it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies the table.
     """
     settings = load(ctx, config)
-    (selected,) = settings.selected([subscription])
+    (selected,) = settings.select([subscription])
     from pgsieve.pipelines.commands.refilter import refilter as filter_again
 
     with console.progress() as progress:

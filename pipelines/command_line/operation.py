@@ -37,7 +37,7 @@ def maintain(
     `retention` in the configuration says how long each is kept. Runs may go on meanwhile.
     """
     settings = load(ctx, config)
-    selected = settings.selected(subscriptions or [])
+    selected = settings.select(subscriptions or [])
     from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
 
     with console.progress() as progress:

@@ -95,7 +95,7 @@ def run(
     1 if a table is set aside.
     """
     settings = load(ctx, config)
-    selected = settings.selected(subscriptions or [])
+    selected = settings.select(subscriptions or [])
     if explaining:
         _explain(settings, selected, as_json=as_json)
         return
@@ -188,7 +188,7 @@ def resync(
     tables that they describe.
     """
     settings = load(ctx, config)
-    (selected,) = settings.selected([subscription])
+    (selected,) = settings.select([subscription])
     from pgsieve.pipelines.commands.resync import resync as copy_again
 
     with console.progress() as progress:
@@ -217,7 +217,7 @@ def skip(
     or after another one with changes was applied.
     """
     settings = load(ctx, config)
-    (selected,) = settings.selected([subscription])
+    (selected,) = settings.select([subscription])
     from pgsieve.pipelines.commands.skip import skip as choose
 
     report = SkipReport(subscription, choose(settings, selected, lsn))
@@ -233,7 +233,7 @@ def enable(
     The next run continues where it stopped.
     """
     settings = load(ctx, config)
-    (selected,) = settings.selected([subscription])
+    (selected,) = settings.select([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again
 
     report = EnableReport(subscription, enable_again(settings, selected))

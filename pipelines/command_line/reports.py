@@ -275,7 +275,7 @@ def print_check(report: CheckReport) -> None:
         result = (
             Text("equal", style="green") if table.equal else Text(_difference_label(table), style="bold red")
         )
-        rows = (table.rows_publisher, table.rows_replica) if table.compared else (None, None)
+        rows = (table.rows_publisher, table.rows_replica) if table.is_compared else (None, None)
         add_row(
             tables, table.subscription, quote_qualified(table.schema, table.name), *rows, result, table.lsn
         )
@@ -285,8 +285,8 @@ def print_check(report: CheckReport) -> None:
         if table.differing_keys:
             print_out(Text.assemble((name, "red"), f"differing keys {', '.join(table.differing_keys)}"))
         if table.problem:
-            undone = "not repaired" if table.compared else _NOT_COMPARED
-            print_out(Text.assemble((name, "red"), f"{undone}, {table.problem}"))
+            outcome = "not repaired" if table.is_compared else _NOT_COMPARED
+            print_out(Text.assemble((name, "red"), f"{outcome}, {table.problem}"))
         if table.repaired:
             written, removed = table.repaired
             print_out(Text(f"{name}repaired, {quantity(written, 'row')} written and {removed:,} removed"))
@@ -299,13 +299,13 @@ _NOT_COMPARED = "not compared"
 
 
 def _difference_label(table: CheckedTable) -> str:
-    return "differs" if table.compared else _NOT_COMPARED
+    return "differs" if table.is_compared else _NOT_COMPARED
 
 
 def _summary_of(tables: Sequence[CheckedTable]) -> Text:
     """How many tables differ, and how many could not be compared."""
-    differing = sum(table.compared and not table.equal for table in tables)
-    unknown, total = sum(not table.compared for table in tables), quantity(len(tables), "table")
+    differing = sum(table.is_compared and not table.equal for table in tables)
+    unknown, total = sum(not table.is_compared for table in tables), quantity(len(tables), "table")
     parts = [f"{differing:,} of {total} {'differs' if differing == 1 else 'differ'}"] if differing else []
     parts += [f"{_NOT_COMPARED}: {unknown:,} of {total}"] if unknown else []
     if parts:

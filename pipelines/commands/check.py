@@ -59,19 +59,19 @@ def _check_subscription(
         repairs = repair(subscription, lake, differing, log) if repairing and differing else []
     repaired = {(r.schema, r.table): r for r in repairs}
     tables = []
-    for compared in results:
-        fix = repaired.get((compared.schema, compared.table))
-        problems = [p for p in (compared.problem, fix and fix.problem) if p]
+    for result in results:
+        fix = repaired.get((result.schema, result.table))
+        problems = [p for p in (result.problem, fix and fix.problem) if p]
         tables.append(
             CheckedTable(
                 subscription=subscription.name,
-                schema=compared.schema,
-                name=compared.table,
-                rows_publisher=compared.publisher_rows,
-                rows_replica=compared.replica_rows,
-                equal=compared.equal,
-                differing_keys=compared.keys,
-                lsn=format_lsn(compared.lsn),
+                schema=result.schema,
+                name=result.table,
+                rows_publisher=result.publisher_rows,
+                rows_replica=result.replica_rows,
+                equal=result.equal,
+                differing_keys=result.keys,
+                lsn=format_lsn(result.lsn),
                 repaired=(fix.inserted, fix.deleted) if fix and not fix.problem else None,
                 problem="; ".join(problems) or None,
             )
@@ -83,15 +83,15 @@ def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequ
     return [
         CheckedSequence(
             subscription=subscription.name,
-            schema=compared.schema,
-            name=compared.name,
-            recorded=compared.recorded.last_value if compared.recorded else None,
-            publisher=compared.present.last_value if compared.present else None,
-            equal=compared.equal,
-            moved=compared.moved,
-            problem=compared.problem,
+            schema=result.schema,
+            name=result.name,
+            recorded=result.recorded.last_value if result.recorded else None,
+            publisher=result.present.last_value if result.present else None,
+            equal=result.equal,
+            moved=result.moved,
+            problem=result.problem,
         )
-        for compared in compare_sequences(subscription, Sequences(lake, subscription.name))
+        for result in compare_sequences(subscription, Sequences(lake, subscription.name))
     ]
 
 
@@ -102,13 +102,16 @@ def _copy_and_compare_again(
 
     Returns the results of all tables.
     """
-    compared = {(c.schema, c.table): c for c in results}
-    waiting = {name for name, c in compared.items() if c.problem}
-    lacking = [name for name in tables_to_copy(subscription, lake) if name in waiting] if waiting else []
-    if lacking:
-        copy_tables(subscription, lake, lacking, log)
-        compared |= {(c.schema, c.table): c for c in check_consistency(subscription, lake, log, lacking)}
-    return list(compared.values())
+    results_by_name = {(r.schema, r.table): r for r in results}
+    with_problem = {name for name, r in results_by_name.items() if r.problem}
+    names = (
+        [name for name in tables_to_copy(subscription, lake) if name in with_problem] if with_problem else []
+    )
+    if names:
+        copy_tables(subscription, lake, names, log)
+        compared_again = check_consistency(subscription, lake, log, names)
+        results_by_name |= {(r.schema, r.table): r for r in compared_again}
+    return list(results_by_name.values())
 
 
 @contextmanager

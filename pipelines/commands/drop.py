@@ -21,7 +21,7 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
             f"subscription {name!r} was taken out of {config.path.name}, but was not dropped",
             hint=f"put it back as it was, `pgsieve drop {name}`, then take it out",
         )
-    (selected,) = config.selected([name])
+    (selected,) = config.select([name])
     subscription = project.subscriptions[selected.name]
     feed = subscription.feed
     try:

@@ -22,35 +22,35 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 
 
-def read(config: Config, selected: SubscriptionConfig, moment: str | None) -> MomentReport:
+def read(config: Config, selected: SubscriptionConfig, at: str | None) -> MomentReport:
     """The tables that a subscription had at a moment."""
-    chosen = moment_of(config, selected, moment)
-    return moment_report(chosen, tables_at(chosen))
+    moment = moment_of(config, selected, at)
+    return moment_report(moment, tables_at(moment))
 
 
-def read_table(config: Config, selected: SubscriptionConfig, moment: str | None, table: str) -> TableAt:
+def read_table(config: Config, selected: SubscriptionConfig, at: str | None, table: str) -> TableAt:
     """One table as it was at a moment."""
-    chosen = moment_of(config, selected, moment)
-    for each in tables_at(chosen, only=parse_table_name(table)):
+    moment = moment_of(config, selected, at)
+    for each in tables_at(moment, only=parse_table_name(table)):
         return each
-    names = tuple(quote_qualified(*base.name) for base in bases(chosen))
+    names = tuple(quote_qualified(*base.name) for base in bases(moment))
     raise PgsieveError(
-        f'subscription "{selected.name}" had no table "{table}" at {format_lsn(chosen.lsn)}',
+        f'subscription "{selected.name}" had no table "{table}" at {format_lsn(moment.lsn)}',
         hint=name_hint(table, names),
         sqlstate="42P01",
     )
 
 
-def moment_of(config: Config, selected: SubscriptionConfig, moment: str | None) -> Moment:
+def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> Moment:
     """The moment of an LSN or a time; for None, that of the newest cut."""
     project = build_project(config)
     lake, subscription = project.lake.open(), project.subscriptions[selected.name]
-    if moment is None:
-        chosen = Moment(lake, selected.name, Cuts(lake, selected.name).newest().lsn)
+    if at is None:
+        moment = Moment(lake, selected.name, Cuts(lake, selected.name).newest().lsn)
     else:
-        chosen = Moment.of(lake, selected.name, moment)
+        moment = Moment.of(lake, selected.name, at)
     progress = ReplicaProgress(subscription, lake)
-    return replace(chosen, complete=progress.complete_up_to(progress.transformed_up_to()))
+    return replace(moment, complete=progress.complete_up_to(progress.transformed_up_to()))
 
 
 def moment_report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:

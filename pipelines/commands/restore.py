@@ -10,7 +10,7 @@ from pgsieve.pipelines.commands.read import moment_of, moment_report
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 
-def restore(config: Config, selected: SubscriptionConfig, moment: str | None, folder: str) -> MomentReport:
+def restore(config: Config, selected: SubscriptionConfig, at: str | None, folder: str) -> MomentReport:
     """Copy the tables of a subscription as of a moment into a folder."""
-    chosen = moment_of(config, selected, moment)
-    return moment_report(chosen, restore_tables(chosen, folder), folder)
+    moment = moment_of(config, selected, at)
+    return moment_report(moment, restore_tables(moment, folder), folder)

@@ -323,7 +323,7 @@ class CheckedTable:
     problem: str | None = None
 
     @property
-    def compared(self) -> bool:
+    def is_compared(self) -> bool:
         """Whether the rows of both sides were compared: they are equal, or some keys differ."""
         return self.equal or bool(self.differing_keys)
 

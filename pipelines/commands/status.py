@@ -60,15 +60,15 @@ _DECODING_MODES: Mapping[bool | None, str] = {True: "while a slot exists", False
 class _SourceState:
     """A source's publications, its slot, and for how many seconds the first transaction has been waiting.
 
-    For a source that does not answer, only `problem` is set. `switched` says whether slots switch logical
+    For a source that does not answer, only `problem` is set. `is_decoding_switched` says whether slots switch logical
     decoding on and off.
     """
 
-    examined: Examination | None = None
-    state: SlotState | None = None
-    seconds: float | None = None
+    examination: Examination | None = None
+    slot: SlotState | None = None
+    waiting_seconds: float | None = None
     problem: str | None = None
-    switched: bool | None = None
+    is_decoding_switched: bool | None = None
 
 
 def status(config: Config) -> StatusReport:
@@ -96,8 +96,11 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
     slots, subscriptions = [], []
     brief, last_runs = last_runs is None, last_runs or {}
     for feed in project.feeds.values():
-        source_state, position = _read_source(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
-        state = source_state.state
+        source_state, position = (
+            _read_source(lake, feed, may_decode=not brief),
+            ChangeLog(lake, feed).position(),
+        )
+        state = source_state.slot
         slots.append(
             SlotStatus(
                 source=feed.source.name,
@@ -110,16 +113,16 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
                 lag_bytes=state.lag if state else None,
                 change_log_lsn=None if position is None else format_lsn(position),
                 problem=source_state.problem,
-                lag_seconds=source_state.seconds,
+                lag_seconds=source_state.waiting_seconds,
                 retained_bytes=state.retained if state else None,
                 safe_wal_bytes=state.safe if state else None,
-                decoding=_DECODING_MODES.get(source_state.switched),
+                decoding=_DECODING_MODES.get(source_state.is_decoding_switched),
             )
         )
         for subscription in project.subscriptions_of(feed):
             try:
                 entry = _subscription_status(
-                    lake, feed, subscription, source_state.examined, counting=not brief
+                    lake, feed, subscription, source_state.examination, count_rows=not brief
                 )
                 progress = _progress_of(lake, subscription, source_state, last_runs.get(subscription.name))
             except LakeError as error:
@@ -132,18 +135,20 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
     return StatusReport(tuple(slots), tuple(subscriptions))
 
 
-def _read_source(lake: Lake, feed: Feed, *, peeking: bool) -> _SourceState:
+def _read_source(lake: Lake, feed: Feed, *, may_decode: bool) -> _SourceState:
     try:
         with feed.source.connect() as connection:
-            examined = Examination(connection, feed, read_catalog(connection))
+            examination = Examination(connection, feed, read_catalog(connection))
             state = slot_state(connection, feed.slot)
             # Other parts of the report show a `LakeError`, which is about pgsieve's own tables.
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
             seconds = (
-                None if state is None else _seconds_waiting_in_slot(connection, lake, feed, state, peeking)
+                None if state is None else _seconds_waiting_in_slot(connection, lake, feed, state, may_decode)
             )
-            return _SourceState(examined, state, seconds, switched=decoding_is_switched(connection))
+            return _SourceState(
+                examination, state, seconds, is_decoding_switched=decoding_is_switched(connection)
+            )
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
         return _SourceState(problem=str(error))
 
@@ -153,7 +158,7 @@ def _seconds_waiting_in_slot(
     lake: Lake,
     feed: Feed,
     state: SlotState,
-    peeking: bool,
+    may_decode: bool,
 ) -> float | None:
     """For how many seconds the first transaction has been waiting in the slot.
 
@@ -164,7 +169,7 @@ def _seconds_waiting_in_slot(
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
         return round(
-            seconds_since(connection, unread_since(connection, lake, feed, state, peeking=peeking)), 3
+            seconds_since(connection, unread_since(connection, lake, feed, state, peeking=may_decode)), 3
         )
     except PgsieveError:
         # Too much WAL to decode, a lost slot, or a missing publication: other parts of the report show which.
@@ -185,13 +190,13 @@ def _progress_of(
         applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
     except PgsieveError:  # The lake is damaged; other parts of the report show where.
         return None, None if success is None else _iso(success)
-    seconds = source_state.seconds
+    seconds = source_state.waiting_seconds
     if applied < durable:
         now = datetime.now(UTC)
         seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
     else:
         # Only Dagster's records have the time of a run without changes.
-        follows = source_state.state is not None and source_state.state.active and seconds == 0
+        follows = source_state.slot is not None and source_state.slot.active and seconds == 0
         success = max(
             (t for t in (success, last_run, datetime.now(UTC) if follows else None) if t), default=None
         )
@@ -226,17 +231,17 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
 
 
 def _subscription_status(
-    lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None, *, counting: bool
+    lake: Lake, feed: Feed, subscription: Subscription, examination: Examination | None, *, count_rows: bool
 ) -> SubscriptionStatus:
     """A subscription's state from its source and the lake; only from the lake if replication is impossible."""
-    obstacle = examined.obstacle(subscription.name) if examined else None
-    catalog = examined.catalog if examined and obstacle is None else None
-    entry = _read_subscription(lake, feed, subscription, catalog, counting=counting)
+    obstacle = examination.obstacle(subscription.name) if examination else None
+    catalog = examination.catalog if examination and obstacle is None else None
+    entry = _read_subscription(lake, feed, subscription, catalog, count_rows=count_rows)
     return entry if obstacle is None else replace(entry, problem=str(obstacle))
 
 
 def _read_subscription(
-    lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, counting: bool
+    lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, count_rows: bool
 ) -> SubscriptionStatus:
     states = TableStates(lake, subscription.name).newest()
     published = subscription.tables(catalog) if catalog else {}
@@ -246,7 +251,7 @@ def _read_subscription(
         state, table = states.get(name), published.get(name)
         filters = table.row_filters if table else None
         ready = state is not None and state.state == SyncState.READY
-        rows, problem = _rows(lake, subscription, name) if counting else (None, None)
+        rows, problem = _rows(lake, subscription, name) if count_rows else (None, None)
         tables.append(
             TableStatus(
                 schema=name[0],

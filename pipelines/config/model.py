@@ -257,7 +257,7 @@ class Config(_Section):
         """The folder of records that stay on this machine, such as those of the web interface."""
         return self.path.parent / ".pgsieve"
 
-    def selected(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
+    def select(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
         """The subscriptions with these names, in the file's order; without names, all."""
         unknown = [name for name in names if name not in self.subscriptions]
         if unknown:

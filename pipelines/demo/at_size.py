@@ -79,7 +79,7 @@ def at_size(
         target.execute(f"alter subscription {_DATABASE} enable")
         _wait_for_subscriber(source, target)
         applied = _measure_step("catch-up", changes, monotonic() - began, config, progress)
-        report = check(config, config.selected([]), progress)
+        report = check(config, config.select([]), progress)
         for failure in report.failures:
             raise failure.error
         target.execute(f"drop subscription {_DATABASE}")
@@ -132,7 +132,7 @@ def _measure_step(
 ) -> LargeTableStep:
     """Measure pgsieve with the work for which the built-in subscription took `subscriber` seconds."""
     began = monotonic()
-    summary = run(config, config.selected([]), progress)
+    summary = run(config, config.select([]), progress)
     for failure in summary.failures:
         raise failure.error
     (spent,) = (each.spent for each in summary.subscriptions)

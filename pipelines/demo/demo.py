@@ -224,7 +224,7 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
 def _changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
     """The subscriptions whose tables a step changes."""
     owners = {_SUBSCRIPTION_OF[table] for table in step.tables}
-    return config.selected([f"{name}_{mode}" for name in sorted(owners) for mode in _MODES])
+    return config.select([f"{name}_{mode}" for name in sorted(owners) for mode in _MODES])
 
 
 @contextmanager

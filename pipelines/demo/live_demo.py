@@ -133,7 +133,7 @@ def _run_repeatedly(
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:
-            summary = run(config, config.selected([]), progress)
+            summary = run(config, config.select([]), progress)
         except PgsieveError as error:
             progress.tell(error.message)
         else:

@@ -134,7 +134,7 @@ def test_an_idle_followed_source_stays_fresh(shop: Shop, monkeypatch: pytest.Mon
     watcher = threading.Thread(target=stop)
     watcher.start()
     config = load_config(shop.path)
-    assert follow(config, config.selected(["one"]), Quiet(), lambda _: None) == ()
+    assert follow(config, config.select(["one"]), Quiet(), lambda _: None) == ()
     watcher.join()
     materializations, checks = recorded_cut(shop)
     assert (len(materializations) > before + 1, checks) == (True, {"sync_state": True, "freshness": True})

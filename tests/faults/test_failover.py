@@ -161,7 +161,7 @@ def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert not follow(config, config.selected([]), Quiet(), tell)
+    assert not follow(config, config.select([]), Quiet(), tell)
     assert inserted == [[1], [1]]
     assert not shop.run().failures
     assert shop.ids("one", "orders") == [1, 2, 3]
@@ -194,7 +194,7 @@ def test_a_standby_that_lacks_deltas_changes_is_refused_until_a_full_copy(
     assert "`pgsieve resync one`" in output
     assert shop.ids("one", "orders") == [1, 2]
     config = load_config(shop.path)
-    (failure,) = follow(config, config.selected([]), Quiet(), lambda _: None)
+    (failure,) = follow(config, config.select([]), Quiet(), lambda _: None)
     assert "now on timeline 2" in str(failure.error)
     assert shop.resync("one").lost
     assert not shop.run().failures

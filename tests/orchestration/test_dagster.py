@@ -78,7 +78,7 @@ def config(
 @pytest.fixture(scope="module")
 def first_run(config: Config) -> SubscriptionRun:
     """The first run, which copies the tables. Each test begins with replicas, whichever tests run."""
-    return run(config, config.selected([]), _Quiet()).subscriptions[0]
+    return run(config, config.select([]), _Quiet()).subscriptions[0]
 
 
 def _through_spark(config: Config) -> Config:
@@ -118,16 +118,16 @@ def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
     assert set(_untargeted(config)) == set()
     database.execute("insert into items values (11, 'EMEA', 1), (12, 'APAC', 2)")
     database.execute("update items set region = 'APAC' where id = 1")
-    second = run(config, config.selected([]), _Quiet()).subscriptions[0]
+    second = run(config, config.select([]), _Quiet()).subscriptions[0]
     assert [(t.name, t.inserted, t.updated, t.deleted) for t in second.tables] == [("items", 1, 0, 1)]
-    third = run(config, config.selected([]), _Quiet()).subscriptions[0]
+    third = run(config, config.select([]), _Quiet()).subscriptions[0]
     assert not third.changed
     assert third.cut_version == second.cut_version
     report = status(config)
     assert [(t.state, t.rows) for t in report.subscriptions[0].tables] == [("ready", 10), ("ready", 5)]
     assert report.slots[0].exists
-    assert check(config, config.selected([]), _Quiet()).equal
-    assert check(_through_spark(config), config.selected([]), _Quiet()).equal
+    assert check(config, config.select([]), _Quiet()).equal
+    assert check(_through_spark(config), config.select([]), _Quiet()).equal
 
 
 def test_the_web_interface_offers_every_published_table_for_a_copy(config: Config) -> None:
@@ -218,11 +218,11 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     assert set(events) == {"sales/initial_sync", "sales/public/items"}
     (copied,) = events["sales/initial_sync"].materialization.metadata["tables"].records
     assert (copied.data["table"], copied.data["problem"]) == ("public.items", "")
-    assert run(config, config.selected([]), _Quiet()).subscriptions[0].problems == ()
+    assert run(config, config.select([]), _Quiet()).subscriptions[0].problems == ()
     after = {t.name: t.version for t in status(config).subscriptions[0].tables}
     assert after["items"] > before["items"]
     assert after["notes"] == before["notes"]
-    assert check(config, config.selected([]), _Quiet()).equal
+    assert check(config, config.select([]), _Quiet()).equal
 
 
 @pytest.mark.drawn
@@ -256,14 +256,14 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
     assert "(id)=(5) missing from the replica" in evaluations["sales/public/items"].description
     assert evaluations["sales/public/notes"].passed
     for compared in (config, _through_spark(config)):
-        report = check(compared, compared.selected([]), _Quiet())
+        report = check(compared, compared.select([]), _Quiet())
         assert {t.name: (t.equal, len(t.differing_keys)) for t in report.tables} == {
             "items": (False, 2),
             "notes": (True, 0),
         }
-    mended = check(config, config.selected([]), _Quiet(), repairing=True).tables
+    mended = check(config, config.select([]), _Quiet(), repairing=True).tables
     assert {t.name: t.repaired for t in mended} == {"items": (1, 1), "notes": None}
-    assert check(config, config.selected([]), _Quiet()).equal
+    assert check(config, config.select([]), _Quiet()).equal
     shutil.rmtree(Path(config.lake))
 
 
@@ -272,7 +272,7 @@ def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped
     config: Config, database: psycopg.Connection
 ) -> None:
     """It takes long: a follower with a JVM, whose connection is cut."""
-    run(config, config.selected([]), _Quiet())
+    run(config, config.select([]), _Quiet())
     lake, log = Path(config.lake), config.path.with_name("follow.log")
 
     def replicated(rows: int) -> bool:
@@ -307,8 +307,8 @@ def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped
     finally:
         process.kill()
         process.wait()
-    assert not run(config, config.selected([]), _Quiet()).problems
-    assert check(config, config.selected([]), _Quiet()).equal
+    assert not run(config, config.select([]), _Quiet()).problems
+    assert check(config, config.select([]), _Quiet()).equal
 
 
 def _is_followed(database: psycopg.Connection) -> bool:

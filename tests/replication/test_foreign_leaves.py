@@ -158,7 +158,7 @@ def test_a_follower_copies_once_the_foreign_server_answers(
     late.start()
     try:
         with far.without_answers() as answering:
-            assert follow(config, config.selected([]), Quiet(), tell) == ()
+            assert follow(config, config.select([]), Quiet(), tell) == ()
     finally:
         late.cancel()
     assert [shop.ids(*each) for each in waiting] == [[1, 21, 22]] * 4

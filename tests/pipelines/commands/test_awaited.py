@@ -197,7 +197,7 @@ def test_a_follower_copies_once_the_transaction_has_ended(shop: Shop) -> None:
     late = threading.Timer(100, os.kill, [os.getpid(), signal.SIGTERM])
     late.start()
     try:
-        assert follow(config, config.selected([]), Quiet(), tell) == ()
+        assert follow(config, config.select([]), Quiet(), tell) == ()
     finally:
         late.cancel()
         for gid in gids:

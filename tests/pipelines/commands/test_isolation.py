@@ -170,7 +170,7 @@ def test_a_failing_followed_subscription_is_left_out_and_the_others_are_followed
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    (failure,) = follow(config, config.selected([]), Quiet(), tell)
+    (failure,) = follow(config, config.select([]), Quiet(), tell)
     assert failure.subscriptions == ("one",)
     assert [summary.failures for summary in messages] == [(failure,), ()]
     assert [(each.name, each.tables[0].inserted) for each in messages[1].subscriptions] == [("two", 1)]
@@ -305,7 +305,7 @@ def test_a_followed_table_waits_after_its_filter_becomes_one_that_cannot_be_eval
 
     _insert(shop, 4 + 100)
     shop.database.execute("delete from orders where id = 104; delete from notes where id = 104")
-    assert follow(config, config.selected([]), Quiet(), tell) == ()
+    assert follow(config, config.select([]), Quiet(), tell) == ()
     assert shop.cli("run")[0] == 1
     assert shop.ids("one", "orders") == [2, 3, 4, 5, 6, 7]
     assert shop.ids("one", "names") == [1]

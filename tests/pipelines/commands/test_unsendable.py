@@ -63,7 +63,7 @@ def _follow(shop: Shop, done: Callable[[], bool]) -> None:
     late = threading.Timer(100, os.kill, [os.getpid(), signal.SIGTERM])
     late.start()
     try:
-        assert follow(config, config.selected([]), Quiet(), tell) == ()
+        assert follow(config, config.select([]), Quiet(), tell) == ()
     finally:
         late.cancel()
     assert done()

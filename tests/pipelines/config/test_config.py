@@ -294,20 +294,20 @@ def test_no_name_selects_every_subscription_and_names_select_in_the_order_of_the
     config = read(
         LEAST + "  b: {source: shop, publications: [p1]}\n  a: {source: shop, publications: [p1]}\n"
     )
-    assert [each.name for each in config.selected(())] == ["sales", "b", "a"]
-    assert [each.name for each in config.selected(("a", "sales"))] == ["sales", "a"]
+    assert [each.name for each in config.select(())] == ["sales", "b", "a"]
+    assert [each.name for each in config.select(("a", "sales"))] == ["sales", "a"]
 
 
 def test_an_unknown_subscription_is_named_with_its_neighbour():
     with pytest.raises(PgsieveError) as caught:
-        read(LEAST).selected(("sale",))
+        read(LEAST).select(("sale",))
     assert caught.value.message == "subscription 'sale' is not in pgsieve.yaml"
     assert caught.value.hint == "did you mean 'sales'? allowed here: sales"
 
 
 def test_a_file_without_subscriptions_has_nothing_to_select():
     with pytest.raises(PgsieveError, match=r"pgsieve\.yaml has no subscriptions"):
-        read(LEAST[: LEAST.index("subscriptions")]).selected(())
+        read(LEAST[: LEAST.index("subscriptions")]).select(())
 
 
 # Retention

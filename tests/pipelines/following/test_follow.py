@@ -41,7 +41,7 @@ def test_one_run_of_dagster_records_all_slices_and_their_files_are_maintained(
             shop.database.execute("insert into stock values (%s, 0)", [10 + len(slices)])
 
     shop.database.execute("insert into stock values (10, 0)")
-    assert follow(config, config.selected([]), Quiet(), tell) == ()
+    assert follow(config, config.select([]), Quiet(), tell) == ()
     assert shop.ids("two", "stock") == [1, 2, 3, 4, *range(10, 10 + SLICES)]
     with instance(config) as dagster:
         new = {key: _materializations(dagster, key)[len(former) :] for key, former in before.items()}
