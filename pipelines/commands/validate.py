@@ -137,15 +137,15 @@ class _Findings:
             self._problems.append(_problem(name, error))
             return
         self._problems += [p for p in (_problem(name, e) for e in errors) if p not in self._problems]
-        examined = publisher.examination
-        self._problems += [_problem(name, error) for error in examined.refused]
-        if examined.unchecked is not None:
-            self._problems.append(_problem(name, examined.unchecked))
+        examination = publisher.examination
+        self._problems += [_problem(name, error) for error in examination.refused]
+        if examination.unchecked is not None:
+            self._problems.append(_problem(name, examination.unchecked))
         are_sound = [
             self._examine_subscription(each, publisher) for each in self._project.subscriptions_of(feed)
         ]
         if all(are_sound):
-            catalog = examined.catalog
+            catalog = examination.catalog
             self._statements += _statements(feed, catalog, publisher.server, publisher.version)
             self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
 
@@ -154,15 +154,15 @@ class _Findings:
         version = feed.source.check_ready()
         with feed.source.connect() as connection:
             server = read_catalog(connection)
-            examined = Examination(connection, feed, server)
-            catalog = examined.catalog
+            examination = Examination(connection, feed, server)
+            catalog = examination.catalog
             errors = list(_rights_errors(connection, self._project, feed, catalog)) if self._rights else []
             errors += _other_publisher_errors(connection, self._project, feed)
             errors += _trigger_errors(connection, feed, catalog, server)
             sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
             if decoding_is_switched(connection):
                 self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
-        return _PublisherState(examined, server, version, sequences), errors
+        return _PublisherState(examination, server, version, sequences), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
         """Record what a subscription will receive; returns False if an error prevents this."""

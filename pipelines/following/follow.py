@@ -124,9 +124,9 @@ def follow(
             port = stack.enter_context(serve_metrics(*metrics_at, metrics.registry, watch))
             progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
         dagster = stack.enter_context(instance(config))
-        following = _Following(project, dagster, progress, on_result, failures, watch, metrics)
-        followers = [_Follower(following, feed, names) for feed in feeds]
-        stopping = stack.enter_context(_stop_on_signals(followers))
+        context = _Context(project, dagster, progress, on_result, failures, watch, metrics)
+        followers = [_Follower(context, feed, names) for feed in feeds]
+        stop_signal = stack.enter_context(_stop_on_signals(followers))
         # Feeds do not run in the main thread, where Dagster would end a run in progress on the signal. The
         # threads are daemons, so that a stalled one does not keep the process from ending.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
@@ -135,7 +135,7 @@ def follow(
         try:
             while _are_working(threads, _WAKE_UP_SECONDS):
                 watch.check()
-                stopping.check()
+                stop_signal.check()
         except StalledError:
             for follower in followers:
                 follower.stop()
@@ -159,7 +159,7 @@ def _is_behind(feed: Feed, pulse: Pulse) -> bool:
 
 
 @dataclass
-class _Stopping:
+class _StopSignal:
     """The time of the signal that ends the process; None before a signal."""
 
     since: float | None = None
@@ -173,24 +173,24 @@ class _Stopping:
 
 
 @contextmanager
-def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]:
-    stopping = _Stopping()
+def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_StopSignal]:
+    stop_signal = _StopSignal()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.since = stopping.since or time.monotonic()
+        stop_signal.since = stop_signal.since or time.monotonic()
         for follower in followers:
             follower.stop()
 
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stopping
+        yield stop_signal
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
-class _Following:
+class _Context:
     """The objects that all followers share: the project, Dagster's instance, and the receivers of results."""
 
     project: Project
@@ -209,12 +209,12 @@ class _Follower:
     #: writer.
     _turn = threading.Lock()
 
-    def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
-        self._project, self._feed, self._dagster = following.project, feed, following.dagster
+    def __init__(self, context: _Context, feed: Feed, names: Container[str]) -> None:
+        self._project, self._feed, self._dagster = context.project, feed, context.dagster
         self._progress, self._on_result, self._failures = (
-            following.progress,
-            following.on_result,
-            following.failures,
+            context.progress,
+            context.on_result,
+            context.failures,
         )
         self._subscriptions = [s for s in self._project.subscriptions_of(feed) if s.name in names]
         self._stopped = threading.Event()
@@ -224,9 +224,9 @@ class _Follower:
         #: By subscription, the tables whose copy waits; see `Materializer`.
         self._waiting_tables = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _MIN_PAUSE_SECONDS
-        self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), following.metrics
-        following.watch.add(self._pulse)
-        if (metrics := following.metrics) is not None:
+        self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), context.metrics
+        context.watch.add(self._pulse)
+        if (metrics := context.metrics) is not None:
             pulse = self._pulse
             metrics.add_feed(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
             for subscription in self._subscriptions:
@@ -267,14 +267,14 @@ class _Follower:
     def _follow(self) -> None:
         """Copy tables that need it, then apply slice by slice until a table needs a copy again."""
         with self._turn:
-            started = self._materializers()
-            for each in started:
-                awaits = {ids: self._are_open(ids) for ids in set(each.waiting_tables.values())}
-                each.retry([name for name, ids in each.waiting_tables.items() if not awaits[ids]])
-            self._for_each(started, Materializer.copy)
-            apply_together(started, self._failures, unless=self._can_retry)
-            self._report_results(started)
-            self._register(started)
+            materializers = self._materializers()
+            for each in materializers:
+                is_open = {ids: self._are_open(ids) for ids in set(each.waiting_tables.values())}
+                each.retry([name for name, ids in each.waiting_tables.items() if not is_open[ids]])
+            self._for_each(materializers, Materializer.copy)
+            apply_together(materializers, self._failures, unless=self._can_retry)
+            self._report_results(materializers)
+            self._register(materializers)
         if self._has_subscriptions():
             try:
                 self._read()
@@ -331,10 +331,10 @@ class _Follower:
         transactions = {ids for _, ids in awaiting if ids}
         foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
         while awaiting and self._streamed is streamed and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS):
-            over = not all(map(self._are_open, transactions))
+            is_over = not all(map(self._are_open, transactions))
             if foreign and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
-                over, asked_at = over or any(map(self._can_answer, foreign)), time.monotonic()
-            if over:
+                is_over, asked_at = is_over or any(map(self._can_answer, foreign)), time.monotonic()
+            if is_over:
                 streamed.stop()
                 return
 
@@ -367,13 +367,13 @@ class _Follower:
                     self._metrics.count_slices(self._pulse.source, self._pulse.slot, drained.slices)
                 self._report.add_slice(drained, self._send_report)
                 self._pulse.note_progress()
-                applied = self._materializers()
-                self._for_each(applied, self._apply_slice)
+                materializers = self._materializers()
+                self._for_each(materializers, self._apply_slice)
                 self._pause = _MIN_PAUSE_SECONDS
         finally:
             self._progress.finish(task)
-        self._report_results(applied)
-        return any(self._for_each(applied, Materializer.has_to_copy))
+        self._report_results(materializers)
+        return any(self._for_each(materializers, Materializer.has_to_copy))
 
     def _apply_slice(self, materializer: Materializer) -> None:
         with self._time_step("apply"):
