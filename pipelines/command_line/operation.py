@@ -55,7 +55,7 @@ def ui(
     """Start Dagster's web interface for this configuration, until interrupted.
 
     Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file.
-    Meanwhile an engine, a running Spark, serves the runs, unless `spark.engine` is off.
+    Meanwhile a warm engine (a Spark that keeps running) serves the runs, unless `spark.engine` is off.
     """
     require_extra("ui")
     settings = load(ctx, config)
@@ -76,8 +76,8 @@ def ui(
 def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
     """Record the published tables for Dagster's definitions, which load without asking a source.
 
-    They are written to .pgsieve/published.json beside the configuration file. A source that does not answer
-    keeps its former entry. `pgsieve ui` does the same when it starts.
+    The file is .pgsieve/published.json beside the configuration file. A source that does not answer keeps its
+    former entry. `pgsieve ui` also records them when it starts.
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.project import build_project
@@ -139,7 +139,7 @@ def print_engine_status(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the engine runs, since when, for which lake, and how much memory it uses.
+    """Show whether the engine runs, since when, whether a run uses it, and its memory.
 
     Exits with 1 if it does not run.
     """

@@ -1,4 +1,4 @@
-"""`pgsieve check`: compare every replica with its publisher, and repair differences on request.
+"""`pgsieve check`: compares every replica with its publisher, and repairs differences on request.
 
 In: the configuration. Out: a `CheckReport`.
 """

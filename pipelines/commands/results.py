@@ -397,7 +397,7 @@ class DemoReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every replica had the built-in subscriber's rows, and the large table no difference."""
+        """Whether every replica had the built-in subscriber's rows, and `check` found no difference."""
         return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
