@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SHIPPED_PACKAGES
 from pgsieve.assets.steps.update_transformation.changes import _changes, _made
 from pgsieve.decoding.changes.columns import changes_schema
-from pgsieve.decoding.changes.decode import FilterColumns, decoded
+from pgsieve.decoding.changes.decode import FilterColumns, decode_batch
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.assets.steps.initial_sync import rows as copy
@@ -64,7 +64,7 @@ for what in sys.argv[1:]:
 
 #: The sender's program.
 FUNCTIONS = (
-    "lambda batch: decoded(batch, relation, names, names)",
+    "lambda batch: decode_batch(batch, relation, names, names)",
     "copy.SelectedRows('', '', ('',), columns).batches",
     "messages.change_log_rows",
     "lambda received: _changes([(filtered, None)], received)",

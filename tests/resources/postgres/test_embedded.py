@@ -60,9 +60,9 @@ def nameless(folder: Path, path: str = os.defpath) -> subprocess.CompletedProces
 import os, sys
 from pathlib import Path
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.postgres.embedded import EmbeddedServer, _open_passage
+from pgsieve.resources.postgres.embedded import EmbeddedServer, _allow_traversal
 server = EmbeddedServer(Path(sys.argv[1]), settings={"shared_buffers": "16MB"})
-_open_passage(server.programs)
+_allow_traversal(server.programs)
 os.environ["PATH"] = sys.argv[3]
 os.setgroups([])
 os.setgid(int(sys.argv[2]))
