@@ -21,7 +21,7 @@ _CONTROLS: Final = re.compile(
 
 def escape_controls(text: str) -> str:
     r"""Replace these characters by escapes such as `\x1b`, `\n` and `\u202e`."""
-    return text if text.isprintable() else _CONTROLS.sub(_escaped, text)
+    return text if text.isprintable() else _CONTROLS.sub(_escape, text)
 
 
 def escape_controls_in_json(text: str) -> str:
@@ -29,13 +29,13 @@ def escape_controls_in_json(text: str) -> str:
 
     Line ends stay.
     """
-    return text if text.isprintable() else _CONTROLS.sub(_json_escaped, text)
+    return text if text.isprintable() else _CONTROLS.sub(_json_escape, text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
 
 
-def _json_escaped(match: re.Match[str]) -> str:
+def _json_escape(match: re.Match[str]) -> str:
     # In strings JSON has escaped the characters of C0; the rest of them are the document's layout.
     return match[0] if match[0] < " " else json.dumps(match[0])[1:-1]

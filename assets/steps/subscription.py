@@ -461,7 +461,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         dict(present.table_columns),
         has_column_list=former.listed or present.listed,
     )
-    if not former.key and present.key and present.layout.is_of_leaves:
+    if not former.key and present.key and present.layout.is_partitioned:
         raise SchemaChangedError("a key finds the rows of its partitions now")
     if all(source.former is None for source in planned) and present != former:
         raise SchemaChangedError("none of its former columns is left")

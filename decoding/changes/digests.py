@@ -24,7 +24,7 @@ from pgsieve.decoding.changes.columns import SIDES, struct_field
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 #: The schema of digests.
-DIGEST = pa.schema([("digest", pa.binary())])
+DIGEST_SCHEMA = pa.schema([("digest", pa.binary())])
 _DIGEST_BYTES, _MARK_BYTES = 16, 4
 #: The number of rows that are digested together.
 _ROWS_PER_STEP = 16_384
@@ -42,7 +42,7 @@ def row_digests(rows: pa.RecordBatch) -> pa.Table:
     marked = np.hstack([row_marks(rows).view(np.uint8).reshape(-1, _MARK_BYTES), digests])
     offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * marked.shape[1]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(marked))]
-    return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST)
+    return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST_SCHEMA)
 
 
 def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
@@ -124,7 +124,7 @@ def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray
     place = np.full(len(rows), -1, np.int64)
     place[present] = np.arange(len(present))
     children = [column.combine_chunks() for column in digests.columns]
-    packed = pa.StructArray.from_arrays(children, fields=list(DIGEST))
+    packed = pa.StructArray.from_arrays(children, fields=list(DIGEST_SCHEMA))
     return packed if len(present) == len(rows) else packed.take(pa.array(place, mask=place < 0))
 
 

@@ -23,7 +23,7 @@ class MergeSource:
     - `last` is the change that has the row.
     - `sent` is, for each column that some change omitted, the change that has the column's value, or `NONE`.
       In the latter case, a row that moved from another key takes the value of the replica's row with the key
-      `base`, and a row with `keeps` retains its value.
+      `base`, and a row with `retains_value` retains its value.
     - `ended` is the change that ended a kept row. The action end alters only such a row's metadata.
     """
 
@@ -33,29 +33,29 @@ class MergeSource:
     last: Numbers
     sent: Mapping[str, Numbers]
     base: Numbers
-    keeps: Mapping[str, Mask]
+    retains_value: Mapping[str, Mask]
     ended: Numbers
 
 
-def merge_source(net: NetChange, *, keeps: bool = False) -> MergeSource:
+def merge_source(net: NetChange, *, retain_ended: bool = False) -> MergeSource:
     """Return the source of a MERGE that applies a net change to the replica.
 
-    `keeps` is as in `net_changes`.
+    `retain_ended` is as in `net_changes`.
     """
-    moved, remains = net.updated & (net.base != net.keys), net.remains
+    moved, has_row = net.updated & (net.base != net.keys), net.has_row
     unsent = {name: changes == NONE for name, changes in net.sent.items()}
     lacking = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
     # The ended row of a key stays if the key has no row afterwards.
-    at = np.flatnonzero(remains) if keeps else np.arange(len(net.keys))
+    at = np.flatnonzero(has_row) if retain_ended else np.arange(len(net.keys))
     ends = net.updated & (net.last == NONE)
     actions = np.select([net.upserted | moved, ends, net.updated], ["upsert", "end", "update"], "delete")
     return MergeSource(
         keys=net.keys[at],
         actions=actions[at],
         expected=net.expected[at],
-        last=np.where(remains, net.last, NONE)[at],
-        sent={name: np.where(remains, changes, NONE)[at] for name, changes in net.sent.items()},
+        last=np.where(has_row, net.last, NONE)[at],
+        sent={name: np.where(has_row, changes, NONE)[at] for name, changes in net.sent.items()},
         base=np.where(lacking, net.base, NONE)[at],
-        keeps={name: (net.updated & ~moved & lacks)[at] for name, lacks in unsent.items()},
+        retains_value={name: (net.updated & ~moved & lacks)[at] for name, lacks in unsent.items()},
         ended=net.ended[at],
     )

@@ -106,7 +106,7 @@ def metadata_schema(metadata: Metadata) -> pa.Schema:
     return pa.schema([(name, metadata_type(kind).arrow) for name, kind in metadata])
 
 
-def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
+def metadata_of_truncated_rows(truncates: pa.Table, metadata: Metadata) -> pa.Table:
     """The metadata of the rows that TRUNCATEs end, one row per TRUNCATE.
 
     `truncates` has the columns `commit_lsn`, `ordinal` and `commit_time`.

@@ -65,22 +65,22 @@ class KeyChanges:
     sent: Mapping[str, Mask]
 
     @property
-    def moves(self) -> Mask:
+    def is_move(self) -> Mask:
         """The mask of UPDATEs from one key to another."""
         moved: Mask = (self.operations == UPDATE) & (self.old != NONE)
         return moved
 
-    def lookups(self, keys: int) -> tuple[Mask, Mask]:
+    def lookup_masks(self, keys: int) -> tuple[Mask, Mask]:
         """Mask the keys that need a row before the changes, and the keys whose row in the replica matters.
 
         The replica's row of a key matters if a move takes it to another key, or if a new row of the key
         begins before a row ends, because the two rows conflict.
         """
-        begun = _first_places(np.where((self.operations == INSERT) | self.moves, self.new, NONE), keys)
+        begun = _first_places(np.where((self.operations == INSERT) | self.is_move, self.new, NONE), keys)
         ended = _first_places(self.old, keys)
-        stays = _first_places(np.where((self.operations == UPDATE) & ~self.moves, self.new, NONE), keys)
+        stays = _first_places(np.where((self.operations == UPDATE) & ~self.is_move, self.new, NONE), keys)
         matters = begun < ended
-        matters[self.old[self.moves]] = True
+        matters[self.old[self.is_move]] = True
         return np.minimum(ended, stays) < np.minimum(begun, len(self.operations)), matters
 
 
@@ -111,10 +111,10 @@ class NetChange:
     ended: Numbers
 
     @property
-    def remains(self) -> Mask:
+    def has_row(self) -> Mask:
         """The mask of keys with a row afterwards, also one that ended and is kept."""
-        remains: Mask = self.upserted | self.updated
-        return remains
+        has_row: Mask = self.upserted | self.updated
+        return has_row
 
     def counts(self, before: Mask) -> dict[str, int]:
         """Count the rows that are inserted, updated, deleted or missing; `before` masks keys with rows.
@@ -158,10 +158,10 @@ class _Tenures:
         return _is_end(self.kind[self.last_event])
 
     @property
-    def left(self) -> Mask:
+    def is_left(self) -> Mask:
         """The mask of tenures that end with a move."""
-        left: Mask = self.kind[self.last_event] == _LEAVE
-        return left
+        is_left: Mask = self.kind[self.last_event] == _LEAVE
+        return is_left
 
     @property
     def is_first(self) -> Mask:
@@ -169,11 +169,13 @@ class _Tenures:
         return _is_new_key(self.keys)
 
 
-def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> tuple[NetChange, int | None]:
+def net_changes(
+    changes: KeyChanges, present: Mask, *, retain_ended: bool = False
+) -> tuple[NetChange, int | None]:
     """Return the outcome for each key, and the first change that conflicts with a row of its key, or None.
 
     `present` says for each key whether the replica has a row. If there is a conflict, the outcome is
-    meaningless. With `keeps`, the last ended row of each key is kept; this needs `present` of all keys.
+    meaningless. With `retain_ended`, the last ended row of each key is kept; this needs `present` of all keys.
     """
     changes = _replace_lost_moves(changes, present)
     tenures = _tenures(changes)
@@ -182,7 +184,7 @@ def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> t
     final = np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last) else _nones(0)
     begins = np.flatnonzero(tenures.is_first)
     is_gone, ended = tenures.ended[final], _nones(len(final))
-    if keeps and len(final):
+    if retain_ended and len(final):
         has_row = (origin == INSERT) | ((origin == _REPLICA) & present[base])
         latest = np.maximum.reduceat(np.where(has_row, np.arange(len(origin)), NONE), begins)
         is_gone = latest == NONE
@@ -241,14 +243,14 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
     ends = _nones(len(present))
     ends[keys[final][is_first]] = of_commit[final][is_first]
     ends[~present] = NONE
-    left = lives[final]
-    chosen = final[left]
+    has_version = lives[final]
+    chosen = final[has_version]
     return RowVersions(
         keys=keys[chosen],
         last=last[chosen],
         base=np.where(origin[chosen] == _REPLICA, base[chosen], NONE),
         sent={name: places[chosen] for name, places in sent.items()},
-        until=until[left],
+        until=until[has_version],
         ends=ends,
     )
 
@@ -282,7 +284,7 @@ def insert_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> 
 
 def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
     """Return the tenures of all keys; `commits`, if given, has the commit of each change and splits them."""
-    move = changes.moves
+    move = changes.is_move
     stays, goes = np.flatnonzero(~move), np.flatnonzero(move)
     key = np.where(changes.operations[stays] == DELETE, changes.old[stays], changes.new[stays])
     key = np.concatenate([key, changes.old[goes], changes.new[goes]])
@@ -333,7 +335,7 @@ def _inherit(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, N
     parent = np.where(origin == _CONTINUED, np.arange(len(origin)) - 1, NONE)
     if (arrived := origin == _ARRIVE).any():
         by_move = _nones(int(tenures.place.max()) + 1)
-        by_move[tenures.place[tenures.last_event[tenures.left]]] = np.flatnonzero(tenures.left)
+        by_move[tenures.place[tenures.last_event[tenures.is_left]]] = np.flatnonzero(tenures.is_left)
         parent[arrived] = by_move[tenures.place[tenures.starts[arrived]]]
     while len(child := np.flatnonzero(parent != NONE)):
         above = parent[child]
@@ -363,11 +365,11 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
 
 def _replace_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
     """Replace each move that finds no row by a DELETE of its old key, which finds no row either."""
-    if not changes.moves.any():
+    if not changes.is_move.any():
         return changes
     tenures = _tenures(changes)
     lacks = (tenures.origin == _NOTHING) | ((tenures.origin == _REPLICA) & ~present[tenures.keys])
-    if not (tenures.left & lacks).any():
+    if not (tenures.is_left & lacks).any():
         return changes
     lost = _lost_moves(changes, present)
     operations, new = changes.operations.copy(), changes.new.copy()
@@ -381,18 +383,18 @@ def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
     A loop is needed because such a move brings no row to its new key, which a later change may need.
     """
     exists, lost = bytearray(present.tobytes()), list[int]()
-    begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.moves)
+    begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.is_move)
     old, new = changes.old[begun_or_ended].tolist(), changes.new[begun_or_ended].tolist()
-    for change, left, begun in zip(begun_or_ended.tolist(), old, new, strict=True):
-        if left != NONE:
-            is_there = exists[left]
-            exists[left] = 0
+    for change, old_key, new_key in zip(begun_or_ended.tolist(), old, new, strict=True):
+        if old_key != NONE:
+            is_there = exists[old_key]
+            exists[old_key] = 0
             if not is_there:
-                if begun != NONE:
+                if new_key != NONE:
                     lost.append(change)
                 continue
-        if begun != NONE:
-            exists[begun] = 1
+        if new_key != NONE:
+            exists[new_key] = 1
     return np.array(lost, np.int64)
 
 

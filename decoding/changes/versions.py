@@ -27,7 +27,7 @@ VALID_FROM, VALID_FROM_LSN, VALID_TO, VALID_TO_LSN, IS_CURRENT = (
     "is_current",
 )
 #: The columns of a version that follow those of its row.
-VALIDITY = pa.schema(
+VALIDITY_SCHEMA = pa.schema(
     {
         VALID_FROM: _TIME,
         VALID_FROM_LSN: pa.int64(),
@@ -40,7 +40,7 @@ VALIDITY = pa.schema(
 
 def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     """The schema of versions of rows with these columns."""
-    return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY])
+    return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY_SCHEMA])
 
 
 def lsn_before(lsn: int) -> int:
@@ -89,7 +89,9 @@ def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: 
         commits.lsns.take(ends),
         pa.array(until == NONE),
     ]
-    return pa.RecordBatch.from_arrays([*rows.columns, *validity], schema=pa.schema([*rows.schema, *VALIDITY]))
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns, *validity], schema=pa.schema([*rows.schema, *VALIDITY_SCHEMA])
+    )
 
 
 def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:

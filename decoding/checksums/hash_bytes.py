@@ -19,8 +19,8 @@ from pgsieve.decoding.binary.octets import Octets, Positions, Words
 State: TypeAlias = npt.NDArray[np.uint32]
 
 _BLOCK_BYTES = 12
-_START = 0x9E3779B9 + 3923095
-_MIX = (4, 6, 8, 16, 19, 4)
+_INITIAL_STATE = 0x9E3779B9 + 3923095
+_MIX_ROTATIONS = (4, 6, 8, 16, 19, 4)
 
 
 def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
@@ -29,7 +29,7 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
     sizes = octets.ends - octets.starts
     order = np.argsort(-sizes, kind="stable")
     starts, sizes = octets.starts[order], sizes[order]
-    a = (sizes + _START).astype(np.uint32)
+    a = (sizes + _INITIAL_STATE).astype(np.uint32)
     b, c = a.copy(), a.copy()
     if seed:
         a += np.uint32(seed >> 32)
@@ -81,7 +81,7 @@ def _rotate(x: State, by: int) -> State:
 
 def _mix(a: State, b: State, c: State) -> None:
     """Mix the three words of each value in place."""
-    for by in _MIX:
+    for by in _MIX_ROTATIONS:
         a -= c
         a ^= _rotate(c, by)
         c += b

@@ -45,7 +45,7 @@ from pgsieve.decoding.protocol.messages import (
     encode,
 )
 
-SPOOLED = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
+SPOOL_SCHEMA = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
 """Messages in a spool: the (sub)transaction's id, and the message without its transaction id."""
 
 _BLOCK_KINDS = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stream Start and Stream Stop.
@@ -57,7 +57,7 @@ _IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
 
 class Spool(Protocol):
-    """Stores messages (batches of `SPOOLED`) of unfinished transactions by a transaction's number."""
+    """Stores messages (batches of `SPOOL_SCHEMA`) of unfinished transactions by a transaction's number."""
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
         """Store more messages of a transaction."""
@@ -78,7 +78,7 @@ class _SpooledTransaction:
     relations: dict[int, tuple[int, Description]] = field(default_factory=dict)
 
     @property
-    def described(self) -> dict[int, Description]:
+    def valid_descriptions(self) -> dict[int, Description]:
         """The descriptions of relations by id, without those from aborted subtransactions."""
         return {i: description for i, (xid, description) in self.relations.items() if xid not in self.aborted}
 
@@ -100,12 +100,12 @@ class TransactionAssembler:
         self._relations = RelationDescriptions()
 
     @property
-    def prepared(self) -> tuple[Prepare, ...]:
+    def prepared_transactions(self) -> tuple[Prepare, ...]:
         """The prepared transactions that have not ended, in the order of PREPARE."""
         return tuple(prepare for prepare, _ in self._prepared.values())
 
     def messages_of(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
-        """The messages (batches of `SPOOLED`) of a transaction in `prepared`."""
+        """The messages (batches of `SPOOL_SCHEMA`) of a transaction in `prepared_transactions`."""
         return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
@@ -116,7 +116,7 @@ class TransactionAssembler:
         self._keep_prepared(prepare, spooled)
 
     @property
-    def in_block(self) -> bool:
+    def is_in_block(self) -> bool:
         """Whether a streamed block, or a transaction between Begin Prepare and Prepare, is open."""
         return self._block is not None or self._preparing is not None
 
@@ -142,8 +142,8 @@ class TransactionAssembler:
             self._spool_block(self._streams[self._block], self._block, data)
         elif self._preparing is not None:
             begin, spooled = self._preparing
-            for described in self._relations.insert_missing(data):
-                self._append(spooled, np.full(len(described), begin.xid), described)
+            for valid_descriptions in self._relations.insert_missing(data):
+                self._append(spooled, np.full(len(valid_descriptions), begin.xid), valid_descriptions)
         else:
             yield from self._relations.insert_missing(data)
 
@@ -159,7 +159,7 @@ class TransactionAssembler:
 
     def _append(self, spooled: _SpooledTransaction, xids: npt.NDArray[np.int64], data: pa.Array) -> None:
         columns = [pa.array(xids, pa.int64()), data.cast(pa.binary())]
-        self._spool.append(spooled.number, pa.RecordBatch.from_arrays(columns, schema=SPOOLED))
+        self._spool.append(spooled.number, pa.RecordBatch.from_arrays(columns, schema=SPOOL_SCHEMA))
 
     def _handle_boundary(self, raw: bytes) -> Iterator[pa.Array]:
         message = decode(raw, parallel=self._parallel)
@@ -196,7 +196,7 @@ class TransactionAssembler:
                 spooled = self._compact(self._end_stream(message))
                 self._keep_prepared(_to_prepare(message), spooled)
                 # The server does not repeat these descriptions; from 19 on, not even after a rollback.
-                self._relations.record_replayed(spooled.described)
+                self._relations.record_replayed(spooled.valid_descriptions)
             case CommitPrepared():
                 # For a transaction that changed nothing, servers before 17 send no Prepare.
                 if waiting := self._prepared.pop((message.xid, message.gid), None):
@@ -260,7 +260,7 @@ class TransactionAssembler:
         if not spooled.aborted:
             return spooled
         compacted = self._new_transaction()
-        compacted.relations = {i: (0, description) for i, description in spooled.described.items()}
+        compacted.relations = {i: (0, description) for i, description in spooled.valid_descriptions.items()}
         for batch in self._remaining_messages(spooled):
             self._spool.append(compacted.number, batch)
         self._spool.drop(spooled.number)
@@ -284,7 +284,7 @@ class TransactionAssembler:
         if begun:
             yield _array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
         self._spool.drop(spooled.number)
-        self._relations.record_replayed(spooled.described)
+        self._relations.record_replayed(spooled.valid_descriptions)
 
 
 def _array(message: bytes) -> pa.Array:

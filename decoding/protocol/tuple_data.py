@@ -71,7 +71,7 @@ class OldRow:
 
 _WITHOUT_CONTENT: dict[int, ColumnValue] = {KIND_NULL: NULL, KIND_UNCHANGED: UNCHANGED}
 _WITH_CONTENT: dict[int, type[Text | Binary]] = {KIND_TEXT: Text, KIND_BINARY: Binary}
-_KIND: dict[type[ColumnValue], int] = {
+_KIND_BYTES: dict[type[ColumnValue], int] = {
     Null: KIND_NULL,
     Unchanged: KIND_UNCHANGED,
     Text: KIND_TEXT,
@@ -90,7 +90,7 @@ def write_tuple(out: Writer, columns: TupleData) -> None:
     """Write one TupleData."""
     out.i16(len(columns), "number of columns")
     for column in columns:
-        out.u8(_KIND[type(column)], "kind of value")
+        out.u8(_KIND_BYTES[type(column)], "kind of value")
         if isinstance(column, Text | Binary):
             out.length_prefixed(column.content, "length of a value")
 

@@ -88,7 +88,7 @@ class Layout:
         return cls(table.oid, columns, table.columns_ever, files)
 
     @property
-    def is_of_leaves(self) -> bool:
+    def is_partitioned(self) -> bool:
         """Whether the rows are in partitions."""
         return any(oid != self.oid for oid, _ in self.files)
 

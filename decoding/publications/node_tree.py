@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 
 #: Labels of versions 13 and 14 that later versions renamed to the struct's name.
-_RENAMED: Final = MappingProxyType({
+_RENAMED_LABELS: Final = MappingProxyType({
     "ARRAY": "ARRAYEXPR", "CASE": "CASEEXPR", "COALESCE": "COALESCEEXPR", "COLLATE": "COLLATEEXPR",
     "MINMAX": "MINMAXEXPR", "ROW": "ROWEXPR", "ROWCOMPARE": "ROWCOMPAREEXPR", "WHEN": "CASEWHEN",
 })  # fmt: skip
@@ -92,4 +92,4 @@ def _node(values: list[Value]) -> TreeNode:
     for name in rest:
         if isinstance(name, str) and name.startswith(":"):
             fields[name[1:]] = next(rest, "<>")
-    return TreeNode(_RENAMED.get(values[0], values[0]), MappingProxyType(fields))
+    return TreeNode(_RENAMED_LABELS.get(values[0], values[0]), MappingProxyType(fields))

@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_identifier
 
-_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 #: The start of a word in `lineNo` or `HTTPPort`.
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def snake_case(name: str) -> str:
     """Return a name of only `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`."""
-    if _PLAIN.fullmatch(name):
+    if _PLAIN_NAME.fullmatch(name):
         return name
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     words = re.sub(r"[^A-Za-z0-9]+", "_", _WORD.sub("_", letters)).strip("_").lower()
-    return words if _PLAIN.fullmatch(words) else f"_{words}"
+    return words if _PLAIN_NAME.fullmatch(words) else f"_{words}"
 
 
 def refuse_shared_names(table: str, columns: Iterable[str]) -> None:

@@ -235,7 +235,7 @@ class _Analysis:
         return type_rules.cast(self._node(part.this), type_oid, modifier)
 
     def collate(self, part: exp.Collate) -> Node:
-        operand = type_rules.unknown_as_text(self._node(self._left(part)))
+        operand = type_rules.resolve_unknown_as_text(self._node(self._left(part)))
         if operand.type_oid not in STRINGS:
             self._refuse(part, "its type does not support collations")
         identifier = part.expression
@@ -270,7 +270,7 @@ class _Analysis:
         # Comparison Functions and Operators).
         row = self._row_fields(tested)
         fields = (self._node(tested),) if row is None else row
-        tests = [IsNull(type_rules.unknown_as_text(field)) for field in fields]
+        tests = [IsNull(type_rules.resolve_unknown_as_text(field)) for field in fields]
         return functions.logical("AND", [Not(test) if negated else test for test in tests])
 
     def comparison(self, part: exp.Expr) -> Node:

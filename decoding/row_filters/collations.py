@@ -31,10 +31,10 @@ from pgsieve.decoding.row_filters.nodes import (
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
 # Collations that order strings by their bytes in UTF-8.
-_BYTE_ORDER: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
+_BYTE_ORDER_COLLATIONS: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
 # Collations of pg_catalog under which equal strings have equal bytes: the database's default, those of libc,
 # and those that initdb imports from ICU. A user-defined collation may be nondeterministic.
-_DETERMINISTIC: Final = re.compile(
+_DETERMINISTIC_COLLATIONS: Final = re.compile(
     r"default|C|POSIX|ucs_basic|pg_c_utf8|pg_unicode_fast|unicode|C\.\S+"
     r"|[a-z]{2,3}_[A-Z]{2,3}(\.\w+)?(@\w+)?|(und|[a-z]{2,3})(-\w+)*-x-icu"
 )
@@ -92,9 +92,9 @@ def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
     With `ordering`, also refuse a collation that does not order them by their bytes.
     """
     name = collation_name(nodes)
-    if ordering and name not in _BYTE_ORDER:
+    if ordering and name not in _BYTE_ORDER_COLLATIONS:
         raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
-    if not _DETERMINISTIC.fullmatch(name):
+    if not _DETERMINISTIC_COLLATIONS.fullmatch(name):
         raise RefusedError(f"the collation {name} may treat different strings as equal")
 
 

@@ -98,7 +98,7 @@ _INDEPENDENT_FUNCTIONS: Final = frozenset((
 ))  # fmt: skip
 
 _RANGE_BEYOND_ASCII: Final = re.compile(r"-\\x\{[0-9a-f]{3,}\}|-\\x\{[89a-f][0-9a-f]\}")
-_ESCAPED: Final = re.compile(r"\\x\{([0-9a-f]+)\}")
+_ESCAPED_CHARACTER: Final = re.compile(r"\\x\{([0-9a-f]+)\}")
 
 
 def require_same_result(tree: Node, encoding: str) -> None:
@@ -173,7 +173,7 @@ def _is_regex_independent(pattern: str, traits: Encoding) -> bool:
     """Whether a pattern in RE2's syntax matches the same text; ranges depend on the codes of characters."""
     if not traits.same_characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.same_codes):
         return False
-    return not any(_is_ambiguous(traits, chr(int(code, 16))) for code in _ESCAPED.findall(pattern))
+    return not any(_is_ambiguous(traits, chr(int(code, 16))) for code in _ESCAPED_CHARACTER.findall(pattern))
 
 
 def _has_same_equality(traits: Encoding, left: Node, right: Node) -> bool:

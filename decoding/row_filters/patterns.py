@@ -27,11 +27,11 @@ from pgsieve.decoding.row_filters.nodes import (
     Node,
     Regex,
 )
-from pgsieve.decoding.row_filters.type_rules import coerce, unknown_as_text
+from pgsieve.decoding.row_filters.type_rules import coerce, resolve_unknown_as_text
 
 
 def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
-    operand = unknown_as_text(operand)
+    operand = resolve_unknown_as_text(operand)
     if operand.type_oid not in STRINGS or pattern.type_oid not in (*STRINGS, UNKNOWN):
         raise RefusedError(f"{name} is supported on strings only")
     pattern = coerce(pattern, TEXT)

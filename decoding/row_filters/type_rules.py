@@ -62,10 +62,10 @@ from pgsieve.decoding.values.catalog_names import TYPE_NAMES
 
 # In this order each type converts implicitly to the types after it.
 NUMBERS: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
-_COMPARABLE: Final = frozenset(
+_COMPARABLE_TYPES: Final = frozenset(
     (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
 )
-_TEMPORAL: Final = frozenset((DATE, TIMESTAMP, TIMESTAMPTZ))
+_TEMPORAL_TYPES: Final = frozenset((DATE, TIMESTAMP, TIMESTAMPTZ))
 _ARRAY_TYPES: Final = {element: array for array, element in ELEMENT_OIDS.items()}
 
 _Converted = TypeVar("_Converted", Constant, Constant | None)
@@ -78,7 +78,7 @@ def type_name(type_oid: int) -> str:
 
 def array_type_of(element_oid: int) -> int:
     """Return the oid of a type's array type."""
-    if element_oid not in _ARRAY_TYPES or element_oid not in _COMPARABLE:
+    if element_oid not in _ARRAY_TYPES or element_oid not in _COMPARABLE_TYPES:
         raise RefusedError(f"an array of type {type_name(element_oid)} has no counterpart in pgsieve")
     return _ARRAY_TYPES[element_oid]
 
@@ -148,7 +148,7 @@ def type_of_unknown_beside(type_oid: int) -> int:
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 
 
-def unknown_as_text(node: Node) -> Node:
+def resolve_unknown_as_text(node: Node) -> Node:
     """Return a quoted constant without a type as text, any other node unchanged."""
     return coerce(node, TEXT) if node.type_oid == UNKNOWN else node
 
@@ -209,7 +209,7 @@ def _comparison_type(left: int, right: int) -> int:
     pair = {left, right} - {UNKNOWN}
     if not pair:
         return TEXT
-    unsupported = {ELEMENT_OIDS.get(oid, oid) for oid in pair} - _COMPARABLE
+    unsupported = {ELEMENT_OIDS.get(oid, oid) for oid in pair} - _COMPARABLE_TYPES
     if unsupported:
         raise RefusedError(f"type {type_name(max(unsupported))} has no counterpart in pgsieve")
     if len(pair) == 1:
@@ -222,7 +222,7 @@ def _comparison_type(left: int, right: int) -> int:
         return BPCHAR if pair == {BPCHAR, VARCHAR} else TEXT
     if {ELEMENT_OIDS.get(oid) for oid in pair} == {VARCHAR, TEXT}:
         return array_type_of(TEXT)
-    if pair <= _TEMPORAL:
+    if pair <= _TEMPORAL_TYPES:
         raise RefusedError("the comparison depends on the session's TimeZone")
     raise RefusedError(f"no operator compares {type_name(left)} with {type_name(right)}")
 
@@ -302,7 +302,7 @@ def common_type(nodes: Sequence[Node]) -> int:
         elif candidate != chosen and not {chosen, candidate} <= set(STRINGS):
             # All strings convert to each other, so the first type stays.
             raise RefusedError(f"{type_name(chosen)} and {type_name(candidate)} have no common type")
-    if ELEMENT_OIDS.get(chosen, chosen) not in _COMPARABLE:
+    if ELEMENT_OIDS.get(chosen, chosen) not in _COMPARABLE_TYPES:
         raise RefusedError(f"type {type_name(chosen)} has no counterpart in pgsieve")
     return chosen
 

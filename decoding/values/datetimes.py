@@ -54,8 +54,8 @@ TIMESTAMP_INFINITY = 2**63 - 1
 TIMESTAMP_MINUS_INFINITY = days_since_epoch(-290_000, 1, 1) * _DAY_MICROS
 """Microseconds since 1970-01-01 that stand for '-infinity'."""
 
-_ISO = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(\+00)?( BC)?")
-_REGULAR = "^[0-9]{4}-[^B]*$"
+_ISO_PATTERN = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(\+00)?( BC)?")
+_REGULAR_PATTERN = "^[0-9]{4}-[^B]*$"
 
 
 def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
@@ -70,7 +70,7 @@ def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
 def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert values of the years 1 to 9999 and infinities by columns, all other values one by one."""
     number, least, greatest = _integer_range(target)
-    is_regular = pc.match_substring_regex(text, _REGULAR)
+    is_regular = pc.match_substring_regex(text, _REGULAR_PATTERN)
     try:
         result = pc.if_else(is_regular, text, pa.scalar(None, pa.string())).cast(target)
     except pa.ArrowInvalid:
@@ -93,7 +93,7 @@ def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _parse(value: bytes, target: pa.DataType) -> int:
     """Convert one value before year 1 or after 9999 to days or microseconds since 1970-01-01."""
-    match = _ISO.fullmatch(value)
+    match = _ISO_PATTERN.fullmatch(value)
     has_zone = pa.types.is_timestamp(target) and target.tz is not None
     if (
         match is None

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.catalog_names import KEYWORDS
 
-_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _KEYWORDS_SINCE = MappingProxyType(
     {
         **dict.fromkeys(
@@ -43,7 +43,7 @@ def cut_name(name: str, max_bytes: int, digest_source: str) -> str:
 def quote_identifier(name: str, server_version: int = NEWEST_SERVER) -> str:
     """Return the name, in double quotes if the server would otherwise fold it or parse it as a key word."""
     is_keyword = name in KEYWORDS and server_version >= _KEYWORDS_SINCE.get(name, 0)
-    if _PLAIN.fullmatch(name) and not is_keyword:
+    if _PLAIN_NAME.fullmatch(name) and not is_keyword:
         return name
     return '"' + name.replace('"', '""') + '"'
 

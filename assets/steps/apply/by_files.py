@@ -31,7 +31,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
-from pgsieve.decoding.changes.versions import VALIDITY, Commits, add_validity
+from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
@@ -337,7 +337,7 @@ class ChosenRows:
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
         """The columns of the files: those of the rows, and validity if versions are written."""
-        return rows if self.validity is None else pa.schema([*rows, *VALIDITY])
+        return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
         """The new rows of these changes in a row group, None if there are none; `kind` is the type of a row."""

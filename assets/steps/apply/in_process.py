@@ -136,7 +136,7 @@ class FewChangesWriter:
         self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
-        of = merge_source(net, keeps=keyed.ended is not None)
+        of = merge_source(net, retain_ended=keyed.ended is not None)
         # A row that an UPDATE moved to another key takes values that were not sent from the replica's former row.
         bases = np.flatnonzero(of.base != NONE)
         numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
@@ -161,7 +161,7 @@ class FewChangesWriter:
             {
                 **{k: keys[name] for name, k in merge.key.items()},
                 **{v: value(name) for name, v in merge.values.items()},
-                **{u: of.keeps[name] for name, u in merge.unknown.items()},
+                **{u: of.retains_value[name] for name, u in merge.unknown.items()},
                 "action": of.actions,
                 "expected": of.expected,
             }

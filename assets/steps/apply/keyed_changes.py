@@ -16,7 +16,12 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
 from pgsieve.decoding.changes.keys import key_numbers
-from pgsieve.decoding.changes.metadata_columns import Metadata, Stamp, metadata_schema, truncated_metadata
+from pgsieve.decoding.changes.metadata_columns import (
+    Metadata,
+    Stamp,
+    metadata_of_truncated_rows,
+    metadata_schema,
+)
 from pgsieve.decoding.changes.net_change import (
     DELETE,
     INSERT,
@@ -86,7 +91,7 @@ class KeyedChanges:
     @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
         """Two masks of keys: those that the changes expect in the replica, and those whose presence changes the outcome."""
-        return self.changes.lookups(self.keys.num_rows)
+        return self.changes.lookup_masks(self.keys.num_rows)
 
     @property
     def effective(self) -> int:
@@ -137,7 +142,9 @@ class KeyedChanges:
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
-            net, conflicting = net_changes(self._part(begin, end), present, keeps=self.ended is not None)
+            net, conflicting = net_changes(
+                self._part(begin, end), present, retain_ended=self.ended is not None
+            )
             if conflict is None and conflicting is not None:
                 conflict = self._conflict(begin + conflicting)
             present = np.zeros_like(present)
@@ -333,7 +340,7 @@ def _with_ended_rows(changes: KeyedChanges, truncates: pa.Table, kept: Metadata)
     if not changes.truncates:
         return changes
     by_key, which = insert_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
-    emptied = truncated_metadata(truncates, kept)
+    emptied = metadata_of_truncated_rows(truncates, kept)
     return KeyedChanges(
         changes.keys,
         by_key,

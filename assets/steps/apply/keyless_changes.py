@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import PLACE_COLUMNS, KeyedChanges, keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digest_sides
+from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides
 from pgsieve.decoding.changes.multiset import (
     MultisetChange,
     mask_first,
@@ -38,7 +38,11 @@ def change_columns(row: pa.DataType) -> pa.Schema:
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
 
+<<<<<<< HEAD
 DIGEST_COLUMNS = change_columns(pa.struct(DIGEST))
+=======
+DIGESTED = changes_of(pa.struct(DIGEST_SCHEMA))
+>>>>>>> da7cd9d9 (Name masks by what they say of a row, and schemas as schemas)
 
 
 def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
@@ -71,7 +75,7 @@ class KeylessChanges:
     @classmethod
     def of(cls, digests: pa.Table, slices: Sequence[int], since: int) -> "KeylessChanges":
         """The changes that committed at or after `since`, from a table of changes with digests."""
-        keyed = keyed_changes([digests], DIGEST, (), slices, since)
+        keyed = keyed_changes([digests], DIGEST_SCHEMA, (), slices, since)
         assert keyed is not None
         return cls(keyed)
 

@@ -262,7 +262,7 @@ class VersionsWriter:
         path, lake = self.table.path, self.table.lake
         expected, matters = keyed.lookups
         # A present row of a key is expected by its first change, except after an UPDATE that moved a missing row.
-        among = (expected, matters) if keyed.changes.moves.any() else (expected,)
+        among = (expected, matters) if keyed.changes.is_move.any() else (expected,)
         with lake.access.translate_errors(path):
             local = self._stored.committer.local
             matches = local.matches(path, keyed.keys, among, None, VALID_TO_LSN)

@@ -156,7 +156,7 @@ class SparkChanges:
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
         endings = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
         of, places = (
-            merge_source(net, keeps=keyed.ended is not None),
+            merge_source(net, retain_ended=keyed.ended is not None),
             np.append(keyed.places[keyed.effective :], 0),
         )
         metadata = keyed.ended_metadata(of.ended, self._stamp)
@@ -170,7 +170,7 @@ class SparkChanges:
                 **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
                 **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(key)},
                 **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
-                **{merge.unknown[name]: of.keeps[name] for name in unsent},
+                **{merge.unknown[name]: of.retains_value[name] for name in unsent},
                 "last": place(of.last),
                 **{e: metadata[name] for name, e in endings.items()},
                 "is_ended": of.ended != NONE,

@@ -24,7 +24,7 @@ from pgsieve.decoding.changes.versions import (
     VALID_FROM,
     VALID_FROM_LSN,
     VALID_TO_LSN,
-    VALIDITY,
+    VALIDITY_SCHEMA,
     Commits,
     OpenedVersions,
     end_versions,
@@ -67,7 +67,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
             "its deleted rows are kept (`deletes: soft`)",
             "say `deletes: hard` for it in the layout: a version ends where its row is deleted",
         )
-    validity = {name.lower() for name in VALIDITY.names}
+    validity = {name.lower() for name in VALIDITY_SCHEMA.names}
     if taken := [name for name in definition.names if name.lower() in validity]:
         return (
             f"it has a column {quote_identifier(taken[0])} of its own",

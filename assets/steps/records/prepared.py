@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.messages import Prepare, decode, encode
-from pgsieve.decoding.protocol.transactions import SPOOLED, TransactionAssembler
+from pgsieve.decoding.protocol.transactions import SPOOL_SCHEMA, TransactionAssembler
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
-_NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOLED)
+_NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOL_SCHEMA)
 #: The messages of prepared transactions, each with the Prepare message of its transaction.
 PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
 
@@ -50,11 +50,11 @@ class Prepared:
             rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
         for prepare in pc.unique(rows["prepare"]):
             of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
-            messages = rows.filter(of_this).select(SPOOLED.names)
+            messages = rows.filter(of_this).select(SPOOL_SCHEMA.names)
             decoded = decode(prepare.as_py())
             assert isinstance(decoded, Prepare)
             assembler.restore(decoded, (b for b in messages.to_batches() if len(b)))
-        return assembler.prepared
+        return assembler.prepared_transactions
 
     def save(
         self, assembler: TransactionAssembler, position: int, former: tuple[Prepare, ...]
@@ -63,7 +63,7 @@ class Prepared:
 
         `former` are the transactions that the table has now.
         """
-        local, waiting = self._local(), assembler.prepared
+        local, waiting = self._local(), assembler.prepared_transactions
         # The change log is made durable first: after a power cut this table must not be ahead of it.
         self.lake.access.make_durable()
         with self.lake.access.translate_errors(self.path):
@@ -94,7 +94,7 @@ class Prepared:
 def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
     """The rows of each transaction: one without a message, as a transaction may be empty, then one per message."""
     count = 0
-    for prepare in assembler.prepared:
+    for prepare in assembler.prepared_transactions:
         for batch in chain([_NOTHING], assembler.messages_of(prepare)):
             numbers = pa.array(range(count, count + len(batch)), pa.int64())
             repeated = pa.array([encode(prepare)] * len(batch), pa.binary())

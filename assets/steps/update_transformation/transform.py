@@ -159,7 +159,7 @@ class Transformation:
 
         def altered(state: TableState) -> bool:
             layout = state.definition.layout if state.definition else None
-            return skipping or layout is None or layout.is_of_leaves or layout.oid in changed
+            return skipping or layout is None or layout.is_partitioned or layout.oid in changed
 
         self._states.note_altered(altered)
 

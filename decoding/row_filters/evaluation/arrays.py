@@ -53,7 +53,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
 )
 """Functions of an array, by the name that `pgsieve.decoding.row_filters.functions` gives them."""
 
-COMPARING: Final[Mapping[str, Callable[[Ranks, Ranks], bool]]] = MappingProxyType(
+RANK_OPERATORS: Final[Mapping[str, Callable[[Ranks, Ranks], bool]]] = MappingProxyType(
     {
         "arraycontains": _contains,
         "arraycontained": lambda part, whole: _contains(whole, part),

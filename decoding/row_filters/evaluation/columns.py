@@ -63,11 +63,15 @@ _ARROW_TYPES: Final = MappingProxyType(
         nodes.TIMESTAMPTZ: pa.int64(),
     }
 )
-_DATES: Final = MappingProxyType({inf: DATE_INFINITY, -inf: DATE_MINUS_INFINITY})
-_TIMESTAMPS: Final = MappingProxyType({inf: TIMESTAMP_INFINITY, -inf: TIMESTAMP_MINUS_INFINITY})
+_DATE_INFINITIES: Final = MappingProxyType({inf: DATE_INFINITY, -inf: DATE_MINUS_INFINITY})
+_TIMESTAMP_INFINITIES: Final = MappingProxyType({inf: TIMESTAMP_INFINITY, -inf: TIMESTAMP_MINUS_INFINITY})
 #: The numbers that mean infinities in Arrow columns.
 _INFINITIES: Final = MappingProxyType(
-    {nodes.DATE: _DATES, nodes.TIMESTAMP: _TIMESTAMPS, nodes.TIMESTAMPTZ: _TIMESTAMPS}
+    {
+        nodes.DATE: _DATE_INFINITIES,
+        nodes.TIMESTAMP: _TIMESTAMP_INFINITIES,
+        nodes.TIMESTAMPTZ: _TIMESTAMP_INFINITIES,
+    }
 )
 _COMPARISONS: Final[MappingProxyType[str, Callable[[Values, Values], Values]]] = MappingProxyType(
     {

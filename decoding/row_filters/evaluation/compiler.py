@@ -248,9 +248,9 @@ class _Compiler:
             function, operands = bound
             return _strict(function, self._compile_all(operands))
         operands = node.operands
-        if node.name in arrays.COMPARING:
+        if node.name in arrays.RANK_OPERATORS:
             ranked = [_apply_strict(_element_ranks(o.type_oid), self.compile(o)) for o in operands]
-            return _strict(arrays.COMPARING[node.name], ranked)
+            return _strict(arrays.RANK_OPERATORS[node.name], ranked)
         if node.name == "array_position":
             array, sought = self._compile_all(operands)
             items = _apply_strict(_element_ranks(operands[0].type_oid), array)

@@ -38,8 +38,8 @@ from pgsieve.decoding.values.datetimes import (
 
 DAY: Final = 86_400_000_000  # microseconds
 
-_DATES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
-_TIMESTAMPS: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})
+_DATE_INFINITIES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
+_TIMESTAMP_INFINITIES: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 # --- from Arrow --------------------------------------------------------------------------
@@ -50,11 +50,11 @@ def _identity(value: Any) -> Any:
 
 
 def _day(days: int) -> float:
-    return _DATES.get(days, days)
+    return _DATE_INFINITIES.get(days, days)
 
 
 def _instant(micros: int) -> float:
-    return _TIMESTAMPS.get(micros, micros)
+    return _TIMESTAMP_INFINITIES.get(micros, micros)
 
 
 def _numeric(value: Decimal | str) -> Decimal:
@@ -66,7 +66,7 @@ def _interval(text: str) -> int:
 
 
 #: By type oid: the Arrow type to which values are cast, or None, and the conversion of their Python values.
-_FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] = {
+_ARROW_CONVERSIONS: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] = {
     **dict.fromkeys(
         (nodes.BOOL, nodes.BYTEA, nodes.TIME, nodes.UUID, *nodes.INTEGERS, *nodes.FLOATS, *nodes.STRINGS),
         (None, _identity),
@@ -82,9 +82,9 @@ _FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] =
 def python_values(column: pa.Array, type_oid: int) -> list[Any]:
     """Return the values of a column of this PostgreSQL type, in the form of the module's table."""
     element_oid = ELEMENT_OIDS.get(type_oid, type_oid)
-    if element_oid not in _FROM_ARROW:
+    if element_oid not in _ARROW_CONVERSIONS:
         return [True if valid else None for valid in column.is_valid().to_pylist()]
-    arrow, convert = _FROM_ARROW[element_oid]
+    arrow, convert = _ARROW_CONVERSIONS[element_oid]
     if arrow is not None:
         column = column.cast(arrow if element_oid == type_oid else pa.list_(arrow))
     values: list[Any] = column.to_pylist()

@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle
 
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digest_sides, row_digests
+from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides, row_digests
 from pgsieve.resources.lake.session import ship_by_value
 
 NAN = float("nan")
@@ -48,7 +48,7 @@ def _column(values: list[object], kind: pa.DataType) -> pa.Array:
 
 def _digests(*columns: pa.Array) -> list[tuple[int, ...]]:
     digests = row_digests(pa.RecordBatch.from_arrays(list(columns), [str(n) for n in range(len(columns))]))
-    assert digests.schema == DIGEST
+    assert digests.schema == DIGEST_SCHEMA
     return list(zip(*(column.to_pylist() for column in digests.columns), strict=True))
 
 

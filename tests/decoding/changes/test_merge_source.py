@@ -63,7 +63,7 @@ def test_a_merge_leaves_the_same_rows_as_the_changes() -> None:
 
 
 def _value(source, i: int, column: str, before: dict[int, _Row]) -> object:
-    if source.keeps[column][i]:
+    if source.retains_value[column][i]:
         return before[int(source.keys[i])][column]
     if (sent := int(source.sent[column][i])) != NONE:
         return ("change", sent)

@@ -82,7 +82,7 @@ def test_random_histories_leave_the_rows_of_changes_applied_one_by_one() -> None
         wanted = model.applied(changes, replica)
         assert _merged(changes, replica, present) == wanted, f"seed {seed}"
         # Only keys that matter are looked up.
-        matters = np.append(_columns(changes).lookups(5)[1], False)
+        matters = np.append(_columns(changes).lookup_masks(5)[1], False)
         assert _merged(changes, replica, present & matters) == wanted, f"seed {seed}"
         moves += sum(change.is_move for change in changes)
     assert moves > 5000
@@ -94,12 +94,12 @@ def test_kept_rows_end_in_their_last_state() -> None:
         draw = random.Random(seed)
         changes, replica = model.history(draw, length=draw.choice([1, 3, 12, 40]))
         present = np.array([key in replica for key in range(6)])
-        net, conflict = net_changes(_columns(changes), present, keeps=True)
+        net, conflict = net_changes(_columns(changes), present, retain_ended=True)
         assert conflict is None
         living = {key: row for key, row in replica.items() if key not in net.keys}
         ended = dict[int, tuple[model.Values, int]]()
         for number, key in enumerate(net.keys.tolist()):
-            if not net.remains[number]:
+            if not net.has_row[number]:
                 continue
             row = replica[int(net.base[number])] if net.updated[number] else dict.fromkeys(model.COLUMNS)
             sent = {name: int(places[number]) for name, places in net.sent.items()}
@@ -133,7 +133,7 @@ def test_random_changes_have_the_conflict_of_changes_applied_one_by_one() -> Non
         there = np.array([key in present for key in range(5)])
         assert net_changes(columns, there)[1] == wanted, f"seed {seed}"
         # Keys that do not matter need not be looked up.
-        matters = np.append(columns.lookups(4)[1], False)
+        matters = np.append(columns.lookup_masks(4)[1], False)
         assert net_changes(columns, there & matters)[1] == wanted, f"seed {seed}"
         conflicts += wanted is not None
     assert 500 < conflicts < 2500

@@ -168,8 +168,8 @@ def assembled_at_once(server: EmbeddedServer, slot: str, options: dict[str, str]
         for data in in_batches(peek(server, slot, **options), seed):
             for whole in assembler.assemble(data):
                 reader.read(whole)
-        assert not assembler.prepared
-        assert not assembler.in_block
+        assert not assembler.prepared_transactions
+        assert not assembler.is_in_block
     return reader.changes
 
 
@@ -181,7 +181,7 @@ def assembled_in_slices(server: EmbeddedServer, options: dict[str, str], seed: i
         for data in in_batches(peek(server, "prepared", **options), seed):
             for whole in assembler.assemble(data):
                 reader.read(whole)
-            if not reader.scanner.is_in_transaction and not assembler.in_block and draw.random() < 0.5:
+            if not reader.scanner.is_in_transaction and not assembler.is_in_block and draw.random() < 0.5:
                 reader.begin_slice()
                 assembler.begin_slice()
     return reader.changes
@@ -202,7 +202,7 @@ def assembled_in_sessions(
             for data in in_batches(peek(server, "parts", stop, **options), seed):
                 for whole in assembler.assemble(data):
                     reader.read(whole)
-            prepared = [(p, list(assembler.messages_of(p))) for p in assembler.prepared]
+            prepared = [(p, list(assembler.messages_of(p))) for p in assembler.prepared_transactions]
         advance(server, "parts", stop)
     return reader.changes
 
@@ -317,4 +317,4 @@ def test_a_rollback_of_another_prepare_under_the_same_gid_is_ignored():
         for end, waiting in ((19, (PREPARE,)), (20, ())):
             message = encode(RollbackPrepared(end, 50, 0, 0, 9, "gid"))
             assert not list(assembler.assemble(pa.array([message], pa.binary())))
-            assert assembler.prepared == waiting
+            assert assembler.prepared_transactions == waiting

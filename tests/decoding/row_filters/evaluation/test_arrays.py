@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pgsieve.decoding.row_filters.evaluation.arrays import COMPARING, FUNCTIONS, position
+from pgsieve.decoding.row_filters.evaluation.arrays import FUNCTIONS, RANK_OPERATORS, position
 
 
 def test_null_equals_no_element() -> None:
-    assert COMPARING["arraycontains"]([1, None], [1, 1])
-    assert not COMPARING["arraycontains"]([1, None], [None])
-    assert COMPARING["arraycontains"]([], [])
-    assert COMPARING["arraycontained"]([2], [1, 2])
-    assert not COMPARING["arrayoverlap"]([None], [None])
-    assert COMPARING["arrayoverlap"]([None, 1], [1])
+    assert RANK_OPERATORS["arraycontains"]([1, None], [1, 1])
+    assert not RANK_OPERATORS["arraycontains"]([1, None], [None])
+    assert RANK_OPERATORS["arraycontains"]([], [])
+    assert RANK_OPERATORS["arraycontained"]([2], [1, 2])
+    assert not RANK_OPERATORS["arrayoverlap"]([None], [None])
+    assert RANK_OPERATORS["arrayoverlap"]([None, 1], [1])
 
 
 def test_array_position_finds_null() -> None:
