@@ -169,7 +169,7 @@ class Stamp:
     column: str | None
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def of(self, rows: Rows) -> Rows:
+    def apply(self, rows: Rows) -> Rows:
         """Return the rows with the time set."""
         if self.column is None:
             return rows

@@ -120,7 +120,7 @@ class OpenedVersions:
     time: datetime | None
     schema: pa.Schema
 
-    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def to_versions(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the replica as versions."""
         begun, until = np.zeros(rows.num_rows, np.int64), np.full(rows.num_rows, NONE, np.int64)
         made = add_validity(rows, begun, until, Commits.one(lsn_before(self.lsn), self.time))

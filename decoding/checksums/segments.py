@@ -55,7 +55,7 @@ class RowHash:
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
         )
 
-    def of(self, batch: pa.RecordBatch) -> Words:
+    def hashes(self, batch: pa.RecordBatch) -> Words:
         """The hashes of a batch's rows; its columns are the table's, in order."""
         arrays = [
             a if a.type == c.arrow else a.cast(c.arrow)
@@ -157,6 +157,6 @@ class ChosenSegments:
             f" WHERE hash & {_SEGMENT_MASK} IN (SELECT pg_catalog.unnest('{{{numbers}}}'::bigint[]))"
         )
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch that are in these segments."""
-        return batch.filter(pa.array(self.segments[segments_of(self.row_hash.of(batch))]))
+        return batch.filter(pa.array(self.segments[segments_of(self.row_hash.hashes(batch))]))

@@ -353,7 +353,7 @@ class ChosenRows:
         )
         for completion in self.completed:
             batch = completion.of(batch, places[chosen])
-        batch = self.stamp.of(batch)
+        batch = self.stamp.apply(batch)
         if self.shared is not None:
             self.shared.add_came(places[chosen], batch)
         return batch if self.validity is None else self.validity.of(batch, places[chosen])

@@ -47,7 +47,7 @@ class EndedRows:
             for name in fields.names:
                 place = schema.get_field_index(name)
                 kept = kept.set_column(place, schema.field(place), _single_array(metadata[name]))
-            yield stamp.of(kept)
+            yield stamp.apply(kept)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class FewChangesWriter:
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
         """The new rows of the changes, with the time of the apply; all NULL for a change without a new row."""
         rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
-        return self._stamp.of(rows)
+        return self._stamp.apply(rows)
 
     def _append(self, rows: pa.Table, count: int) -> Applied:
         truncated = self.pending.truncated_at is not None

@@ -127,7 +127,7 @@ class KeyedChanges:
         """
         if self.ended is None:
             return pa.table({})
-        return stamp.of(self.ended.take(pa.array(ended, mask=ended == NONE)))
+        return stamp.apply(self.ended.take(pa.array(ended, mask=ended == NONE)))
 
     def _conflict(self, change: int) -> KeyConflict:
         key = self.keys.take(pa.array(self.changes.new[change : change + 1]))

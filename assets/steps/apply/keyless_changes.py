@@ -38,11 +38,7 @@ def change_columns(row: pa.DataType) -> pa.Schema:
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
 
-<<<<<<< HEAD
-DIGEST_COLUMNS = change_columns(pa.struct(DIGEST))
-=======
-DIGESTED = changes_of(pa.struct(DIGEST_SCHEMA))
->>>>>>> da7cd9d9 (Name masks by what they say of a row, and schemas as schemas)
+DIGEST_COLUMNS = change_columns(pa.struct(DIGEST_SCHEMA))
 
 
 def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:

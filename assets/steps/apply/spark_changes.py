@@ -225,7 +225,7 @@ class SparkChanges:
 
     def _emptied(self, ended: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
         """The rows of the replica that a TRUNCATE ends, except the keys in `others`; `ended` is their metadata."""
-        (metadata,) = self._stamp.of(ended).to_pylist()
+        (metadata,) = self._stamp.apply(ended).to_pylist()
         living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
         values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
         return living.join(others, list(merge.key.values()), "left_anti").select(

@@ -151,7 +151,7 @@ class TableSides:
             return replica_checksums(self._replica(), row_hash)
         counted = Checksums()
         for batch in self._batches(local):
-            counted.add(row_hash.of(batch))
+            counted.add(row_hash.hashes(batch))
         return counted
 
     def _batches(self, local: LocalRecords) -> Iterator[pa.RecordBatch]:
@@ -191,7 +191,7 @@ class TableSides:
         ]
         replica_batches = self._batches(local)
         if chosen is not None:
-            replica_batches = map(chosen.of, replica_batches)
+            replica_batches = map(chosen.select, replica_batches)
         expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
         differences = few_differing_rows(expected, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0

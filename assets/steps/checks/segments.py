@@ -23,7 +23,7 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
     def checksums(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counted = Checksums()
         for batch in batches:
-            counted.add(row_hash.of(batch))
+            counted.add(row_hash.hashes(batch))
         segments = np.flatnonzero(counted.rows)
         sums = counted.sums[segments]
         high, low = ((sums >> np.uint64(32)).view(np.int64), (sums & np.uint64(2**32 - 1)).view(np.int64))
@@ -52,7 +52,7 @@ def replica_rows(replica: DataFrame, chosen: ChosenSegments) -> DataFrame:
     """The replica's rows in chosen segments."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(chosen.of, batches)
+        return map(chosen.select, batches)
 
     plain = number_columns(replica)
     return plain.mapInArrow(rows, plain.schema).toDF(*replica.columns)

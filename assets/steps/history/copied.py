@@ -13,7 +13,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.copied import CopiedRows
+from pgsieve.decoding.changes.copied_rows import CopiedRows
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.delta.records import Commit
@@ -45,7 +45,7 @@ def begin_history(
         _begin_by_spark(lake, source, path, rows, definition, position)
         return
     with lake.access.translate_errors(source):
-        read = table_rows(local, source, pa.schema(list(schema.field("new").type)), rows.of)
+        read = table_rows(local, source, pa.schema(list(schema.field("new").type)), rows.to_changes)
     batches: list[Batches] = [partial(_one, rows.begin()), *read]
     written = WrittenRows(lake.store, path, schema, FILE_BYTES, [[each] for each in batches])
     committer.commit(
@@ -76,6 +76,6 @@ def _change_maker(
     """A function that makes changes of batches of the replica's rows; `names` are the replica's columns."""
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (rows.of(batch.rename_columns(names)) for batch in batches)
+        return (rows.to_changes(batch.rename_columns(names)) for batch in batches)
 
     return made

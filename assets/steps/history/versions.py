@@ -176,7 +176,9 @@ class VersionTable:
         if local is None:
             raise _altered(replica)
         with lake.access.translate_errors(replica):
-            opened = table_rows(local, replica, self.columns, OpenedVersions(lsn, time, self.schema).of)
+            opened = table_rows(
+                local, replica, self.columns, OpenedVersions(lsn, time, self.schema).to_versions
+            )
         stored = self.stored
         change = VersionChange.of_all(stored, lsn, time)
 

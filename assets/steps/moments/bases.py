@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.copied import IS_CHANGE, IS_SNAPSHOT
+from pgsieve.decoding.changes.copied_rows import IS_CHANGE, IS_SNAPSHOT
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.clones import files_of

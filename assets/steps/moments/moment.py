@@ -15,7 +15,7 @@ from typing import Literal
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.table_states import TableStates, history_paths
-from pgsieve.decoding.changes.copied import IS_CHANGE
+from pgsieve.decoding.changes.copied_rows import IS_CHANGE
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake

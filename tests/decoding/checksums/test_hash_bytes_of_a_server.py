@@ -91,14 +91,14 @@ def test_segments_have_the_servers_checksums_in_any_order_of_rows(
     add_query_result(publisher, pa.RecordBatch.from_arrays(columns, names))
     shuffled = r.sample(rows, len(rows))
     for part in (shuffled[::2], shuffled[1::2]):
-        replica.add(row_hash.of(_batch(part)))
+        replica.add(row_hash.hashes(_batch(part)))
     assert not publisher.differing_segments(replica).any()
     assert publisher.rows.sum() == len(rows)
-    replica.add(row_hash.of(_batch([(0, "one more")])))
+    replica.add(row_hash.hashes(_batch([(0, "one more")])))
     differing = publisher.differing_segments(replica)
     assert differing.sum() == 1
     chosen = ChosenSegments(row_hash, differing)
-    assert chosen.of(_batch([*rows, (0, "one more")])).num_rows == replica.rows[differing].sum()
+    assert chosen.select(_batch([*rows, (0, "one more")])).num_rows == replica.rows[differing].sum()
     inside = chosen.query(f"select a, b, {row_hash.expression} as hash from {given_rows}", ["a", "b"])
     assert len(connection.execute(inside, lists).fetchall()) == publisher.rows[differing].sum()
     assert len(differing) == SEGMENTS
@@ -110,6 +110,6 @@ def test_values_swapped_between_two_rows_are_noticed() -> None:
         tuple(SentColumn.of(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), 1
     )
     one, other = Checksums(), Checksums()
-    one.add(row_hash.of(_batch([(1, "x"), (2, "y")])))
-    other.add(row_hash.of(_batch([(1, "y"), (2, "x")])))
+    one.add(row_hash.hashes(_batch([(1, "x"), (2, "y")])))
+    other.add(row_hash.hashes(_batch([(1, "y"), (2, "x")])))
     assert one.differing_segments(other).any()

@@ -324,4 +324,4 @@ def test_rows_of_a_replica_have_the_servers_bytes_and_hashes(database):
         row_hash = RowHash(tuple(columns[i] for i in chosen), r.getrandbits(64))
         batch = pa.RecordBatch.from_arrays([arrays[i] for i in chosen], [f"c{i}" for i in chosen])
         hashes = read(database, f"SELECT {row_hash.expression} FROM hashed ORDER BY id").column(0)
-        assert np.asarray(hashes).view(np.uint64).tolist() == row_hash.of(batch).tolist(), SEED
+        assert np.asarray(hashes).view(np.uint64).tolist() == row_hash.hashes(batch).tolist(), SEED

@@ -12,7 +12,7 @@ import pickle, sys
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SHIPPED_PACKAGES
-from pgsieve.assets.steps.update_transformation.changes import _changes, _made
+from pgsieve.assets.steps.update_transformation.changes import _change_maker, _changes
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns, decode_batch
 from pgsieve.decoding.changes.transform import Transformation
@@ -68,7 +68,7 @@ FUNCTIONS = (
     "copy.SelectedRows('', '', ('',), columns).batches",
     "messages.change_log_rows",
     "lambda received: _changes([(filtered, None)], received)",
-    "_made(filtered, 1)",
+    "_change_maker(filtered, 1)",
     "Store.of(Storage.of('s3://lake'))",
     "lambda: write_files('s3a://lake/t', changes_schema([]), (), store=Store.of(Storage.of('s3://lake')))",
 )

@@ -37,7 +37,7 @@ class CopiedRows:
         """Return the change `snapshot`, which precedes the rows."""
         return self._changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
 
-    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def to_changes(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the replica as changes."""
         fields = list(self.schema.field("new").type)
         children = [rows.column(rows.schema.get_field_index(each.name)).cast(each.type) for each in fields]
