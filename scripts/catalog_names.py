@@ -1,6 +1,6 @@
 """Write decoding/values/catalog_names.py from the catalog of the newest embedded PostgreSQL.
 
-In: nothing. Out: the module's text on standard output; `tests/decoding/values/test_catalog_names.py` compares it.
+Out: the module's text on standard output; `tests/decoding/values/test_catalog_names.py` compares it.
     python scripts/catalog_names.py > decoding/values/catalog_names.py
 """
 
@@ -25,20 +25,20 @@ from __future__ import annotations
 from types import MappingProxyType
 
 '''
-#: Oids from FirstGenbkiObjectId (10000) on differ between servers; for these types pgoutput sends Type
-#: messages.
+#: Types with oids from FirstGenbkiObjectId (10000) on are left out: the oids differ between servers, and pgoutput
+#: sends Type messages.
 TYPES = """
 select oid::bigint, format_type(oid, null) from pg_type where oid < 10000 and typtype <> 'p' order by oid
 """
-#: The further types of 19's first release candidate.
+#: The types that 19 adds (first release candidate).
 OF_19 = {2173: "pg_parameter_acl", 6437: "oid8", 6442: "oid8[]", 6490: "regdatabase", 6491: "regdatabase[]"}
 KEYWORDS = "select word from pg_get_keywords() where catcode <> 'U' order by word collate \"C\""
 
 
 def module(connection: psycopg.Connection[tuple[object, ...]]) -> str:
-    """The module's text, from this server."""
-    named = dict(connection.execute(TYPES).fetchall()) | OF_19
-    types = [f"        {oid}: {_quoted(name)},\n" for oid, name in sorted(named.items())]
+    """The module's text, from the catalog of a server."""
+    names = dict(connection.execute(TYPES).fetchall()) | OF_19
+    types = [f"        {oid}: {_quoted(name)},\n" for oid, name in sorted(names.items())]
     words = textwrap.fill(" ".join(str(word) for (word,) in connection.execute(KEYWORDS)), 110 - 4)
     return (
         HEADER.format(version=connection.info.server_version // 10000)

@@ -3,10 +3,10 @@
 #
 #   scripts/fresh_machines.sh [SUITE]...      bookworm (Python 3.11.2), trixie (3.13) and sid (3.14) by default
 #
-# It runs `make demo`, and `make test` with FRESH_TESTS, on each machine, as root and as a user id that /etc/passwd does not have. The
-# checkout has the files of this one that git lists. Machines are made once, in FRESH_ROOTS; checkouts are made anew. FRESH_COMMANDS
-# chooses among `demo` and `test`, FRESH_USERS chooses user ids. Needs root, Linux, debootstrap and util-linux. The mirror is apt's on
-# this machine, or FRESH_MIRROR; pip has this machine's configuration and certificates. Exit status 1 if a command failed.
+# Runs `make demo`, and `make test` with FRESH_TESTS, on each machine, as root and as a user id without an entry in /etc/passwd. The
+# checkout has the files that git lists here. Machines are made once, in FRESH_ROOTS; checkouts are made for each run. FRESH_COMMANDS
+# chooses among `demo` and `test`, FRESH_USERS chooses user ids. Needs root, Linux, debootstrap and util-linux. The mirror is
+# FRESH_MIRROR, or apt's on this machine; pip has this machine's configuration and certificates. Exit status 1 if a command failed.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -26,8 +26,8 @@ mirror() {
     apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep '/debian/$' | sort -u | sed -n 1p
 }
 
-# Runs a shell command inside a machine: `within ROOT USER COMMAND`. It uses pivot_root instead of chroot: in a chroot no user may
-# create a user namespace, but on a machine every user may.
+# Runs a shell command inside a machine: `within ROOT USER COMMAND`. With chroot instead of pivot_root, users could not create user
+# namespaces, as they can on a machine.
 within() {
     root=$1 user=$2 inside=$3
     passed=$(env | grep -iE '^(PIP_|UV_)[A-Z_]*=|^(http|https|no)_proxy=|^(SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE)=' || true)
@@ -59,7 +59,7 @@ make_system() {
     from=${FRESH_MIRROR:-$(mirror)}
     # shellcheck disable=SC2086 # no argument if there is no mirror
     debootstrap --variant=minbase --include=make,ca-certificates,python3,python3-venv "$suite" "$root" $from
-    # This machine's certificates and names of hosts. A mirror's index may have expired.
+    # The machine gets this machine's certificates and host names. A mirror's index may have expired.
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
     [ ! -d /usr/local/share/ca-certificates ] || cp -R /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/"
     echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/99-dates"
@@ -81,7 +81,7 @@ try() {
     suite=$1 root=$2 user=$3 command=$4 checkout=/checkout-$3
     log=$roots/$suite-$user-$command.log
     began=$(date +%s)
-    # The demo runs with few rows, and without Spark: no Java is installed for it.
+    # The demo runs with few rows, and without Spark.
     arguments="ARGS='--rows 20000 --without-spark'"
     [ "$command" = demo ] || arguments="ARGS='$tests'"
     if within "$root" "$user" "cd $checkout && make $command $arguments" >"$log" 2>&1; then

@@ -1,8 +1,8 @@
 """Install pgsieve's checkout, with extras, into the environment of the Python that runs this.
 
-In: the extras, separated by commas; pip's own configuration, as the environment and its files have it. Out:
-the installation, one line of progress, and pip's whole output in `.venv/install.log`. If pip fails, the
-script prints the reason and returns pip's exit status.
+In: the extras, separated by commas; pip's configuration from the environment and from files. Out: the
+installation, a line of progress, and pip's output in `.venv/install.log`. If pip fails, the script prints the
+reason, and returns pip's exit status.
 """
 
 import os
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 
-#: The seconds between two lines of progress, if no terminal can overwrite a line.
-_SECONDS = 10.0
+#: The time between two lines of progress, if the output is not a terminal.
+_PROGRESS_SECONDS = 10.0
 _REASON_LINES = 30
-#: What commands, and the Python processes of Spark, import.
+#: The modules that commands, and the Python processes of Spark, import.
 _IMPORTED = (
     "pgsieve.pipelines.command_line.cli",
     "pgsieve.pipelines.command_line.replication",
@@ -26,23 +26,23 @@ _IMPORTED = (
     "deltalake",
     "pandas",
 )
-#: Where it is set, Python keeps nothing that it compiles.
-_KEEP_NOTHING = "PYTHONDONTWRITEBYTECODE"
-#: The file that setuptools reads besides a project's own files, unless the user names another one.
-_BUILDS = {"DIST_EXTRA_CONFIG": str(Path(__file__).with_name("wheels.cfg"))}
+#: The variable that keeps Python from storing compiled modules.
+_NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
+#: Names the file that setuptools reads besides a project's own files, unless the user's environment names another.
+_BUILD_ENVIRONMENT = {"DIST_EXTRA_CONFIG": str(Path(__file__).with_name("wheels.cfg"))}
 
 
 def main(extras: str) -> int:
     """Install, and return pip's exit status."""
     log = Path(sys.prefix, "install.log")
-    # Python compiles modules when it imports them; to compile all modules takes longer than to install them.
+    # Python compiles modules at their first import. To compile all of them would take longer than the installation.
     pip_install = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     command = [*pip_install, "--editable", f".[{extras}]"]
     lines = list[str]()
     progress = _Progress()
     with subprocess.Popen(
         command,
-        env={**_BUILDS, **os.environ},
+        env={**_BUILD_ENVIRONMENT, **os.environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,23 +56,20 @@ def main(extras: str) -> int:
     progress.end()
     log.write_text("".join(lines), encoding="utf-8")
     if pip.returncode:
-        sys.stderr.write("\n".join([*_reason(lines), f"pip failed; its whole output is in {log}.\n"]))
+        sys.stderr.write("\n".join([*_reason(lines), f"pip failed; its output is in {log}.\n"]))
     elif sys.dont_write_bytecode:
         _compile(_IMPORTED)
     return pip.returncode
 
 
 def _compile(modules: Sequence[str]) -> None:
-    """Let Python keep the compiled code of these modules and of their imports.
-
-    Without it, each process compiles them again, for seconds.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != _KEEP_NOTHING}
+    """Compile these modules and their imports, which otherwise takes each process seconds."""
+    environment = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE_VARIABLE}
     subprocess.run([sys.executable, "-c", f"import {', '.join(modules)}"], env=environment, check=False)
 
 
 def _reason(lines: list[str]) -> Iterator[str]:
-    """The output of pip from its first error on, without the lists of all versions, which fill a screen."""
+    """The lines of pip's output from its first error on, without the long lists of available versions."""
     first = next((at for at, line in enumerate(lines) if line.lstrip().lower().startswith("error")), None)
     chosen = lines[-_REASON_LINES:] if first is None else lines[first : first + _REASON_LINES]
     for line in chosen:
@@ -81,10 +78,7 @@ def _reason(lines: list[str]) -> Iterator[str]:
 
 
 class _Progress:
-    """Shows the number of packages that pip has reached.
-
-    It uses one line of a terminal, and elsewhere a line every ten seconds.
-    """
+    """Shows how many packages pip has collected: in one line of a terminal, elsewhere by a line every ten seconds."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stdout.isatty()
@@ -102,7 +96,7 @@ class _Progress:
             self._print(f"putting {self._count} packages in place", at_once=True)
 
     def end(self) -> None:
-        """Leave the line."""
+        """Show the result, and end the line."""
         seconds = f"{monotonic() - self._began:.0f} s"
         self._print(f"{self._count} packages, {seconds}", at_once=True)
         if self._on_terminal:
@@ -112,7 +106,7 @@ class _Progress:
         now = monotonic()
         if self._on_terminal:
             sys.stdout.write(f"\r\033[K  {text[:76]}")
-        elif at_once or now - self._last >= _SECONDS:
+        elif at_once or now - self._last >= _PROGRESS_SECONDS:
             self._last = now
             sys.stdout.write(f"  {text}\n")
         sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""Make pgsieve's own jars, each from the Java source beside it; each build gives the same bytes.
+"""Build pgsieve's own jars, each from the Java source beside it. All builds give the same bytes.
 
-The manifest has the digest of the source, and the version of the javac that compiled it. Needs a JDK, and the
-jars that `make setup` fetches. As a program, this module writes the jars; tests use `compiled` to compare
-them with their sources.
+A jar's manifest has the digest of the source, and the version of javac. Needs a JDK, and the jars that `make
+setup` fetches. As a program, this module writes the jars; tests use `compile_source` to compare them with their
+sources.
 """
 
 import hashlib
@@ -23,23 +23,24 @@ from pgsieve.resources.lake.stores import log_store
 
 #: Spark 4 needs this Java or a newer one.
 _RELEASE = "17"
-#: Jars of Spark that pgsieve's sources use.
-_NEEDED = (
+#: The jars of Spark that pgsieve's sources use.
+_SPARK_JARS = (
     "hadoop-client-api",
     "scala-library",
     *(f"spark-{part}_2.13" for part in ("core", "common-utils", "catalyst", "sql", "sql-api", "connect")),
 )
 _MANIFEST = "META-INF/MANIFEST.MF"
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+#: The time of all files in a jar, so that builds give the same bytes.
+_FILE_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Jar:
-    """A jar of pgsieve's: the source of its one class, and further lines of its manifest."""
+    """A jar of pgsieve: its path, the source of its one class, and further lines of its manifest."""
 
     path: Path
     source: Path
-    also: tuple[str, ...] = ()
+    manifest_lines: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -55,7 +56,7 @@ JARS = (
 
 
 def compiler() -> str:
-    """The major version of javac; raises FileNotFoundError without a javac."""
+    """The major version of javac; raises FileNotFoundError if there is no javac."""
     javac = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=True)
     output = javac.stdout + javac.stderr
     match = re.search(r"javac (\d+)", output)
@@ -64,10 +65,10 @@ def compiler() -> str:
     return match[1]
 
 
-def compiled(source: Path) -> dict[str, bytes]:
-    """The class files of a source, by their names in the jar."""
+def compile_source(source: Path) -> dict[str, bytes]:
+    """Compile a source; return the class files by their names in the jar."""
     folder = Path(pyspark.__file__).parent / "jars"
-    jars = [str(jar) for name in _NEEDED for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
+    jars = [str(jar) for name in _SPARK_JARS for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
     jars += [jar for jar in recorded_jars(delta_packages().name) or [] if "delta-storage" in jar]
     jars += recorded_jars(s3_packages().name) or []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,16 +85,16 @@ def manifest(jar: Jar) -> str:
         f"Created-By: javac {compiler()}",
         f"X-Source-SHA256: {jar.digest[:48]}",
     ]
-    return "".join(f"{line}\r\n" for line in [*lines, *jar.also, ""])
+    return "".join(f"{line}\r\n" for line in [*lines, *jar.manifest_lines, ""])
 
 
 def main() -> int:
     """Write the jars."""
     for each in JARS:
-        files = {_MANIFEST: manifest(each).encode(), **compiled(each.source)}
+        files = {_MANIFEST: manifest(each).encode(), **compile_source(each.source)}
         with zipfile.ZipFile(each.path, "w", zipfile.ZIP_DEFLATED) as jar:
             for name, content in files.items():
-                jar.writestr(zipfile.ZipInfo(name, _LONG_AGO), content, zipfile.ZIP_DEFLATED)
+                jar.writestr(zipfile.ZipInfo(name, _FILE_TIME), content, zipfile.ZIP_DEFLATED)
         sys.stdout.write(f"{each.path}: {each.path.stat().st_size} bytes\n")
     return 0
 

@@ -1,9 +1,9 @@
 """Makes the pictures of docs/images from running programs: `make pictures`.
 
 Needs a Chromium (Debian's package). The script starts `pgsieve demo --ui` in a temporary folder, and takes
-pictures in a headless Chromium: the lineage, a replica with its plots, a check and a run that fail. It also
-takes pictures of other servers (`scripts/server_pictures.py`). `pgsieve demo` runs in a terminal of its own,
-and its output becomes a recording. With arguments, only the pictures of these names are made.
+pictures with a headless Chromium: the lineage, a replica with its plots, a failed check and a failed run. It also
+takes pictures of other servers (`scripts/server_pictures.py`), and records `pgsieve demo` in a terminal
+(`scripts/recording.py`). With arguments, it makes only the pictures of these names.
 """
 
 import json
@@ -33,10 +33,10 @@ from scripts.server_pictures import UNFIT, alerts, free_port, spark_jobs, wait_u
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 LOCATION = "pgsieve.pipelines.definitions"
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-#: Seconds that a page, and the demo or one of its runs, may take.
-_PATIENCE_SECONDS = 300.0
-#: The number of the demo's runs before the first picture, because plots need several.
-_RUNS = 8
+#: How long a page, the demo, or one of its runs may take.
+_TIMEOUT_SECONDS = 300.0
+#: The number of the demo's runs before the first picture, as plots need several.
+_MIN_RUNS = 8
 _WEBP_QUALITY = 82
 
 
@@ -47,8 +47,8 @@ class Demo:
     folder: Path
     address: str
 
-    def ask(self, query: str) -> Any:
-        """The answer of Dagster's GraphQL server to a query."""
+    def query(self, query: str) -> Any:
+        """The data that Dagster's GraphQL server returns for a query."""
         request = urllib.request.Request(  # noqa: S310 - our own address
             f"{self.address}/graphql",
             json.dumps({"query": query}).encode(),
@@ -58,13 +58,13 @@ class Demo:
             return json.load(answer)["data"]
 
     def runs(self, status: str) -> list[str]:
-        """The runs with a status, the newest first."""
-        answer = self.ask(
+        """The identifiers of the runs with a status, newest first."""
+        answer = self.query(
             f"{{ runsOrError(filter: {{statuses: [{status}]}}) {{ ... on Runs {{ results {{ id }} }} }} }}"
         )
         return [run["id"] for run in answer["runsOrError"]["results"]]
 
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a run is in progress."""
         return bool(self.runs("STARTED"))
 
@@ -76,7 +76,7 @@ class Demo:
     def materializations(self, key: str) -> int:
         """The number of an asset's materialisations, at most a hundred."""
         path = json.dumps(key.split("/"))
-        answer = self.ask(
+        answer = self.query(
             f"{{ assetOrError(assetKey: {{path: {path}}})"
             " { ... on Asset { assetMaterializations(limit: 100) { timestamp } } } }"
         )
@@ -85,7 +85,7 @@ class Demo:
 
 @contextmanager
 def live_demo() -> Iterator[Demo]:
-    """`pgsieve demo --ui` once its web interface is ready."""
+    """Run `pgsieve demo --ui` during the block, which begins once its web interface is ready."""
     port = free_port()
     with tempfile.TemporaryDirectory() as parent:
         folder, log = Path(parent, "demo"), Path(parent, "log")
@@ -118,7 +118,7 @@ def live_demo() -> Iterator[Demo]:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A page of a headless Chromium, without Dagster's navigation, in a high resolution."""
+    """Open a page in a headless Chromium, in a high resolution, without Dagster's navigation."""
     program = next((path for name in _CHROMIUM if (path := shutil.which(name))), None)
     if program is None:
         raise FileNotFoundError("no Chromium is installed: apt-get install chromium")
@@ -128,8 +128,8 @@ def browser() -> Iterator[Page]:
         context = running.new_context(viewport={"width": 1400, "height": 800}, device_scale_factor=1.5)
         context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")
         page = context.new_page()
-        page.set_default_timeout(_PATIENCE_SECONDS * 1000)
-        expect.set_options(timeout=_PATIENCE_SECONDS * 1000)
+        page.set_default_timeout(_TIMEOUT_SECONDS * 1000)
+        expect.set_options(timeout=_TIMEOUT_SECONDS * 1000)
         yield page
         context.close()
         running.close()
@@ -138,37 +138,34 @@ def browser() -> Iterator[Page]:
 def save(page: Page, name: str, height: float | None = None) -> None:
     """Write a picture of the page, or of its upper part."""
     page.mouse.move(0, 0)
-    page.wait_for_timeout(2000)  # The page still draws lines and loads figures.
+    page.wait_for_timeout(2000)  # The page may still draw lines and load figures.
     session = page.context.new_cdp_session(page)
-    asked: dict[str, Any] = {"format": "webp", "quality": _WEBP_QUALITY}
+    options: dict[str, Any] = {"format": "webp", "quality": _WEBP_QUALITY}
     if height is not None and page.viewport_size is not None:
-        asked["clip"] = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height, "scale": 1}
-    shot = session.send("Page.captureScreenshot", asked)
+        options["clip"] = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height, "scale": 1}
+    shot = session.send("Page.captureScreenshot", options)
     (IMAGES / f"{name}.webp").write_bytes(b64decode(shot["data"]))
 
 
 @contextmanager
 def quiet(demo: Demo) -> Iterator[None]:
-    """Let the demo's writer wait until the end of the block, and all changes be applied.
-
-    So no newer materialisation comes.
-    """
+    """Block the demo's writer until the end of the block, and wait until all changes are applied."""
     with demo.publisher() as session:
         session.execute("lock table shop.customers, shop.orders, shop.events in exclusive mode")
         time.sleep(2 * RUN_SECONDS)
-        wait_until(lambda: not demo.running())
+        wait_until(lambda: not demo.is_running())
         yield
 
 
 def execute_all(page: Page) -> None:
-    """Execute the checks of the page's asset, and wait for the last check."""
+    """Execute all checks of the page's asset, and wait for their results."""
     page.get_by_role("button", name="Execute all").first.click()
     expect(page.get_by_text("In Progress").first).to_be_visible()
     for state in ("Not Evaluated", "In Progress"):
         expect(page.get_by_text(state)).to_have_count(0)
 
 
-def everything_ran(page: Page, demo: Demo) -> None:
+def run_everything(page: Page, demo: Demo) -> None:
     """Run maintenance and all checks once, so that each box of the graph has a result."""
     config = demo.folder / "pgsieve.yaml"
     subprocess.run([sys.executable, "-m", "pgsieve", "maintain", "-c", str(config)], check=True)
@@ -178,24 +175,24 @@ def everything_ran(page: Page, demo: Demo) -> None:
 
 
 def lineage(page: Page, demo: Demo) -> None:
-    """The graph of a subscription: source tables, steps, replicas, cut."""
+    """Picture the graph of a subscription: source tables, steps, replicas, cut."""
     page.set_viewport_size({"width": 1400, "height": 720})
     with quiet(demo):
-        everything_ran(page, demo)
-        wait_until(lambda: not demo.running())
+        run_everything(page, demo)
+        wait_until(lambda: not demo.is_running())
         page.goto(
             f"{demo.address}/assets/sales/shop/orders?view=lineage&lineageScope=neighbors&lineageDepth=5"
         )
         page.get_by_text("table_changes", exact=True).first.wait_for()
         # The picture is taken between two runs: during a run some assets are "unsynced".
-        wait_until(demo.running)
+        wait_until(demo.is_running)
         for state in ("Materializing", "Unsynced"):
             expect(page.get_by_text(state)).to_have_count(0)
         save(page, "lineage")
 
 
 def replica(page: Page, demo: Demo) -> None:
-    """A replica's page, with what each run changed as plots."""
+    """Picture a replica's page, with plots of each run's changes."""
     page.set_viewport_size({"width": 1400, "height": 1050})
     with quiet(demo):
         page.goto(f"{demo.address}/assets/sales/shop/orders")
@@ -206,10 +203,10 @@ def replica(page: Page, demo: Demo) -> None:
 
 
 def failed_check(page: Page, demo: Demo) -> None:
-    """A failed check: another writer deletes a row of the replica, and the check finds it."""
+    """Picture a failed check, after another writer has deleted a row of the replica."""
     page.set_viewport_size({"width": 1400, "height": 670})
     orders = DeltaTable(str(demo.folder / "lake/sales/shop/orders"))
-    # The newest row, because the demo's writer deletes the oldest rows.
+    # The demo's writer deletes the oldest rows, so the newest one is used.
     last = max(orders.to_pyarrow_table(columns=["id"])["id"].to_pylist())
     orders.delete(f"id = {last}")
     page.goto(f"{demo.address}/assets/sales/shop/orders?view=checks&checkDetail=subscriber_consistency")
@@ -220,7 +217,7 @@ def failed_check(page: Page, demo: Demo) -> None:
 
 
 def failed_run(page: Page, demo: Demo) -> None:
-    """A failed run: it sets a table aside, and says what to do."""
+    """Picture a failed run, which sets a table aside and shows the remedy."""
     page.set_viewport_size({"width": 1400, "height": 760})
     with demo.publisher() as session:
         session.execute(UNFIT)
@@ -229,20 +226,20 @@ def failed_run(page: Page, demo: Demo) -> None:
     failure = page.get_by_text("STEP_FAILURE", exact=True).first
     failure.wait_for()
     failure.evaluate("element => element.scrollIntoView({block: 'start'})")
-    # The traceback of Dagster's own code says nothing about the table.
+    # The picture ends before the traceback, which is of Dagster's own code.
     trace = page.get_by_text("Stack Trace:").first.bounding_box()
     save(page, "failed-run", trace and trace["y"] - 8)
 
 
-#: Pictures of the demo, in this order: the last ones damage it.
+#: The functions that picture the demo, by name; the last ones damage it.
 PICTURES: dict[str, Callable[[Page, Demo], None]] = {
     "lineage": lineage,
     "replica": replica,
     "failed-check": failed_check,
     "failed-run": failed_run,
 }
-#: Pictures of other servers' pages.
-OF_SERVERS: dict[str, Callable[[Page], AbstractContextManager[None]]] = {
+#: The functions that show other servers' pages, by name.
+SERVER_PAGES: dict[str, Callable[[Page], AbstractContextManager[None]]] = {
     "spark-jobs": spark_jobs,
     "alerts": alerts,
 }
@@ -251,19 +248,19 @@ OF_SERVERS: dict[str, Callable[[Page], AbstractContextManager[None]]] = {
 def main() -> None:
     """Make the pictures of these names, or all; the first argument is the program termtosvg."""
     termtosvg, *names = sys.argv[1:]
-    names = names or [*PICTURES, *OF_SERVERS, "demo"]
+    names = names or [*PICTURES, *SERVER_PAGES, "demo"]
     IMAGES.mkdir(parents=True, exist_ok=True)
     if "demo" in names:
         record(IMAGES / "demo", termtosvg)
-    for name, shown in OF_SERVERS.items():
+    for name, show in SERVER_PAGES.items():
         if name in names:
-            with browser() as page, shown(page):
+            with browser() as page, show(page):
                 save(page, name)
     chosen = [draw for name, draw in PICTURES.items() if name in names]
     if not chosen:
         return
     with live_demo() as demo, browser() as page:
-        wait_until(lambda: demo.materializations("sales/shop/orders") >= _RUNS)
+        wait_until(lambda: demo.materializations("sales/shop/orders") >= _MIN_RUNS)
         for draw in chosen:
             draw(page, demo)
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Checks that the machine has a Python and a Java, which the installation needs.
+# Checks that the machine has a suitable Python and Java.
 #
 #   scripts/prerequisites.sh [python|java]...
 #
-# Out: for `python` the path of a suitable Python, on standard output; exit status 0. If one is missing, standard error
-# has the commands that install it, and the exit status is 1.
-# PYTHON names an interpreter to use; JAVA_HOME a Java, as for Spark itself.
+# Out: for `python` the path of a suitable Python, on standard output; exit status 0. If one is missing, the commands
+# that install it are on standard error, and the exit status is 1.
+# PYTHON names an interpreter to use; JAVA_HOME names a Java, as for Spark itself.
 
 oldest=11 newest=14 # pyproject.toml: requires-python
 
@@ -48,9 +48,9 @@ check_python() {
 }
 
 check_java() {
-    # Spark asks JAVA_HOME first, then the PATH.
+    # As in Spark, JAVA_HOME takes precedence over the PATH.
     program=${JAVA_HOME:+$JAVA_HOME/bin/}java
-    # 17.0.15 is Java 17; 1.8.0_402 is Java 8. Without a JDK, macOS's own `java` prints no version at all.
+    # 17.0.15 is Java 17; 1.8.0_402 is Java 8. Without a JDK, macOS's own `java` prints no version.
     major=$("$program" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | sed -n 1p)
     if [ -z "$major" ]; then
         say "Spark needs Java 17 or 21, and $program is not there or does not run."

@@ -1,8 +1,8 @@
 """Records `pgsieve demo` in a terminal: its output, as an asciicast and as an animated picture.
 
 In: the files' path without a suffix. Out: `.cast`, which asciinema plays
-(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. The recording waits less while only a spinner
-turns, and longer for a text to read; nothing else is changed.
+(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. Pauses in which only a spinner turns are shortened,
+and pauses after a text to read are lengthened; nothing else is changed.
 """
 
 import fcntl
@@ -22,10 +22,10 @@ from pathlib import Path
 COLUMNS, ROWS = 98, 26
 _PROMPT = b"$ "
 _COMMAND = "pgsieve demo --keep ./demo"
-#: The factor by which time with only a spinner is shortened, and the seconds for which a text to read stays.
-_HASTE = 6
+#: The factor by which time with only a spinner is shortened, and the additional time for a text to read.
+_SPINNER_SPEEDUP = 6
 _READING_SECONDS = 2.0
-#: The least time between two pictures, because spinners turn faster.
+#: The least time between two frames. Spinners turn faster.
 _FRAME_MILLISECONDS = 200
 _LAST_FRAME_MILLISECONDS = 8000
 _TEMPLATE = "window_frame"
@@ -33,14 +33,14 @@ _TEMPLATE = "window_frame"
 Event = tuple[float, str]
 
 
-def _typed() -> Iterator[str]:
-    """The command as a person types it, key by key."""
+def _keys() -> Iterator[str]:
+    """The keys that type the command."""
     yield from _COMMAND
     yield "\n"
 
 
-def events() -> list[Event]:
-    """The output of a shell's terminal, with its times, while the demo runs in it."""
+def record_demo() -> list[Event]:
+    """Run the demo in a terminal's shell; return the terminal's output with times in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -60,7 +60,7 @@ def events() -> list[Event]:
             start_new_session=True,
         )
         os.close(follower)
-        shown: list[Event] = []
+        events: list[Event] = []
         began = time.monotonic()
 
         def read_until_prompt() -> None:
@@ -69,38 +69,38 @@ def events() -> list[Event]:
                 if select.select([leader], [], [], 300)[0]:
                     piece = os.read(leader, 65536)
                     tail = (tail + piece)[-len(_PROMPT) :]
-                    shown.append((time.monotonic() - began, piece.decode(errors="replace")))
+                    events.append((time.monotonic() - began, piece.decode(errors="replace")))
 
         read_until_prompt()
-        for key in _typed():
+        for key in _keys():
             os.write(leader, key.encode())
             time.sleep(0.05)
         read_until_prompt()
         shell.kill()
         shell.wait()
         os.close(leader)
-    return shown
+    return events
 
 
-def without_pauses(shown: list[Event]) -> list[Event]:
-    """The events, earlier after a spinner, and later after a table."""
-    kept: list[Event] = []
+def adjust_pauses(events: list[Event]) -> list[Event]:
+    """Shorten pauses with only a spinner, and lengthen the pause after the table to read."""
+    adjusted: list[Event] = []
     before = now = 0.0
     is_table = False
-    for at, text in shown:
-        turning = "\n" not in text and "\r" in text
-        now += (at - before) / (_HASTE if turning else 1)
+    for at, text in events:
+        is_spinner = "\n" not in text and "\r" in text
+        now += (at - before) / (_SPINNER_SPEEDUP if is_spinner else 1)
         if is_table:
             now += _READING_SECONDS
-        kept.append((round(now, 3), text))
+        adjusted.append((round(now, 3), text))
         before, is_table = at, "row_filter:" in text
-    return kept
+    return adjusted
 
 
 def record(path: Path, termtosvg: str) -> None:
-    """Record, and write both files; `termtosvg` is the program that draws the picture."""
+    """Record the demo, and write both files; `termtosvg` is the program that draws the picture."""
     header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": _COMMAND}
-    lines = [json.dumps(header), *(json.dumps([at, "o", text]) for at, text in without_pauses(events()))]
+    lines = [json.dumps(header), *(json.dumps([at, "o", text]) for at, text in adjust_pauses(record_demo()))]
     cast, picture = path.with_suffix(".cast"), path.with_suffix(".svg")
     cast.write_text("\n".join(lines) + "\n", encoding="utf-8")
     pace = ["-m", str(_FRAME_MILLISECONDS), "-D", str(_LAST_FRAME_MILLISECONDS)]

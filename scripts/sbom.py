@@ -1,8 +1,8 @@
-"""The components of an installation as a CycloneDX document: `make sbom` writes build/sbom.cdx.json.
+"""Lists the components of an installation in a CycloneDX document: `make sbom` writes build/sbom.cdx.json.
 
-In: the Python in which pgsieve is installed, and the program `cyclonedx-py`. Out: the packages with their
-versions, licences and dependencies, from that program, and Delta's jars, which Spark takes from a Maven
-repository. Spark's own jars are part of the package pyspark. https://cyclonedx.org/docs/1.6/json/
+In: the Python in which pgsieve is installed, and the program `cyclonedx-py`. Out: the packages with versions,
+licences and dependencies, from that program, and Delta's jars from a Maven repository. Spark's own jars are part
+of the package pyspark. https://cyclonedx.org/docs/1.6/json/
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from pgsieve.resources.lake.jars import all_packages, recorded_jars
 
-#: Ivy's names of files: group, artifact and version; a version may contain a hyphen (1.5.7-3, 33.0-jre).
+#: Ivy's name of a jar: group, artifact and version, which may contain a hyphen (1.5.7-3, 33.0-jre).
 _JAR = re.compile(r"(?P<group>[^_]+)_(?P<name>.+?)-(?P<version>\d[^-]*(?:-(?:\d+|jre|android))?)\.jar")
 
 
@@ -23,7 +23,7 @@ def jar(file: Path) -> dict[str, Any]:
     """A jar as a component."""
     match = _JAR.fullmatch(file.name)
     if match is None:
-        raise ValueError(f"{file.name} is not named as Ivy names a jar")
+        raise ValueError(f"{file.name} does not have the form of Ivy's names")
     group, name, version = match["group"], match["name"], match["version"]
     url = f"pkg:maven/{group}/{name}@{version}"
     return {
@@ -40,8 +40,8 @@ def jar(file: Path) -> dict[str, Any]:
 def document(cyclonedx: str, python: str, pyproject: str) -> dict[str, Any]:
     """The document of an environment, with the jars."""
     command = [cyclonedx, "environment", python, "--pyproject", pyproject, "--output-reproducible"]
-    made = subprocess.run([*command, "--spec-version", "1.6"], capture_output=True, text=True, check=True)
-    sbom: dict[str, Any] = json.loads(made.stdout)
+    process = subprocess.run([*command, "--spec-version", "1.6"], capture_output=True, text=True, check=True)
+    sbom: dict[str, Any] = json.loads(process.stdout)
     command = [python, "-c", "from importlib.metadata import version; print(version('pgsieve'))"]
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     sbom["metadata"]["component"]["version"] = version
@@ -51,7 +51,7 @@ def document(cyclonedx: str, python: str, pyproject: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the document to a file: cyclonedx-py, Python, pyproject.toml, file."""
+    """Write the document; arguments: cyclonedx-py, Python, pyproject.toml, the file to write."""
     cyclonedx, python, pyproject, target = sys.argv[1:]
     file = Path(target)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Pictures of servers that run with pgsieve: the jobs of a Spark cluster, and the alerts of Prometheus.
+"""Shows servers that run with pgsieve, for pictures: the jobs of a Spark cluster, and the alerts of Prometheus.
 
-In: a page of a browser. Out: the page shows the server, while a process follows made-up traffic. Needs Java,
-and Debian's `prometheus`.
+In: a page of a browser. Out: the page shows the server during the block, while pgsieve follows made-up traffic.
+Needs Java, and Debian's `prometheus`.
 """
 
 import os
@@ -30,9 +30,9 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
 ROOT = Path(__file__).resolve().parent.parent
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 _THREADS = MappingProxyType({"master": "threads[2]"})
-#: A value that the replica's decimal cannot hold: the table is set aside.
+#: Inserts a value that does not fit the replica's decimal, so that the table is set aside.
 UNFIT = "insert into shop.orders (customer, region, amount) values (1, 'EMEA', 'NaN')"
 
 
@@ -43,11 +43,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition; raises TimeoutError."""
-    until = time.monotonic() + _PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > until:
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; raise TimeoutError after `_TIMEOUT_SECONDS`."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.2)  # A run without changes takes less than a second.
 
@@ -62,8 +62,8 @@ def _answer(url: str) -> str:
 
 
 @contextmanager
-def _started(command: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A process in the folder of its log, until the end of the block."""
+def _run_process(command: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Run a process during the block, in the folder of its log."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environ, cwd=log.parent)
     try:
@@ -74,39 +74,39 @@ def _started(command: list[str], log: Path, environ: Mapping[str, str] | None = 
 
 
 @contextmanager
-def _following(
+def _run_follower(
     folder: Path, *options: str, spark: Mapping[str, Any] = _THREADS
 ) -> Iterator[psycopg.Connection[Any]]:
-    """Run `pgsieve run --follow` for the demo's tables, with traffic.
+    """Run `pgsieve run --follow` for the demo's tables during the block, with traffic; yield a session of their owner.
 
-    The lake is in the folder, and the yielded session the owner's.
+    `lake` in the folder is the lake.
     """
     with (
         EmbeddedServer(folder / "publisher") as server,
         Conninfo(server.conninfo()).connect() as connection,
     ):
         make_tables(connection)
-        written = {
+        config = {
             "lake": "./lake",
             "spark": dict(spark),
             "sources": {"shop": {"conninfo": server.conninfo()}},
             "subscriptions": {"sales": {"source": "shop", "publications": ["sales"]}},
         }
         path = folder / "pgsieve.yaml"
-        path.write_text(yaml.safe_dump(written))
+        path.write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run", "--follow", *options]
-        with _started(command, folder / "log"), traffic(server.conninfo()):
+        with _run_process(command, folder / "log"), traffic(server.conninfo()):
             yield connection
 
 
 @contextmanager
 def spark_jobs(page: Page) -> Iterator[None]:
-    """The jobs of an application on a standalone cluster, as deploy/spark starts it."""
+    """Show the jobs of an application on a standalone cluster, which deploy/spark starts."""
     home, port, web, ui = Path(pyspark.__file__).parent, free_port(), free_port(), free_port()
     environ = {"SPARK_HOME": str(home), "SPARK_PORT": str(port), "SPARK_WEB_PORT": str(web)}
     conf = {
         **SMALL_DATA,
-        # The executors get even the smallest tables.
+        # Even the smallest tables go to executors.
         "spark.pgsieve.smallBytes": "-1",
         "spark.pyspark.python": sys.executable,
         "spark.ui.enabled": "true",
@@ -114,15 +114,15 @@ def spark_jobs(page: Page) -> Iterator[None]:
     }
     with tempfile.TemporaryDirectory() as parent:
         script = [str(ROOT / "deploy/spark/standalone-cluster.sh"), "127.0.0.1", "2"]
-        cluster = _started(
+        cluster = _run_process(
             script, Path(parent, "cluster.log"), {**os.environ, **environ, "CORES": "1", "SPARK_MEMORY": "1g"}
         )
-        # pgsieve is imported from this folder: jobs show the path of the line that began them, and no picture
-        # should show a path of this machine.
+        # Jobs show the paths of source files. pgsieve is imported from this folder, so that pictures show no path of
+        # this machine.
         Path(parent, "pgsieve").symlink_to(ROOT / "src/pgsieve")
         with cluster:
             wait_until(lambda: bool(_answer(f"http://127.0.0.1:{web}")))
-            with _following(Path(parent), spark={"master": f"spark://127.0.0.1:{port}", "conf": conf}):
+            with _run_follower(Path(parent), spark={"master": f"spark://127.0.0.1:{port}", "conf": conf}):
                 wait_until(lambda: "shop.orders up to" in _answer(f"http://127.0.0.1:{ui}/jobs/"))
                 page.goto(f"http://127.0.0.1:{ui}/jobs/")
                 page.locator("#completed").evaluate("element => element.scrollIntoView({block: 'start'})")
@@ -131,31 +131,31 @@ def spark_jobs(page: Page) -> Iterator[None]:
 
 @contextmanager
 def alerts(page: Page) -> Iterator[None]:
-    """Prometheus with the rules of docs/monitoring, while a table is set aside."""
+    """Show Prometheus with the rules of docs/monitoring, while a table is set aside."""
     program = shutil.which("prometheus")
     if program is None:
         raise FileNotFoundError("no Prometheus is installed: apt-get install prometheus")
     metrics, web = free_port(), free_port()
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
-        written = {
+        config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": ["alerts.yaml"],
             "scrape_configs": [
                 {"job_name": "pgsieve", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}
             ],
         }
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(written))
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         shutil.copy(ROOT / "docs/monitoring/alerts.yaml", folder)
         server = [
             program,
-            # The page shows this name of the rules' file.
+            # The page shows this name.
             "--config.file=prometheus.yml",
             "--storage.tsdb.path=tsdb",
             f"--web.listen-address=127.0.0.1:{web}",
         ]
-        following = _following(folder, "--metrics-port", str(metrics))
-        with _started(server, folder / "prometheus.log"), following as shop:
+        follower = _run_follower(folder, "--metrics-port", str(metrics))
+        with _run_process(server, folder / "prometheus.log"), follower as shop:
             wait_until(lambda: DeltaTable.is_deltatable(str(folder / "lake/sales/shop/orders")))
             shop.execute(UNFIT)
             wait_until(lambda: "PgsieveTableSetAside" in _answer(f"http://127.0.0.1:{web}/api/v1/alerts"))

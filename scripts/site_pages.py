@@ -1,8 +1,8 @@
-"""A hook of `mkdocs.yml` for pages at the repository's top, GitHub's pipes in tables, and pages as Markdown.
+"""A hook of `mkdocs.yml`: adds pages from the repository's top, adapts GitHub's Markdown, and adds pages as Markdown.
 
-README.md is the site's first page. Links are written for GitHub; the site has all pages in one folder, and
-keeps only the text of a link to code. The page of all modules is made from their docstrings. The site also
-has each page as Markdown (`name.md` beside `name/`), and `llms.txt` lists these pages (https://llmstxt.org).
+README.md is the site's first page. Links are written for GitHub. The site has all pages in one folder, and
+replaces a link to code by its text. The page of all modules is made from their docstrings. The site also has each
+page as Markdown (`name.md` beside `name/`), and `llms.txt` lists these pages (https://llmstxt.org).
 """
 
 import re
@@ -14,8 +14,8 @@ from mkdocs.structure.files import File, Files
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-#: Pages at the top of the repository, by their names on the site.
-TOP = {
+#: The pages at the top of the repository, by their names on the site.
+TOP_PAGES = {
     "index.md": "README.md",
     "ARCHITECTURE.md": "ARCHITECTURE.md",
     "CHANGELOG.md": "CHANGELOG.md",
@@ -28,13 +28,13 @@ _README = re.compile(r"\]\(README\.md(?=[)#])")
 _CODE = re.compile(r"`[^`]+`")
 
 
-#: The pages' text, by their files.
+#: The adapted text of the pages, by file.
 _MARKDOWN: dict[str, str] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages at the top of the repository, and the page of all modules."""
-    for name, path in TOP.items():
+    for name, path in TOP_PAGES.items():
         files.append(File.generated(config, name, abs_src_path=str(_ROOT / path)))
     modules = runpy.run_path(str(_ROOT / "scripts" / "module_index.py"))["markdown"]()
     files.append(File.generated(config, "modules.md", content=modules))
@@ -42,10 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    r"""A page's text with the site's links and pipes.
-
-    For code in a table, GitHub reads `\|` as a pipe, Python-Markdown does not.
-    """
+    r"""Adapt the links and pipes of a page: in code in a table, GitHub reads `\|` as a pipe, unlike Python-Markdown."""
     text = _README.sub("](index.md", _LINK.sub("](", _OUTSIDE.sub(r"\1", markdown)))
     _MARKDOWN[page.file.src_uri] = text
     return "\n".join(
@@ -55,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write the pages as Markdown, and the list of these pages."""
+    """Write the pages as Markdown, and the list of pages."""
     site = Path(config.site_dir)
     for name, text in _MARKDOWN.items():
         (site / name).write_text(text, encoding="utf-8")

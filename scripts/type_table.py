@@ -1,8 +1,8 @@
-"""docs/types.md, from the code: what each of PostgreSQL's types is in a replica.
+"""Makes docs/types.md from the code: the type in a replica for each of PostgreSQL's types.
 
     python scripts/type_table.py > docs/types.md
 
-Reads no server. tests/decoding/values/test_type_table.py compares the file with what this prints.
+Needs no server. tests/decoding/values/test_type_table.py compares the file with the output.
 """
 
 import sys
@@ -86,7 +86,7 @@ A subscription's [types](configuration.md#types) can ask for `string` for any ty
 
 
 def markdown() -> str:
-    """Return docs/types.md."""
+    """The text of docs/types.md."""
     rows = []
     for oid, builtin in sorted(BUILTIN_TYPES.items()):
         if oid == _NUMERIC:

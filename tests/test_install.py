@@ -11,7 +11,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 import pytest
 
-from scripts.install import _BUILDS, _KEEP_NOTHING, _compile, _Progress, _reason
+from scripts.install import _BUILD_ENVIRONMENT, _NO_BYTECODE_VARIABLE, _compile, _Progress, _reason
 from scripts.resolve_constraints import supported
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +70,7 @@ def test_progress_is_printed_without_a_terminal(capsys: pytest.CaptureFixture[st
 def test_imports_of_commands_are_compiled_once_if_python_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(_KEEP_NOTHING, "1")
+    monkeypatch.setenv(_NO_BYTECODE_VARIABLE, "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     _compile(["json.tool", "tomllib"])
     compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
@@ -91,7 +91,7 @@ def test_a_wheel_that_is_unpacked_at_once_is_not_compressed(tmp_path: Path) -> N
     subprocess.run(
         [sys.executable, "setup.py", "--quiet", "bdist_wheel"],
         cwd=tmp_path,
-        env={**os.environ, **_BUILDS},
+        env={**os.environ, **_BUILD_ENVIRONMENT},
         check=True,
     )
     (wheel,) = tmp_path.glob("dist/*.whl")

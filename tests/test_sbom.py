@@ -30,5 +30,5 @@ def test_a_jar_is_identified_by_its_coordinates(tmp_path: Path, name: str, url: 
 
 
 def test_another_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not named as Ivy names a jar"):
+    with pytest.raises(ValueError, match="does not have the form of Ivy's names"):
         jar(tmp_path / "pgsieve.jar")

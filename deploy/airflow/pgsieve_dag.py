@@ -1,7 +1,7 @@
-"""pgsieve from Airflow 3: a run every ten minutes, maintenance and a check every night.
+"""Runs pgsieve from Airflow 3: a run every ten minutes, maintenance and a check every night.
 
-Airflow's workers need `pgsieve` on their PATH, installed in an environment of its own, and PGSIEVE_CONFIG with the path of
-pgsieve.yaml. A task fails by pgsieve's exit code; its log says what to do.
+Airflow's workers need `pgsieve` on their PATH, from a separate environment, and PGSIEVE_CONFIG with the path of pgsieve.yaml.
+A task fails if pgsieve's exit code is not 0. The task's log has the remedy.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ with DAG(
     schedule=timedelta(minutes=10),
     start_date=FIRST,
     catchup=False,
-    max_active_runs=1,  # a second run would wait for the slot
+    max_active_runs=1,  # A second run would wait for the slot.
 ):
     BashOperator(
         task_id="run",
@@ -28,6 +28,6 @@ with DAG(
 
 with DAG("pgsieve_nightly", schedule="30 3 * * *", start_date=FIRST, catchup=False, max_active_runs=1):
     maintain = BashOperator(task_id="maintain", bash_command="pgsieve maintain", append_env=True, retries=1)
-    # Exit code 1 means that a replica differs from the publisher, which a second attempt would find again.
+    # Exit code 1 means that a replica differs from the publisher, so a second attempt would fail, too.
     check = BashOperator(task_id="check", bash_command="pgsieve check", append_env=True, retries=0)
     maintain >> check

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Starts a standalone cluster for pgsieve, in the foreground: `spark: {master: "spark://HOST:7077"}`. Ctrl-C ends it.
 #   SPARK_HOME=/opt/spark deploy/spark/standalone-cluster.sh [HOST [WORKERS]]
-# One host has the master and its workers; on others start only the worker: spark-class org.apache.spark.deploy.worker.Worker spark://HOST:7077
-# Executors take the Python that `spark: {conf: {spark.pyspark.python: …}}` names, with the packages of connect-server.sh. pgsieve's
-# driver brings Delta's jars. Executors have to reach the driver, the database and the lake: a folder only if all hosts mount it.
+# This host has the master and workers. On other hosts start only a worker: spark-class org.apache.spark.deploy.worker.Worker spark://HOST:7077
+# Executors use the Python of `spark: {conf: {spark.pyspark.python: …}}`, with the packages of connect-server.sh. They get Delta's jars
+# from pgsieve's driver. They must reach the driver, the database and the lake, which may be a folder only if all hosts mount it.
 set -eu
 host=${1:-127.0.0.1}
 workers=${2:-1}

@@ -22,7 +22,7 @@ def test_the_manifest_has_the_digest_of_the_source(jar: java.Jar) -> None:
     manifest = in_jar(jar)["META-INF/MANIFEST.MF"].decode()
     assert f"X-Source-SHA256: {jar.digest[:48]}\r\n" in manifest
     assert f"pgsieve/lake/{jar.source.stem}.class" in in_jar(jar)
-    assert all(f"{line}\r\n" in manifest for line in jar.also)
+    assert all(f"{line}\r\n" in manifest for line in jar.manifest_lines)
 
 
 @pytest.mark.drawn
@@ -32,4 +32,4 @@ def test_compiling_the_source_again_gives_the_same_classes(jar: java.Jar) -> Non
     files = in_jar(jar)
     if f"javac {java.compiler()}\r\n" not in files.pop("META-INF/MANIFEST.MF").decode():
         pytest.skip("another javac may write other bytes")
-    assert java.compiled(jar.source) == files
+    assert java.compile_source(jar.source) == files
