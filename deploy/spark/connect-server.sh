@@ -2,7 +2,7 @@
 # Starts a Spark Connect server for pgsieve, in the foreground: `spark: {master: "sc://HOST:15002"}`.
 #   SPARK_HOME=/opt/spark PYSPARK_PYTHON=/opt/workers/bin/python deploy/spark/connect-server.sh [ADDRESS [PORT]] [--conf …]
 # The workers' Python needs the minor version of pgsieve's Python, and: pip install numpy pyarrow psycopg[binary] adbc-driver-postgresql deltalake.
-# There is no TLS and no token, so any client that reaches the port can run code: let only trusted hosts reach it.
+# Without TLS and a token, any client that reaches the port can run code: let only trusted hosts reach it.
 # LAKE_ON_S3=/path/to/pgsieve-log-store.jar (in pgsieve/resources/lake/stores/log_store) for a lake at s3://.
 set -eu
 address=127.0.0.1
