@@ -1,8 +1,8 @@
 """Estimates how much a slot will deliver, before it is read.
 
-In: a session, a slot and the published tables. Out: bytes. An estimate, for preparations that cost time and
-can be in vain; nothing depends on it. It takes no lock that another session could hold for long. Sections
-27.2.1, Statistics Collection Configuration, and 9.28.7, Database Object Management Functions.
+In: a session, a slot and the published tables. Out: bytes. Only preparations that may turn out to be needless
+depend on the estimate. It waits for no lock that another session could hold for long. PostgreSQL documentation,
+Statistics Collection Configuration, and Database Object Management Functions.
 """
 
 from collections.abc import Collection
@@ -13,12 +13,12 @@ import psycopg
 from pgsieve.resources.postgres.slot import slot_state
 from pgsieve.resources.postgres.snapshot import table_bytes
 
-#: WAL also holds changes of indexes, whole pages, and headers: bytes of WAL per byte of a table's changes.
-_WAL_BYTES = 8
+#: Bytes of WAL per byte of a table's changes: WAL also has changes of indexes, whole pages, and headers.
+_WAL_RATIO = 8
 
 _PUBLISHED = "select schemaname, tablename from pg_publication_tables where pubname = any(%s)"
-#: The part of all written rows of this database, since its statistics began, that were the most written
-#: table's. The rows of partitions count as their root's.
+#: The share of the table with the most written rows in all written rows of the database, since its statistics
+#: began. The rows of partitions count as rows of their root.
 _SHARE = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from unnest(%s::text[], %s::text[]) w(schema, name)
@@ -39,9 +39,10 @@ def expected_bytes(
     publications: Collection[str],
     tables: Collection[tuple[str, str]] = (),
 ) -> int:
-    """About how many bytes the largest table of some publications and `tables` will get.
+    """About how many bytes one table will get at most, of the tables of these publications and of `tables`.
 
-    Without the slot that is a table's size, as it will be copied; otherwise a table's share of the WAL that waits.
+    If the slot does not exist, tables will be copied, so it is the size of the largest table. Otherwise it is the
+    largest share of a table in the slot's unconfirmed WAL.
     """
     state = slot_state(connection, slot)
     names = {*tables, *connection.execute(_PUBLISHED, [list(publications)]).fetchall()}
@@ -55,4 +56,4 @@ def expected_bytes(
         _SHARE, [[schema for schema, _ in names], [name for _, name in names]]
     ).fetchone()
     assert row is not None
-    return int(state.lag * row[0] / _WAL_BYTES)
+    return int(state.lag * row[0] / _WAL_RATIO)

@@ -14,7 +14,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.tables import arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: The features that a writer supports which only adds and removes files.
+#: The features that demand nothing of a writer which only adds and removes files.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 #: The features of writers and readers that delta-rs supports.
 _SUPPORTED = _REWRITABLE | {

@@ -35,9 +35,9 @@ def has_hidden_vectors(path: str) -> bool:
 
 
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether files of a table may be rewritten with fewer rows: the table is plain, and requires no more of writers.
+    """Whether files of a table may be rewritten with fewer rows: the table is plain, and `allows_row_changes`.
 
-    It must have no other columns, which a user may have added: only a merge keeps their values.
+    So it has exactly these columns. Only a merge would keep the values of columns that a user has added.
     """
     table = commits.table_at(path)
     return (
@@ -48,9 +48,9 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
 
 
 def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `mark_rows` may mark rows of a table: this process can add log entries, and the table requires no more.
+    """Whether `mark_rows` may mark rows of a table: it can add log entries, and the table `allows_row_changes`.
 
-    It must have no other columns, as for `can_rewrite_files`.
+    So the table has exactly these columns, as for `can_rewrite_files`.
     """
     return can_enable_marking(commits, path) and allows_row_changes(commits.table_at(path), columns)
 

@@ -34,7 +34,7 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class EngineUse:
-    """The use of an engine, which does not end before the use is closed, or this process ends."""
+    """The use of an engine by this process. The engine does not end before `close`, or before this process ends."""
 
     record: EngineRecord
     lock: IO[bytes]
