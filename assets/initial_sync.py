@@ -113,7 +113,7 @@ def initial_sync_asset(
                 callbacks.spend(work)
                 callbacks.report(tables)
                 yield from _partition_events(key, context.partition_keys, tables, work)
-                made = (each for each in tables if not (each.problem or each.overrun))
+                made = (each for each in tables if not (each.problem or each.overtaken))
                 yield from (_replica_event(context, subscription, naming, each) for each in made)
                 if names is not None:
                     Registration(subscription, lake, names).register()

@@ -17,7 +17,7 @@ A message says which object has which problem; it never contains a password or a
         KeyConflictError              assets.steps.apply.key_conflicts
         LakeError                     resources.lake.delta.errors
             ConcurrentWriteError      resources.lake.delta.errors
-                OverrunError          resources.lake.delta.errors
+                OvertakenError        resources.lake.delta.errors
             DamagedTableError         resources.lake.delta.errors
             LakeUnavailableError      resources.lake.delta.errors
                 StoreUnavailableError resources.lake.delta.errors
@@ -25,7 +25,7 @@ A message says which object has which problem; it never contains a password or a
             SparkLostError            resources.lake.delta.errors
         MissingExtraError             pipelines.command_line.extras
         MomentError                   assets.steps.moments.moment
-        NewerVersionError             resources.lake.overrun
+        NewerVersionError             resources.lake.version_guard
         NumericError                  decoding.row_filters.numeric
         OtherClusterError             assets.steps.slot_consumption.slot
         OtherDatabaseError            assets.steps.records.databases

@@ -27,7 +27,7 @@ from pgsieve.resources.lake.delta.errors import (
     ExecutorError,
     LakeError,
     LakeUnavailableError,
-    OverrunError,
+    OvertakenError,
     RefusedTableError,
     StoreUnavailableError,
     causes,
@@ -47,12 +47,12 @@ from pgsieve.resources.lake.delta.errors import (
     spark_lost_error,
     spark_message,
 )
-from pgsieve.resources.lake.overrun import NewerVersionError
 from pgsieve.resources.lake.stores.objects import objects_at
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.unsynced import UnsyncedWrites, unsynced_writes
+from pgsieve.resources.lake.version_guard import NewerVersionError
 
 #: Spark's errors: from its own checks, and from Java.
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -196,7 +196,7 @@ class LakeAccess:
                     raise_executor_error(error)
                 except ExecutorError as ours:
                     if ours.kind == NewerVersionError.__name__:
-                        raise OverrunError(path) from error
+                        raise OvertakenError(path) from error
                     raise
             raise _table_error(path, error) from error
 

@@ -1,7 +1,7 @@
 """The committers of a lake's tables: delta-rs in this process, with rows or with files, or Delta in Spark.
 
 In: a table's path, and rows or files. Out: one commit; each position is committed only once. Raises a
-`LakeError` that names the table, and OverrunError if the table has another version or position than the plan
+`LakeError` that names the table, and OvertakenError if the table has another version or position than the plan
 expects. `pgsieve.resources.lake.policy` chooses the committer.
 """
 
@@ -18,15 +18,15 @@ from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Executors
-from pgsieve.resources.lake.overrun import with_version_guard
 from pgsieve.resources.lake.row_lookup import row_matches
 from pgsieve.resources.lake.spark_writes import write_by_spark
+from pgsieve.resources.lake.version_guard import with_version_guard
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -98,14 +98,14 @@ class FileCommitter:
         """The files that have `matches`, with these rows marked as deleted, for `commit_marked`.
 
         Returns None if rows cannot be marked. Enables deletion vectors if need be, by a new version. Raises
-        OverrunError if the table's version is not `base`.
+        OvertakenError if the table's version is not `base`.
         """
         with self.access.translate_errors(path):
             try:
                 if not self.local.has_deletion_vectors(path):
                     row_removal.enable_marking(self.local, path)
                 if self.local.version(path) != base:
-                    raise OverrunError(path)
+                    raise OvertakenError(path)
                 return row_removal.marked_files(self.local, path, matches, base)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)

@@ -192,7 +192,7 @@ class SparkExecutors:
         names = [request.name for request in job if request.name is not None]
         with name_jobs(*joint_job_name(names)) if names else nullcontext():
             try:
-                rows = self._run(shared, len(shared.tasks), shared.written)
+                rows = self._run(shared, len(shared.tasks), shared.row_schema)
             except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its error.
                 _LOGGER.debug("%d callers share no job: %s", len(job), error)
                 return [None] * len(job)

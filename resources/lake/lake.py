@@ -274,7 +274,7 @@ class Lake:
         """
         if commit.after is not None:
             head = self.records.head(path)
-            commit.refuse_overrun(path, head)
+            commit.refuse_overtaken(path, head)
             commit = replace(commit, base=head.version, after=None)
 
         @cache

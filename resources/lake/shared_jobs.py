@@ -119,7 +119,7 @@ class SharedParts:
     schema: pa.Schema
 
     @property
-    def written(self) -> pa.Schema:
+    def row_schema(self) -> pa.Schema:
         """The columns of a task's rows: the columns of the parts' rows, and the additional ones."""
         return self.schema.append(pa.field(_CALLER, pa.int32())).append(pa.field(_FAILED, pa.bool_()))
 
@@ -137,14 +137,14 @@ class SharedParts:
                     yield self._with_caller(rows, caller)
             except Exception:  # noqa: BLE001 - the caller runs its parts again alone, and gets the error.
                 failed.add(caller)
-                yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.written)
+                yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.row_schema)
 
     def _with_caller(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
         marks = [
             pa.repeat(pa.scalar(caller, pa.int32()), rows.num_rows),
             pa.repeat(pa.scalar(False), rows.num_rows),
         ]
-        return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.written)
+        return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.row_schema)
 
     def rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
         """The rows of each caller; None if one of the caller's parts failed."""

@@ -44,7 +44,7 @@ def ensure_capture(
         if statements:
             execute_ddl(connection, source, preparation_of(name), statements)
     wanted = {capture + p.suffix: p.tables for p in planned}
-    for name in (n for n in _created(connection, capture) if n in catalog.publications):
+    for name in (n for n in _own_capture(connection, capture) if n in catalog.publications):
         for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
             # On a standby, or without the right, a later run has to remove the table. Another run may have removed
             # it meanwhile.
@@ -114,7 +114,7 @@ def preparation_of(name: str) -> str:
     return f'prepare the capture publication "{name}"'
 
 
-def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
+def _own_capture(connection: psycopg.Connection[Any], capture: str) -> list[str]:
     """The capture publications of a source that pgsieve created."""
     return own_publications(connection, [capture + suffix for suffix in capture_suffixes()])
 
@@ -130,7 +130,7 @@ def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) 
 
 def foreign_publications(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
     """The capture publications of a source that pgsieve did not create, so that it leaves them unaltered."""
-    own = _created(connection, capture)
+    own = _own_capture(connection, capture)
     names = (capture + suffix for suffix in capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in own)
 
@@ -149,7 +149,7 @@ def shrink_capture(
     """
     wanted = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []
-    for name in _created(connection, capture):
+    for name in _own_capture(connection, capture):
         if name not in wanted:
             execute_ddl(connection, source, preparation_of(name), [f"drop publication {quote(name)}"])
             dropped.append(name)

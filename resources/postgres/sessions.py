@@ -183,7 +183,7 @@ class Conninfo:
         return psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
 
     @contextmanager
-    def adbc(self) -> Iterator["dbapi.Connection"]:
+    def connect_adbc(self) -> Iterator["dbapi.Connection"]:
         """An ADBC session with an open transaction; the conninfo must be a result of `for_executors`."""
         from adbc_driver_postgresql import dbapi
 

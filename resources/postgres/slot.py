@@ -470,7 +470,7 @@ def changed_relations(connection: psycopg.Connection[Any], source: str, slot: st
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
     """Run a peek in a new session, and yield its messages in Arrow batches (column data). Executors use it, too."""
-    with conninfo.adbc() as connection, connection.cursor() as cursor:
+    with conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         yield from message_batches(cursor, query)
 
 

@@ -78,7 +78,7 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
         try:
             # The transaction stays open: if this process dies, a pooler ends a session only in a transaction. The
             # copy ends with the session.
-            cursor = stack.enter_context(stack.enter_context(conninfo.adbc()).cursor())
+            cursor = stack.enter_context(stack.enter_context(conninfo.connect_adbc()).cursor())
             _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
             copy = SlotCopy(cursor, name)
         except (adbc_driver_manager.Error, PasswordCommandError):

@@ -242,7 +242,7 @@ def tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collectio
 
 def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:
     """Run one chunk's query at the exported snapshot, and yield its Arrow batches."""
-    with without_values(), conninfo.adbc() as connection, connection.cursor() as cursor:
+    with without_values(), conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute("set transaction isolation level repeatable read, read only")
         try:
             cursor.execute(f"set transaction snapshot {literal(snapshot)}")

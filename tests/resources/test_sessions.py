@@ -74,7 +74,7 @@ def _walsender(conninfo: str, query: str) -> str:
 
 def _executor(conninfo: str, query: str) -> str:
     for_executor = Source("shop", conninfo).executor_conninfo()
-    with for_executor.adbc() as connection, connection.cursor() as cursor:
+    with for_executor.connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return str(cursor.fetchone())
 
@@ -220,7 +220,7 @@ def with_passwords(publisher_server: EmbeddedServer) -> Iterator[str]:
 def _connect_everywhere(source: Source) -> None:
     with source.connect() as connection, source.connect(replication="database"):
         connection.execute("select 1")
-    with source.executor_conninfo().adbc() as connection, connection.cursor() as cursor:
+    with source.executor_conninfo().connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute("select 1")
 
 
@@ -330,7 +330,7 @@ def test_a_servers_error_becomes_pgsieves_error_without_value_and_password(
 _READS = """
 import sys
 from pgsieve.resources.postgres.source import Source
-with Source("shop", sys.argv[1]).executor_conninfo().adbc() as session, session.cursor() as cursor:
+with Source("shop", sys.argv[1]).executor_conninfo().connect_adbc() as session, session.cursor() as cursor:
     cursor.execute("select 'a reader that is killed', pg_sleep(600)")
 """
 _READERS = "select pid from pg_stat_activity where query like '%a reader that is killed%' and pid <> pg_backend_pid()"
@@ -351,7 +351,7 @@ def test_the_server_ends_the_queries_of_a_killed_process(
 
 def test_a_users_own_setting_counts(publisher_server: EmbeddedServer) -> None:
     source = Source("shop", publisher_server.conninfo(options="-c client_connection_check_interval=7000"))
-    with source.executor_conninfo().adbc() as session, session.cursor() as cursor:
+    with source.executor_conninfo().connect_adbc() as session, session.cursor() as cursor:
         cursor.execute("select current_setting('client_connection_check_interval')")
         assert cursor.fetchone() == ("7s",)
 

@@ -17,7 +17,7 @@ class Applied:
     `missing` counts UPDATEs and DELETEs that did not find their row: the conflicts update_missing and delete_missing
     (PostgreSQL documentation, 29.8 Conflicts). `insert_exists` and `update_exists` count changes whose key the replica
     has already; the transaction of the first one finishes at `conflict_lsn`. `damaged` says that the replica is
-    damaged, so that no change is the cause of `problem`. `overrun` says that another process works on the table, which
+    damaged, so that no change is the cause of `problem`. `overtaken` says that another process works on the table, which
     may lack the batch. `through` are partitions, as in `TableChanges`.
     """
 
@@ -34,7 +34,7 @@ class Applied:
     head: TableHead = field(default_factory=TableHead)
     problem: str | None = None
     damaged: bool = False
-    overrun: bool = False
+    overtaken: bool = False
     through: tuple[str, ...] = ()
 
     @property

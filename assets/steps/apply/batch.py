@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.table_states import Name, TableState, TableSta
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, retry_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import name_jobs
@@ -194,14 +194,14 @@ class Batch:
             if not plans:
                 # Another process has applied the changes, or is about to copy the table.
                 head = self.lake.records.head(path)
-                return Applied(*name, head=head, overrun=(head.position or 0) < self.end)
+                return Applied(*name, head=head, overtaken=(head.position or 0) < self.end)
             current = plans.pop()
             try:
                 search = _conflict_search(self.subscription, self.lake, current)
                 return commit(search, current, self.end) or current
             except TABLE_ERRORS as error:
                 if is_overtaken(self.lake, path, current.pending.head):
-                    raise OverrunError(path) from error
+                    raise OvertakenError(path) from error
                 raise
 
         try:

@@ -13,7 +13,7 @@ from pgsieve.assets.steps.apply.equal_rows import same_row_sql
 from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_reserved_columns
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.overrun import with_version_guard
+from pgsieve.resources.lake.version_guard import with_version_guard
 from pgsieve.resources.work import add_costs, engine_of
 
 

@@ -199,12 +199,12 @@ class _Apply:
             if done.problem is None:
                 put_back = self._replicas.advance(done.name, former_heads[done.name], done.head)
                 applied = replace(done, problem=put_back, damaged=put_back is not None)
-                self._alone = self._alone and not done.overrun
+                self._alone = self._alone and not done.overtaken
             elif self._subscription.disable_on_error and not done.damaged:
                 self._disable(done.problem)
             else:
                 self._replicas.set_aside(done.name, done.problem)
-            if applied.problem is not None or done.overrun:
+            if applied.problem is not None or done.overtaken:
                 self._behind.add(done.name)
             self._count(applied)
 

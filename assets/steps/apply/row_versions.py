@@ -2,7 +2,7 @@
 
 In: changes that the replica has already, in the change history; and the table of versions. Out: one commit of that
 table per batch. The versions are computed on whole columns (`pgsieve.decoding.changes.net_change.row_versions`).
-Raises LakeError, and OverrunError if another process was faster.
+Raises LakeError, and OvertakenError if another process was faster.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -131,7 +131,7 @@ class SubscriptionAtLsn:
             yield
 
     def sides(self, name: Name) -> TableSides:
-        """The publisher's and the replica's rows of a table; raises OverrunError if the replica is beyond the snapshot."""
+        """The publisher's and the replica's rows of a table; raises OvertakenError if the replica is beyond the snapshot."""
         replicated, definition = self.tables[name], self.states[name].definition
         assert definition is not None
         types = self.subscription.column_types(replicated)
@@ -140,7 +140,7 @@ class SubscriptionAtLsn:
         path = self.lake.paths.replica(self.subscription.name, *name)
         head = self.lake.records.head(path)
         if (head.position or 0) > self.snapshot.lsn:
-            raise OverrunError(path)
+            raise OvertakenError(path)
 
         def parallelism(size: int) -> int:
             # If this process reads both sides, it queries the publisher in this many sessions.

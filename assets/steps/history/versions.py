@@ -2,7 +2,7 @@
 
 In: a copied table and its replica. Out: a commit, at the replica's position, that ends all present versions, and
 begins one for each row of the replica. `pgsieve.assets.steps.apply.row_versions` writes the changes between
-copies. Raises LakeError and OverrunError.
+copies. Raises LakeError and OvertakenError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

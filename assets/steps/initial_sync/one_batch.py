@@ -238,10 +238,10 @@ class BatchCopy:
         Returns the copies with the problems of histories.
         """
         made = [
-            state_after_copy(self.subscription, states, each, after) for each in copied if not each.overrun
+            state_after_copy(self.subscription, states, each, after) for each in copied if not each.overtaken
         ]
         completed = self._readiness.declare(made)
-        for name in completed.overrun:
+        for name in completed.overtaken:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
         for name, problem in completed.problems.items():
             self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")

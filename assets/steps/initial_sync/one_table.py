@@ -40,7 +40,7 @@ from pgsieve.resources.lake.committers import Committer, FileCommitter, InProces
 from pgsieve.resources.lake.delta.errors import (
     ExecutorError,
     LakeError,
-    OverrunError,
+    OvertakenError,
     retry_after_conflict,
 )
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
@@ -74,7 +74,7 @@ class Copied:
     #: The publisher's name of each column of the table.
     published: Mapping[str, str] = field(default_factory=dict)
     #: Another process has copied the table at a later LSN, or applies changes to it; it also sets the table's state.
-    overrun: bool = False
+    overtaken: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
     awaits: tuple[str, ...] = ()
     #: The problem is not the table's own: the next run copies it again.
@@ -143,7 +143,7 @@ class _WrittenReplica:
 
     rows: int = 0
     version: int = 0
-    overrun: bool = False
+    overtaken: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class SnapshotCopy:
         written, problem, again = _WrittenReplica(), None, False
         try:
             written = self._written(planned, types)
-        except OverrunError:
-            written = _WrittenReplica(overrun=True)
+        except OvertakenError:
+            written = _WrittenReplica(overtaken=True)
         except PgsieveError as error:
             failure, again = _with_hint(replicated, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
@@ -185,7 +185,7 @@ class SnapshotCopy:
             columns=tuple((name, t.spark) for name, t in types.items()),
             published={self.subscription.replica_name(name): name for name in replicated.columns},
             problem=problem,
-            overrun=written.overrun,
+            overtaken=written.overtaken,
             again=again,
         )
 
@@ -223,7 +223,7 @@ class SnapshotCopy:
     def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
         """The committer of the copy; removes the obstacles if the replica is damaged.
 
-        Raises OverrunError and PgsieveError if the replica must not be written. Later writes of other processes make
+        Raises OvertakenError and PgsieveError if the replica must not be written. Later writes of other processes make
         the commit of the copy fail.
         """
         lake, table, schema = self.lake, planned.replicated.table, selected.schema
@@ -250,13 +250,13 @@ class SnapshotCopy:
     def _refuse_later(self, path: str, table: Table) -> None:
         """Raise if the replica's position is at or beyond the snapshot: Delta would leave out the copy's commit.
 
-        OverrunError: another process has copied the table since. PgsieveError: the publisher is behind the replica.
+        OvertakenError: another process has copied the table since. PgsieveError: the publisher is behind the replica.
         """
         position, lsn = self.lake.records.position(path), self.snapshot.lsn
         if position is not None and position >= lsn:
             with self.subscription.feed.source.connect() as connection:
                 if position <= current_lsn(connection):
-                    raise OverrunError(path)
+                    raise OvertakenError(path)
             raise PgsieveError(
                 f'table "{table.qualified}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
                 f" at {format_lsn(lsn)}",

@@ -36,7 +36,7 @@ class Completed:
     """The tables that became ready, the tables that another process has copied later, and the problems of histories."""
 
     ready: Sequence[TableState] = ()
-    overrun: Sequence[Name] = ()
+    overtaken: Sequence[Name] = ()
     problems: Mapping[Name, str] = field(default_factory=dict)
 
 
@@ -157,17 +157,17 @@ class Readiness:
             _failed_state(self.subscription, s.name, problems[s.name]) if s.name in problems else s
             for s in states
         ]
-        overrun = retry_after_conflict(lambda: self._finish(after))()
+        overtaken = retry_after_conflict(lambda: self._finish(after))()
         reach(Failpoint.COPY_FINISHED)
-        copied = [s for s in after if s.state == SyncState.READY and s.name not in overrun]
+        copied = [s for s in after if s.state == SyncState.READY and s.name not in overtaken]
         if not copied:
-            return Completed((), overrun, problems)
+            return Completed((), overtaken, problems)
         upto = Transformed(self.lake, self.subscription.name).fence()
         again = "changes after its copy were transformed without it"
         self._states.append(
             [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied]
         )
-        return Completed([s for s in copied if upto <= s.lsn], overrun, problems)
+        return Completed([s for s in copied if upto <= s.lsn], overtaken, problems)
 
     def _finish(self, states: Sequence[TableState]) -> list[Name]:
         """Record that copies are finished; returns the tables left out, as another process has copied them later."""
@@ -176,10 +176,10 @@ class Readiness:
         copied = {s.name: s.lsn for s in states if s.state == SyncState.READY}
         paths = {name: self._path(name) for name in copied}
         with lake.consistent_read(*paths.values()):
-            overrun = [name for name, lsn in copied.items() if is_beyond(lake, paths[name], lsn)]
+            overtaken = [name for name, lsn in copied.items() if is_beyond(lake, paths[name], lsn)]
         finished = [replace(s, state=SyncState.FINISHED_COPY) if s.name in copied else s for s in states]
-        self._states.append([s for s in finished if s.name not in overrun], base)
-        return overrun
+        self._states.append([s for s in finished if s.name not in overtaken], base)
+        return overtaken
 
     def _begin_histories(self, copied: Sequence[TableState]) -> dict[Name, str]:
         """Begin the histories of copied tables with their rows; returns the problems of histories that cannot begin."""

@@ -26,7 +26,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.nodes import Logical, Node
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.rewriting import RowChange
 
@@ -238,11 +238,11 @@ class Refilter:
             position=lsn if (head.position or 0) < lsn else None,
         )
         if path != source and lake.records.head(source) != before:
-            raise OverrunError(source)
+            raise OvertakenError(source)
         states.append([TableState(*name, SyncState.READY, lsn, made)])
         if record.fence() > lsn:
             states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
-            raise OverrunError(record.path)
+            raise OvertakenError(record.path)
         return lake.count(path)
 
     def _refuse_gap(self, lsn: int) -> None:

@@ -45,7 +45,7 @@ class ChangeLog:
     def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
         """Record a position in a commit without rows; there are no changes between `after` and the position.
 
-        Raises OverrunError if the change log's position is not `after`, or its version not `base`.
+        Raises OvertakenError if the change log's position is not `after`, or its version not `base`.
         """
         self.lake.records.append(self.path, CHANGE_LOG.empty_table(), position, base=base, after=after)
         reach(Failpoint.POSITION_RECORDED)

@@ -72,7 +72,7 @@ class Sequences:
     def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
         """Record the values of sequences, and the sequences `gone`, which are no longer published.
 
-        Raises OverrunError if the table's version is not `base`.
+        Raises OvertakenError if the table's version is not `base`.
         """
         now = datetime.now(UTC)
         rows = [

@@ -201,7 +201,7 @@ class TableStates:
     def note_altered(self, altered: Callable[[TableState], bool] = lambda _: True) -> None:
         """Record that replicas may have other rows than a copy: `Definition.unaltered` becomes False.
 
-        Raises OverrunError if another process has written a state meanwhile.
+        Raises OvertakenError if another process has written a state meanwhile.
         """
         states = self.newest()
         noted = [
@@ -259,7 +259,7 @@ class TableStates:
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
         """Append states in one commit; of several states of a table only the last one is written.
 
-        If a state says that a table is copied, the lake is made durable first. Raises OverrunError if the version of
+        If a state says that a table is copied, the lake is made durable first. Raises OvertakenError if the version of
         `_table_states` is not `base`.
         """
         newest, now = {state.name: state for state in states}.values(), datetime.now(UTC)

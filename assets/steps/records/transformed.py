@@ -152,7 +152,7 @@ class Transformed:
     def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
         """Record the changes of a slice, after they are made durable.
 
-        Raises OverrunError if the version of `_transformed` is not `base`.
+        Raises OvertakenError if the version of `_transformed` is not `base`.
         """
         self.lake.access.make_durable()
         rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)

@@ -1,7 +1,7 @@
 """Appends slices to the change log: the slot's messages between two positions -> one Delta commit per slice.
 
 In: positions, and how the slot is read. Out: the commits, each with the slice's end as its position, and the summaries
-in `slices`. Raises SourceError, errors of the messages, OverrunError if another process was faster, else LakeError.
+in `slices`. Raises SourceError, errors of the messages, OvertakenError if another process was faster, else LakeError.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ def append_slice(
 ) -> None:
     """Append transactions in commit order, given as arrays of messages, in one commit of this process.
 
-    Raises errors of the messages, OverrunError if the change log's position is not `after` or its version not `base`,
+    Raises errors of the messages, OvertakenError if the change log's position is not `after` or its version not `base`,
     else LakeError.
     """
     commit_slice(lake, local, feed, _write_slice(lake, feed, messages, end), after, base)
@@ -142,7 +142,7 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
 def commit_slice(
     lake: Lake, local: LocalRecords, feed: Feed, written: WrittenSlice, after: int, base: int | None
 ) -> None:
-    """Commit a written slice; raises OverrunError as `append_slice` does, else LakeError."""
+    """Commit a written slice; raises OvertakenError as `append_slice` does, else LakeError."""
     path = ChangeLog(lake, feed).path
     with lake.access.translate_errors(path):
         reach(Failpoint.SLICE_WRITTEN)
@@ -157,7 +157,7 @@ def append_slices(
     """Append the slices of a reading, each in one commit; yields the end of each, and whether it has rows.
 
     The slices that end at `second_ends` are left out if the server cannot advance a copy of the slot. In a lake that
-    only Spark reaches, a reading has one slice. Raises OverrunError if the change log's position is not `after` or its
+    only Spark reaches, a reading has one slice. Raises OvertakenError if the change log's position is not `after` or its
     version not `base`; UnprovenError before the first slice with changes that `unaltered` does not cover.
     """
     if (local := lake.local) is None:
@@ -188,7 +188,7 @@ def _write_reading(
     """
     peek, ends = reading.peek, [*reading.ends]
     # This session is opened before the second one: if the role may have only one more, it has to be this one.
-    session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
+    session = opened.enter_context(opened.enter_context(peek.conninfo.connect_adbc()).cursor())
     copy = opened.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
         ends += reading.second_ends

@@ -1,7 +1,7 @@
 """Slices that the publisher itself decides for one subscription, because publications were altered within them.
 
 In: how the feed's slot is read, and positions. Out: the same slice in a change log of the subscription's own. It is
-listed in `altered` before the feed's slice is committed. Raises SourceError, OverrunError if another process was
+listed in `altered` before the feed's slice is committed. Raises SourceError, OvertakenError if another process was
 faster, else LakeError.
 """
 
@@ -15,7 +15,7 @@ from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, peek_options
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
@@ -45,7 +45,7 @@ def version_to_append_to(lake: Lake, feed: Feed, own: Sequence[Feed], head: Tabl
     """The version of the change log to which a slice is appended that is also appended to the feeds `own`.
 
     These feeds may already have a slice that is not in the change log: another run died, or is about to commit it. A
-    commit without rows then makes a new version, so that the other run's commit fails. Raises OverrunError if another
+    commit without rows then makes a new version, so that the other run's commit fails. Raises OvertakenError if another
     process was faster.
     """
     path, position = ChangeLog(lake, feed).path, head.position or 0
@@ -53,7 +53,7 @@ def version_to_append_to(lake: Lake, feed: Feed, own: Sequence[Feed], head: Tabl
     if reached <= position:
         return head.version
     if reached > end:
-        raise OverrunError(path)
+        raise OvertakenError(path)
     lake.records.append(path, CHANGE_LOG.empty_table(), base=head.version)
     return head.version + 1
 

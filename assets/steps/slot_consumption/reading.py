@@ -39,7 +39,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import can_release_wal, confirm
@@ -151,7 +151,7 @@ class _SlotReader:
                     " decisions"
                 )
                 self._unproven = True
-            except OverrunError as error:
+            except OvertakenError as error:
                 self._count_overrun(error)
                 time.sleep(random.uniform(0, 2**self._overruns / 10))  # noqa: S311 - no secret
             except PgsieveError as fault:
@@ -258,10 +258,10 @@ class _SlotReader:
         try:
             self.position = fallback.read(fault, self.position, self._end)
             self.slices += 1
-        except OverrunError as error:
+        except OvertakenError as error:
             self._count_overrun(error)
 
-    def _count_overrun(self, error: OverrunError) -> None:
+    def _count_overrun(self, error: OvertakenError) -> None:
         """Count how often another process has read the slot meanwhile; raise the error if that is too often."""
         self._overruns += 1
         if self._overruns == _MAX_OVERRUNS:

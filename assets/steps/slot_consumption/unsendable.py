@@ -41,7 +41,7 @@ from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.decoding.publications.catalog import PublicationError, Table
 from pgsieve.decoding.publications.routing import routes
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT, existing_publications
@@ -159,7 +159,7 @@ class Fallback:
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
-            raise OverrunError(path)
+            raise OvertakenError(path)
         return version_to_append_to(self.lake, self.peek.feed, own, head, end) if own else None
 
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:

@@ -34,7 +34,7 @@ from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import ColumnSource, SchemaChangedError, refuse_ambiguity
 from pgsieve.decoding.values.types import ColumnType, from_text
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.rewriting import RowChange
 
@@ -59,7 +59,7 @@ class SchemaChanges:
     def follow(self, catalog: Catalog) -> bool:
         """Bring the ready replicas to the catalog's definitions; returns whether a definition changed.
 
-        Raises OverrunError if another process changes a table's state too.
+        Raises OvertakenError if another process changes a table's state too.
         """
         tables, changed = self.subscription.tables(catalog), False
         self._states.note_altered(lambda s: _is_altered(self.subscription, tables.get(s.name), s))
@@ -134,9 +134,9 @@ class SchemaChanges:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
     def _refuse_overrun(self, state: TableState) -> None:
-        """Raise OverrunError if another process has changed the state since it was read."""
+        """Raise OvertakenError if another process has changed the state since it was read."""
         if self._states.newest().get(state.name) != state:
-            raise OverrunError(self._states.path)
+            raise OvertakenError(self._states.path)
 
     def _refuse_unapplied(self, state: TableState) -> None:
         """Raise SchemaChangedError if the replica may lack changes with the former columns and key.

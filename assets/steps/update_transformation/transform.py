@@ -57,7 +57,7 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import FileCommitter
-from pgsieve.resources.lake.delta.errors import OverrunError, retry_after_conflict
+from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
@@ -217,7 +217,7 @@ class _SliceTransformation:
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
             changes = lake.map_in_parallel(partial(one, messages=messages), list(work.tables))
         if failed and lake.records.version(transformed := Transformed(lake, name).path) != self.base:
-            raise OverrunError(transformed)  # Another process may be the cause of the failures.
+            raise OvertakenError(transformed)  # Another process may be the cause of the failures.
         TableStates(lake, name).append(failed.values())
         return changes
 

@@ -2,7 +2,7 @@
 
 In: rows, files or a net change, and the version from which they were planned. Out: one commit, which has the
 position as Delta's `txn`. If another writer was faster, the commit is repeated; if it needs a new plan,
-OverrunError is raised. Raises also CommitFailedError and other errors of delta-rs.
+OvertakenError is raised. Raises also CommitFailedError and other errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
 """
@@ -18,7 +18,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.resources.lake.delta.bounds import write_with_bounds, writer_properties
-from pgsieve.resources.lake.delta.errors import OverrunError, retry_commit
+from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.queries import quoted_column
@@ -76,7 +76,7 @@ class Commits:
         table = self.open_if_exists(path) or self._create(path, with_version(rows, 0).schema)
         version = table.version() + 1
         if base not in {None, table.version()}:
-            raise OverrunError(path)
+            raise OvertakenError(path)
         versioned = with_version(rows, version)
         write_deltalake(
             table,
@@ -95,7 +95,7 @@ class Commits:
         """Append rows, or overwrite the table with them, in one commit.
 
         If another writer was faster, the commit is repeated. A reader can be read only once, so for its rows
-        CommitFailedError is raised instead. Raises OverrunError also if an overwrite would lower the position.
+        CommitFailedError is raised instead. Raises OvertakenError also if an overwrite would lower the position.
         """
         overwrite = commit.overwrite
 
@@ -187,7 +187,7 @@ class Commits:
             table = self.open_if_exists(path)
             head = self.head_of(path, table)
             # If another writer commits after this, this commit fails.
-            commit.refuse_overrun(path, head)
+            commit.refuse_overtaken(path, head)
             try:
                 attempt(table)
                 # If the table has a later version than the next one, other writers have committed, too.
@@ -196,7 +196,7 @@ class Commits:
             except DeltaError as error:
                 # If only a later step failed, this commit has succeeded, and a new plan notices it.
                 if base is not None and self.head(path).version != base:
-                    raise OverrunError(path) from error
+                    raise OvertakenError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
                     raise CommitFailedError(str(error)) from error
                 raise
@@ -373,13 +373,13 @@ def _nullable(field: pa.Field) -> pa.Field:
 def has_position(path: str, head: TableHead, commit: Commit) -> bool:
     """Whether a table with this head already has the position of a commit.
 
-    Raises OverrunError if an overwrite would lower the position. The commit must then follow this head, so
+    Raises OvertakenError if an overwrite would lower the position. The commit must then follow this head, so
     that the slower of two writers of one position is refused.
     """
     if head.position is None or commit.position is None:
         return False
     if commit.overwrite and head.position > commit.position:
-        raise OverrunError(path)
+        raise OvertakenError(path)
     return head.position >= commit.position
 
 

@@ -1,7 +1,7 @@
 """Compacts a plain table by compare-and-set of its files: joins small files, or clusters all rows.
 
 In: a table that delta-rs can reach, without deletion vectors, partitions or mapped columns. Out: commits that
-do not change rows, and by how many the number of files has shrunk. Raises OverrunError if another process has
+do not change rows, and by how many the number of files has shrunk. Raises OvertakenError if another process has
 rewritten one of the files meanwhile.
 
 With delta-rs's OPTIMIZE, two processes can replace the same files one after the other, and the table would have
@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.resources.lake.delta.commits import is_removable, removal
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError, retry_commit
+from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
 from pgsieve.resources.lake.delta.records import unchanged_metadata
@@ -133,7 +133,7 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
         table = local.table_at(path)
         # A file has the same name after another process has marked some of its rows as deleted.
         if not (removed.keys() <= _files(table).keys() and is_plain(table)):
-            raise OverrunError(path)
+            raise OvertakenError(path)
         table.create_write_transaction(
             actions,
             "append",

@@ -104,7 +104,7 @@ class ConcurrentWriteError(LakeError):
     """Another writer of the table committed first. A repeated write may succeed."""
 
 
-class OverrunError(ConcurrentWriteError):
+class OvertakenError(ConcurrentWriteError):
     """Another process committed after this write was planned, so the step has to plan again."""
 
     def __init__(self, path: str) -> None:

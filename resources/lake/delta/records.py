@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 
 APPLICATION = "pgsieve"
 
@@ -30,7 +30,7 @@ class Commit:
     """The properties of a commit. With a `position` the commit is made once per position.
 
     With `overwrite` the rows replace the table's. `base` and `after` are the table's version and position (0:
-    none) from which the rows were planned; if the table has another one, OverrunError is raised. `metadata` is
+    none) from which the rows were planned; if the table has another one, OvertakenError is raised. `metadata` is
     added to the user metadata. `properties` are the Delta properties of a new table.
     """
 
@@ -46,10 +46,10 @@ class Commit:
         """The commit's user metadata in the log."""
         return commit_metadata(self.position, self.metadata)
 
-    def refuse_overrun(self, path: str, head: "TableHead") -> None:
-        """Raise OverrunError if a table with this head has another version or position than the plan."""
+    def refuse_overtaken(self, path: str, head: "TableHead") -> None:
+        """Raise OvertakenError if a table with this head has another version or position than the plan."""
         if self.base not in {None, head.version} or self.after not in {None, head.position or 0}:
-            raise OverrunError(path)
+            raise OvertakenError(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Records(Protocol):
 
         So the order of rows depends on no clock, and survives compaction and vacuum. If another writer commits
         meanwhile, the version would be wrong, and an error is raised. `base` is the version from which the rows
-        were planned (0 also if there is no table); if the table has another one, OverrunError is raised.
+        were planned (0 also if there is no table); if the table has another one, OvertakenError is raised.
         """
 
     def position(self, path: str) -> int | None:

@@ -2,7 +2,7 @@
 
 In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Files can be
 rewritten without rows (`Commits.commit`) if the table's rows are exactly the rows of its files. Rows can be
-marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the log. Raises OverrunError
+marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the log. Raises OvertakenError
 if the table has another version than when the rows were looked up, and UnmarkableError.
 """
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
-from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
+from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     LAST_COMMITS,
@@ -97,7 +97,7 @@ class SparkRecords:
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
-            commit.refuse_overrun(path, self.head(path))
+            commit.refuse_overtaken(path, self.head(path))
         # Connect cannot infer the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
         # A table that an earlier version of pgsieve created may lack columns.
@@ -116,7 +116,7 @@ class SparkRecords:
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
-            raise OverrunError(path)
+            raise OvertakenError(path)
         versioned = with_version(rows, version)
         frame = self._session().createDataFrame(versioned, from_arrow_schema(versioned.schema))
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
-from pgsieve.resources.lake.delta.errors import ERRORS_OF_NO_TABLE, LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import ERRORS_OF_NO_TABLE, LakeError, OvertakenError
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
@@ -124,7 +124,7 @@ def test_a_refusal_of_delta_rs_is_no_conflict_and_an_error_of_its_table(tmp_path
     with pytest.raises(LakeError, match="append-only") as raised, lake.access.translate_errors(other):
         lake.local.write(other, rows(5), Commit(7, overwrite=True))
     assert not isinstance(raised.value, ERRORS_OF_NO_TABLE)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         lake.local.write(other, rows(5), Commit(8, base=7))
 
 

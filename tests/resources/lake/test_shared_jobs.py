@@ -142,14 +142,14 @@ def test_each_part_is_in_one_task_and_tasks_have_equal_shares(
 def test_a_failing_part_fails_only_its_caller() -> None:
     job = [_asked("a", 3), _asked("bad", 2), _asked("b", 1), _asked("bad too")]
     together = SharedParts([each.part for each in job], tasks_of(job, 2), FILE_SCHEMA)
-    rows = INLINE.run(together, len(together.tasks), schema=together.written)
+    rows = INLINE.run(together, len(together.tasks), schema=together.row_schema)
     a, bad, b, bad_too = together.rows_by_caller(rows)
     assert a is not None
     assert b is not None
     assert a.sort_by("path") == _rows("a", 3)
     assert b == _rows("b")
     assert (bad, bad_too) == (None, None)
-    nothing = together.rows_by_caller(together.written.empty_table())
+    nothing = together.rows_by_caller(together.row_schema.empty_table())
     assert nothing == [FILE_SCHEMA.empty_table()] * len(job)
 
 

@@ -26,7 +26,11 @@ def test_a_refusal_of_a_drivers_own_query_shows_the_servers_words(
     with psycopg.connect(publisher_server.conninfo()) as other:
         # ADBC's driver reads the types when it connects.
         other.execute("LOCK TABLE pg_catalog.pg_type IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(TransientError) as refused, translate_errors("shop", "read"), impatient.adbc():
+        with (
+            pytest.raises(TransientError) as refused,
+            translate_errors("shop", "read"),
+            impatient.connect_adbc(),
+        ):
             pass
     assert refused.value.message == ('source "shop": cannot read (canceling statement due to lock timeout)')
 
@@ -57,7 +61,7 @@ def test_a_lost_connection_is_another_servers_if_the_session_continues(
             connection.execute(raising)
         assert refused.value.sqlstate == sqlstate
         connection.execute("select 1")
-        with Conninfo(publisher_server.conninfo()).adbc() as other, other.cursor() as cursor:
+        with Conninfo(publisher_server.conninfo()).connect_adbc() as other, other.cursor() as cursor:
             with pytest.raises(ForeignServerError) as refused, translate_errors("shop", "read"):
                 cursor.execute(raising)
             assert refused.value.sqlstate == sqlstate

@@ -32,7 +32,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta import commits, delta_rs
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
@@ -330,7 +330,7 @@ def test_a_check_does_not_compare_with_later_changes_of_another_process(
 ) -> None:
     overlap.write()
     _meanwhile(monkeypatch, consistency, "apply", overlap.overtake)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         check_consistency(overlap.first.subscription, overlap.first.lake, _quiet)
     checked = check_consistency(overlap.first.subscription, overlap.first.lake, _quiet)
     assert [c.table for c in checked if not c.equal] == []

@@ -29,7 +29,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta.errors import OverrunError, retry_after_conflict
+from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
@@ -316,7 +316,7 @@ def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatc
     maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print)
     states = TableStates(shop.lake, "first").newest()
     assert [states["public", t].state for t in TABLES] == [SyncState.SET_ASIDE, SyncState.READY]
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.READY, 1)], base)
 
 

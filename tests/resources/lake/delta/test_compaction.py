@@ -28,7 +28,7 @@ from tenacity import retry, retry_if_exception_type
 from pgsieve.resources.lake.delta import compaction
 from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError, retry_after_conflict
+from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.delta.row_removal import can_rewrite_files
@@ -137,7 +137,7 @@ def test_a_commit_of_another_process_during_a_compaction_is_neither_lost_nor_dou
         meanwhile(path)
 
     monkeypatch.setattr(compaction, "write_files", written_slowly)
-    with contextlib.nullcontext() if goes_on else pytest.raises(OverrunError):
+    with contextlib.nullcontext() if goes_on else pytest.raises(OvertakenError):
         assert _WAYS[way](other_process(), path) == _FILES - 1
     assert values(path) == values(alone)
     assert other_process().position(path) == other_process().position(alone)
@@ -151,7 +151,7 @@ def test_random_compactions_and_writers_leave_the_written_rows(tmp_path: Path, s
     def tend(number: int) -> None:
         for _ in range(8):
             way = drawn.choice(list(_WAYS))
-            with contextlib.suppress(OverrunError):
+            with contextlib.suppress(OvertakenError):
                 retry_after_conflict(lambda way=way: _WAYS[way](other_process(), path))()
 
     def append() -> None:
@@ -373,7 +373,7 @@ def test_a_partitioned_table_is_left_to_other_writers(tmp_path: Path) -> None:
     for value in range(2):
         write_deltalake(path, rows(value), partition_by=["slice"], mode="append")
     assert not local.is_readable(path)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         compact(local, path)
     assert values(path) == [0, 1]
 

@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta import log as log_module
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -175,11 +175,11 @@ def test_the_slower_writer_marks_nothing(place: Place) -> None:
     assert matches
     marked = marked_files(local, place.path, matches, base)
     place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         mark_rows(local, place.path, marked, [], 10, base)
     # This also holds if the log entry appears only after the check.
     mark(other, place.path, [4], 11)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         mark_rows(local, place.path, marked, [], 12, base)
     assert place.rows() == {n: 2 * n for n in [*range(9), 100] if n != 4}
     assert not place.files(".tmp")
@@ -359,7 +359,7 @@ class TestOnABadNetwork:
 
         write = Thread(name="faster", target=lambda: mark(faster, place.path, [5], 11))
         proxy.refused = refused
-        with pytest.raises(OverrunError):
+        with pytest.raises(OvertakenError):
             mark_rows(local, place.path, marked, [], 10, base)
         assert place.local().position(place.path) == 11
         assert place.rows() == {n: 2 * n for n in range(9) if n != 5}

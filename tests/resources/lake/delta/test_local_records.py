@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta import commits
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError, missing_file
+from pgsieve.resources.lake.delta.errors import OvertakenError, missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
@@ -135,7 +135,7 @@ def test_a_write_planned_from_a_version_follows_no_later_one(
     assert base == TableHead(1, 2)
     other(path) if other is compact else other(path, rows(3), 3, False)
     planned = partial(by, path, rows(2, 3), 4, overwrite, base=base.version)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         planned()
     assert LocalRecords().table(path)["slice"].to_pylist().count(2) == 1
     by(path, rows(4), 4, overwrite, base=LocalRecords().version(path))
@@ -146,9 +146,9 @@ def test_a_write_planned_from_a_version_follows_no_later_one(
 def test_a_table_that_another_process_created_is_not_created_again(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     write(path, rows(1), 1, False)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         by(path, rows(1, 2), 2, False, base=-1)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         by(path, rows(1, 2), 2, False, after=0)
     assert LocalRecords().table(path)["slice"].to_pylist() == [1]
 
@@ -158,7 +158,7 @@ def test_a_write_after_a_position_follows_no_other(tmp_path: Path, by: Write) ->
     path = str(tmp_path / "t")
     for position in (1, 2):
         by(path, rows(position), position, False, after=position - 1)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         by(path, rows(2, 3), 3, False, after=1)
     compact(path)  # moves no position
     by(path, rows(3), 3, False, after=2)
@@ -198,7 +198,7 @@ def test_a_merge_follows_no_later_version_than_its_plans(tmp_path: Path) -> None
     write(path, rows(2), 2, False)
     source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
     merge = partial(LocalRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         merge(3, base=0)
     assert merge(3, base=1) == {"inserted": 0, "updated": 1, "deleted": 0}
     assert LocalRecords().head(path) == TableHead(2, 3)
@@ -212,7 +212,7 @@ def test_one_of_several_writers_that_plan_from_a_version_commits(tmp_path: Path)
         for _ in range(20):
             head = LocalRecords().head(path)
             assert head.position is not None
-            with contextlib.suppress(OverrunError):
+            with contextlib.suppress(OvertakenError):
                 by(path, rows(head.position), head.position + 1, False, base=head.version)
 
     with ThreadPoolExecutor(4) as pool:
@@ -230,7 +230,7 @@ def test_one_of_several_writers_that_create_a_table_commits(tmp_path: Path, numb
         ready.wait()
         try:
             by(path, rows(1), 1, False, after=0)
-        except OverrunError:
+        except OvertakenError:
             return 0
         return 1
 

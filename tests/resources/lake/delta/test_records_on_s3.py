@@ -11,7 +11,7 @@ import pytest
 from pyspark import cloudpickle
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
@@ -65,9 +65,9 @@ def test_another_processs_commit_is_seen_and_is_no_base_of_a_later_write(
     assert records.head(path) == TableHead(0, 10)
     by_another(lake).append(path, rows(20, 2), 20)
     assert records.head(path) == TableHead(1, 20)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         records.append(path, rows(30, 3), 30, base=0)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         records.append(path, rows(30, 3), 30, after=10)
     records.append(path, rows(20, 2), 20)  # a position is written once
     assert records.count(path) == 2

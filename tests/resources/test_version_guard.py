@@ -12,12 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.resources.lake import committers as delta
-from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
+from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.overrun import with_version_guard
 from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.version_guard import with_version_guard
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -75,7 +75,7 @@ def test_a_write_planned_from_a_version_follows_no_later_one(
     lake, path = _lake(session, tmp_path)
     rows = session.read.format("delta").load(path).where("`a.b` = 10")
     _by_another(tmp_path, position)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         write(lake, rows, path, 1)
     assert DeltaTable(tmp_path / "t").version() == 2
     write(lake, rows, path, 2)
@@ -121,7 +121,7 @@ def test_a_table_that_another_process_created_is_not_created_again(
 ) -> None:
     lake, path = _lake(session, tmp_path)
     rows = session.read.format("delta").load(path)
-    with pytest.raises(OverrunError):
+    with pytest.raises(OvertakenError):
         append(lake, rows, path, -1)
     lake.write(rows, f"{path}2", Commit(20, base=-1))
     assert lake.records.head(f"{path}2").position == 20
