@@ -110,7 +110,7 @@ def initial_sync_asset(
             with as_step(context), callbacks.reporting_errors():
                 lake = open_lake(context, naming)
                 tables, work = copied(context, lake)
-                callbacks.spend(work)
+                callbacks.add_work(work)
                 callbacks.report(tables)
                 yield from _partition_events(key, context.partition_keys, tables, work)
                 made = (each for each in tables if not (each.problem or each.overtaken))

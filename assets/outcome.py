@@ -142,11 +142,11 @@ def _ignore(_: object) -> None:
 class StepCallbacks(Generic[T]):
     """The functions by which a command follows a step that runs in the command's own process.
 
-    `report` gets the step's results, `spend` the costs of its work, `fail` the error that ended it.
+    `report` gets the step's results, `add_work` the costs of its work, `fail` the error that ended it.
     """
 
     report: Callable[[T], None] = _ignore
-    spend: Callable[[Work], None] = _ignore
+    add_work: Callable[[Work], None] = _ignore
     fail: Callable[[Exception], None] = _ignore
 
     @contextmanager

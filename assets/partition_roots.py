@@ -113,9 +113,9 @@ def replica_tables_asset(
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
         with as_step(context), callbacks.reporting_errors():
             lake, request = open_lake(context, naming), _Request(assets, context)
-            (before, result), work = request.applied(lake) if done is None else done(context.log.info)
-            callbacks.spend(work)
-            if request.is_of_assets:
+            (before, result), work = request.apply(lake) if done is None else done(context.log.info)
+            callbacks.add_work(work)
+            if request.has_assets:
                 callbacks.report(result)
             yield from _Increment(request, lake, before, result, work).events()
 
@@ -187,21 +187,21 @@ class _Request:
     def __init__(self, assets: _ReplicaAssets, context: dg.AssetExecutionContext) -> None:
         self.assets, self.context = assets, context
         selected = context.selected_asset_keys
-        self.is_of_assets = bool(selected)
+        self.has_assets = bool(selected)
         #: The keys of the selected tables, by table.
         self.chosen = {assets.names[key]: key for key in sorted(selected & assets.names.keys())}
-        self.with_cut = assets.cut in selected
-        self.is_of_all = self.with_cut or len(self.chosen) == len(assets.names)
+        self.has_cut = assets.cut in selected
+        self.has_all_tables = self.has_cut or len(self.chosen) == len(assets.names)
         #: The keys of the tables that the run may materialise, by table.
-        self.tables = {name: key for key, name in assets.names.items()} if self.with_cut else self.chosen
+        self.tables = {name: key for key, name in assets.names.items()} if self.has_cut else self.chosen
 
-    def applied(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
+    def apply(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
         """Apply the changes of the tables; returns the cut before the apply and its result, and the costs."""
         subscription = self.assets.subscription
         before, result = Cuts(lake, subscription.name).last(), ApplyResult()
         with measure() as work:
-            if self.is_of_assets:
-                only = None if self.is_of_all else list(self.chosen)
+            if self.has_assets:
+                only = None if self.has_all_tables else list(self.chosen)
                 result = apply(subscription, lake, self.context.log.info, only)
         return (before, result), work
 
@@ -216,21 +216,23 @@ class _Increment:
         self._lake, self._result, self._subscription = lake, result, request.assets.subscription
         name, instance = self._subscription.name, self._context.instance
         self._states = TableStates(lake, name).newest()
-        self._whole = SubscriptionRecord(lake, name).state()
-        self._problems = subscription_problems(name, lake, self._states, self._whole)
+        self._subscription_state = SubscriptionRecord(lake, name).state()
+        self._problems = subscription_problems(name, lake, self._states, self._subscription_state)
         self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
-        reported = self._reported if request.is_of_all else None
+        reported = self._reported if request.has_all_tables else None
         self._failing = (
-            _failing_problems(self._problems, request.chosen, reported) if request.is_of_assets else {}
+            _failing_problems(self._problems, request.chosen, reported) if request.has_assets else {}
         )
-        self._new = self._materialised(
+        self._materialised = self._choose_materialised(
             before, tables_with_failed_check(instance, set(request.tables.values()))
         )
         self._behind = measured_freshness(self._subscription, lake)
         #: Metadata of all assets of the run.
         self._run_metadata = {**work_metadata(work), **lag_metadata(self._behind)}
 
-    def _materialised(self, before: Cut | None, unwell: Container[dg.AssetKey]) -> dict[Name, TableState]:
+    def _choose_materialised(
+        self, before: Cut | None, failed: Container[dg.AssetKey]
+    ) -> dict[Name, TableState]:
         """The ready tables that have changed or that a user selected."""
         request, tables = self._request, self._request.tables
         return {
@@ -240,8 +242,8 @@ class _Increment:
             and state.state == SyncState.READY
             and (
                 is_changed(name, self._result, before)
-                or tables[name] in unwell
-                or (name in request.chosen and bool(self._failing or not request.is_of_all))
+                or tables[name] in failed
+                or (name in request.chosen and bool(self._failing or not request.has_all_tables))
             )
         }
 
@@ -250,10 +252,10 @@ class _Increment:
 
         Raises IncompleteError after the last event if a problem fails the run.
         """
-        yield from self._replicas()
+        yield from self._replica_events()
         report_checks(self._context.instance, list(self._checks_of_tables()))
-        if self._request.with_cut and self._result.cut and not cut_obstacles(self._problems):
-            yield self._cut(self._result.cut)
+        if self._request.has_cut and self._result.cut and not cut_obstacles(self._problems):
+            yield self._cut_event(self._result.cut)
         yield from self._checks_of_cut()
         if self._failing:
             chosen, tables = self._request.chosen, self._request.tables
@@ -261,15 +263,15 @@ class _Increment:
             plan_assets(self._context, failing)
             raise IncompleteError(self._subscription.name, list(self._failing.values()))
 
-    def _replicas(self) -> Iterator[Event]:
+    def _replica_events(self) -> Iterator[Event]:
         """The materializations of replicas, with those that the run did not plan."""
         lake, assets, tables = self._lake, self._assets, self._request.tables
-        comments = _comments(self._subscription, list(self._new))
-        paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._new}
+        comments = _comments(self._subscription, list(self._materialised))
+        paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._materialised}
         with lake.consistent_read(*paths.values()):
             versions = {
                 name: replica_version(state.lsn, lake.records.version(paths[name]))
-                for name, state in self._new.items()
+                for name, state in self._materialised.items()
             }
             metadata = {
                 name: {
@@ -281,7 +283,7 @@ class _Increment:
                         self._published_names(name, state),
                     ),
                 }
-                for name, state in self._new.items()
+                for name, state in self._materialised.items()
             }
         for name, version in versions.items():
             key = tables[name]
@@ -305,9 +307,9 @@ class _Increment:
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
         """The checks of tables whose results have changed."""
         of_others = self._problems.keys() - self._failing.keys() - self._request.chosen.keys()
-        silent = (_ready_tables(self._states) - self._new.keys()) | of_others
+        unreported = (_ready_tables(self._states) - self._materialised.keys()) | of_others
         for name, key in self._request.tables.items():
-            if name in silent:
+            if name in unreported:
                 continue
             state = self._states.get(name)
             if state is None or state.state != SyncState.READY:
@@ -315,10 +317,10 @@ class _Increment:
             yield sync_state_result(key, state)
             yield table_freshness_result(key, self._subscription, self._behind, state)
 
-    def _cut(self, cut: Cut) -> Event:
+    def _cut_event(self, cut: Cut) -> Event:
         """The materialization of the cut; its tags repeat the versions of inputs that this run has not materialised."""
         instance, key, request = self._context.instance, self._assets.cut, self._request
-        others = [request.tables[name] for name in self._new if name not in request.chosen]
+        others = [request.tables[name] for name in self._materialised if name not in request.chosen]
         return dg.MaterializeResult(
             asset_key=key,
             data_version=cut_data_version(cut),
@@ -332,7 +334,9 @@ class _Increment:
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
                 reported = self._reported.intersection(self._problems.values()) | set(self._failing.values())
-                yield cut_sync_state_result(self._assets.cut, self._states, self._whole, reported)
+                yield cut_sync_state_result(
+                    self._assets.cut, self._states, self._subscription_state, reported
+                )
             else:
                 yield freshness_result(self._assets.cut, self._subscription, self._behind)
 

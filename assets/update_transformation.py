@@ -58,7 +58,7 @@ def table_changes_asset(
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
                 changes, work = done(log)
-        callbacks.spend(work)
+        callbacks.add_work(work)
         callbacks.report(changes)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")

@@ -73,7 +73,7 @@ class Published:
 def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
     """The LSN and catalog of a feed, and the comments on its tables."""
     with feed.source.connect() as connection:
-        lsn, catalog = current_lsn(connection), feed.with_defined(present_catalog(connection))
+        lsn, catalog = current_lsn(connection), feed.with_defined_publications(present_catalog(connection))
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
     names = sorted({p for publications in feed.subscriptions.values() for p in publications})
     return (lsn, catalog_to_json(catalog, names)), {n: c.table for n, c in comments.items() if c.table}
@@ -219,7 +219,7 @@ def _tables_of_catalog(
 ) -> Tables | None:
     """The tables that a catalog publishes to a subscription; None if its publications have an error."""
     try:
-        published = subscription.tables(subscription.feed.with_defined(catalog))
+        published = subscription.tables(subscription.feed.with_defined_publications(catalog))
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return None

@@ -18,11 +18,11 @@ class HistoryChoice:
     scd2: bool | None = None
 
     @property
-    def any(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether one of the histories is kept."""
         return bool(self.initial or self.scd2)
 
-    def over(self, other: "HistoryChoice") -> "HistoryChoice":
+    def or_else(self, other: "HistoryChoice") -> "HistoryChoice":
         """The choice with each None replaced by the value of the other one."""
         return HistoryChoice(
             other.initial if self.initial is None else self.initial,
@@ -40,4 +40,4 @@ class HistoryChoices:
     def of(self, name: Name) -> HistoryChoice:
         """The choice for one table."""
         table = self.tables.get(name)
-        return self.every if table is None else table.over(self.every)
+        return self.every if table is None else table.or_else(self.every)

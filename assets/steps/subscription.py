@@ -76,7 +76,7 @@ class Feed:
     failover: bool = False
 
     @property
-    def unfiltered(self) -> str:
+    def unfiltered_publication(self) -> str:
         """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
         return cut_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
 
@@ -87,7 +87,7 @@ class Feed:
         """
         return self.source.hold_lock(f"slot {self.slot}", seconds)
 
-    def with_defined(self, catalog: Catalog) -> Catalog:
+    def with_defined_publications(self, catalog: Catalog) -> Catalog:
         """The server's catalog with the publications that pgsieve.yaml defines, except those that cannot be resolved."""
         resolved = {}
         for name, defined in self.defined.items():
@@ -104,7 +104,7 @@ class Feed:
                 self.defined[name].resolve(catalog)  # Raises the publication's error.
         return catalog.select(self.subscriptions[subscription])
 
-    def published_part(self, catalog: Catalog) -> "Feed":
+    def without_missing_publications(self, catalog: Catalog) -> "Feed":
         """The feed without the subscriptions whose publications are missing."""
         published = {}
         for name, publications in self.subscriptions.items():
@@ -268,10 +268,10 @@ class Subscription:
         `defined` are the types that users defined in the catalog; values in binary format need them.
         """
         return column_type(
-            type_oid, type_modifier, self.override((table.schema, table.name), column), defined
+            type_oid, type_modifier, self.chosen_type((table.schema, table.name), column), defined
         )
 
-    def override(self, table: tuple[str, str], column: str) -> str | None:
+    def chosen_type(self, table: tuple[str, str], column: str) -> str | None:
         """The Spark type that the user chose for a column, which is named as at the publisher or as in the replica."""
         if not self.layout.plain_names:
             return self.types.get((*table, column))
@@ -411,14 +411,14 @@ class Definition:
         return metadata_column(self.metadata, kind)
 
     @property
-    def deleted(self) -> str | None:
+    def deleted_column(self) -> str | None:
         """The column that marks deleted rows; None if deleted rows are removed from the replica."""
         return self.metadata_column(DELETED)
 
     @property
-    def kept(self) -> tuple[tuple[str, str], ...]:
+    def soft_delete_columns(self) -> tuple[tuple[str, str], ...]:
         """The metadata columns of a replica that keeps deleted rows (`deletes: soft`) and has a key; otherwise none."""
-        return self.metadata if self.key and self.deleted else ()
+        return self.metadata if self.key and self.deleted_column else ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -465,9 +465,9 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         raise SchemaChangedError("a key finds the rows of its partitions now")
     if all(source.former is None for source in planned) and present != former:
         raise SchemaChangedError("none of its former columns is left")
-    if former.kept and not present.kept:
+    if former.soft_delete_columns and not present.soft_delete_columns:
         raise SchemaChangedError("deleted rows are no longer kept")
-    if present.kept and former.key_numbers != present.key_numbers:
+    if present.soft_delete_columns and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
     # No former row is deleted.
     not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
@@ -487,7 +487,7 @@ def arrow_types(
     for name, _ in definition.table_columns:
         column = definition.layout.column_by_name(name)
         assert column is not None
-        chosen = subscription.override(table, name)
+        chosen = subscription.chosen_type(table, name)
         types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
     return [*types, *metadata_arrow_types(definition)]
 

@@ -116,8 +116,8 @@ def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[byt
             )
         verify_slot(state, source.name, slot, None)
         server = read_catalog(connection)
-        catalog = feed.with_defined(server)
-        publications = feed.published_part(catalog).slot_publications(catalog)
+        catalog = feed.with_defined_publications(server)
+        publications = feed.without_missing_publications(catalog).slot_publications(catalog)
         missing = [name for name in publications if name not in server.publications]
         if missing or not publications:
             raise PgsieveError(

@@ -361,7 +361,7 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
 def _replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
     """The tables that the copy reads."""
     subscription = build_project(config).subscriptions[choice.subscription]
-    return sorted(subscription.tables(subscription.feed.with_defined(survey.catalog)))
+    return sorted(subscription.tables(subscription.feed.with_defined_publications(survey.catalog)))
 
 
 def unknown_name_error(kind: str, name: str, names: Sequence[str]) -> PgsieveError:

@@ -123,7 +123,7 @@ class Materializer:
             NAMING,
             tell=self.progress.tell,
             seconds=seconds,
-            callbacks=StepCallbacks(report=self._record_copies, spend=self.work.add),
+            callbacks=StepCallbacks(report=self._record_copies, add_work=self.work.add),
         )
         lacking = {} if chosen else {LACKING_TAG: "true"}
         partitions = tables_partitions(self.subscription.name)
@@ -164,7 +164,7 @@ class Materializer:
         self, fail: Callable[[Exception], None], done: PrefetchedWork[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
         """The asset of the transformed changes; with `done`, its step takes the result of prefetched work."""
-        callbacks = StepCallbacks(report=self._record_transformed, spend=self.work.add, fail=fail)
+        callbacks = StepCallbacks(report=self._record_transformed, add_work=self.work.add, fail=fail)
         return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
@@ -185,7 +185,7 @@ class Materializer:
             NAMING,
             unchanged=unchanged,
             done=done,
-            callbacks=StepCallbacks(report=self._record_applied, spend=self.work.add, fail=fail),
+            callbacks=StepCallbacks(report=self._record_applied, add_work=self.work.add, fail=fail),
         )
 
     def apply_changes(self, log: Log) -> tuple[Cut | None, ApplyResult]:

@@ -45,7 +45,7 @@ def refilter(
     lake.access.check_writable()
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     refiltering = _prepare_refilter(subscription, sources, lake)
-    plans = refiltering.planned(names)
+    plans = refiltering.plan(names)
     lsn, possible = None, [plan.name for plan in plans if plan.source is not None]
     if possible and not planning:
         chosen = [each for each in sources if each.name in {plan.source for plan in plans}]
@@ -55,9 +55,9 @@ def refilter(
         with ExitStack() as locked:
             for name in sorted({subscription.name, *(each.name for each in chosen)}):
                 locked.enter_context(subscription.feed.source.hold_lock(name))
-            SubscriptionRecord(lake, subscription.name).keep_folders()
+            SubscriptionRecord(lake, subscription.name).record_folders()
             # `done` plans again, as the catalog may have changed before the locks were taken.
-            made = {plan.name: plan for plan in _prepare_refilter(subscription, chosen, lake).done(possible)}
+            made = {plan.name: plan for plan in _prepare_refilter(subscription, chosen, lake).make(possible)}
             plans = [made.get(plan.name, plan) for plan in plans]
             lsn = max(applied_lsn(lake, each) for each in chosen)
     return RefilterReport(

@@ -138,7 +138,7 @@ class _Findings:
             return
         self._problems += [p for p in (_problem(name, e) for e in errors) if p not in self._problems]
         examination = publisher.examination
-        self._problems += [_problem(name, error) for error in examination.refused]
+        self._problems += [_problem(name, error) for error in examination.definition_problems]
         if examination.unchecked is not None:
             self._problems.append(_problem(name, examination.unchecked))
         are_sound = [
@@ -259,7 +259,7 @@ def _received_tables(
 ) -> ReceivedTables:
     states = TableStates(lake, subscription.name).newest()
     changes = _received_changes(subscription, catalog)
-    tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).kept()
+    tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).all()
     definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}
     since_copy = {name: changes_since_copy(states.get(name), each) for name, each in definitions.items()}
     names_to_copy = [
@@ -268,7 +268,7 @@ def _received_tables(
     refilter_from = dict[Name, str | None]()
     if names_to_copy:
         refilter = Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
-        refilter_from = {plan.name: plan.source for plan in refilter.planned(names_to_copy)}
+        refilter_from = {plan.name: plan.source for plan in refilter.plan(names_to_copy)}
 
     def received(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
         renamed = {name: subscription.replica_name(name) for name in replicated.columns}

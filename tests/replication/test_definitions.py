@@ -114,7 +114,7 @@ class Database:
         return Feed("shop", Source("shop", self.conninfo), "slot", "capture", False, names, own)
 
     def first_refusal(self, defined: DefinedPublication) -> tuple[str | None, str] | None:
-        refused = self.examined(defined).refused
+        refused = self.examined(defined).definition_problems
         if not refused:
             return None
         return refused[0].sqlstate, refused[0].message.removeprefix(f'publication "{defined.name}": ')
@@ -416,7 +416,7 @@ def test_a_filter_that_the_publisher_cannot_check_is_reported_and_the_run_goes_o
             examined = limited.examined(sound)
             assert isinstance(examined.unchecked, UncheckedFilterError)
             assert "temporary" in str(examined.unchecked)
-            assert not examined.refused
+            assert not examined.definition_problems
             server = read_catalog(connection)
             assert "own" in sound_part(connection, limited.feed(sound), server)[1].publications
             with pytest.raises(PgsieveError, match="not part of the replica identity"):

@@ -108,7 +108,7 @@ def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
         assert _sorted(_after(versions, lsn, now.column_names)) == _sorted(
             [{name: row.get(name) for name in now.column_names} for row in rows]
         ), lsn
-    for cut in Cuts(replica.lake, "sub").kept():
+    for cut in Cuts(replica.lake, "sub").all():
         then = _rows_at(replica, path, cut.tables["public", table])
         rows = _after(versions, cut.lsn - 1, then.column_names)
         assert _sorted(rows) == _sorted(then.to_pylist()), f"other rows at the cut of {cut.lsn}"
@@ -223,7 +223,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
             assert _sorted([{n: row[n] for n in now.column_names} for row in current]) == _sorted(
                 now.to_pylist()
             )
-            for cut in Cuts(replica.lake, "sub").kept()[-2:]:
+            for cut in Cuts(replica.lake, "sub").all()[-2:]:
                 path = replica.lake.paths.replica("sub", "public", "t")
                 then = _rows_at(replica, path, cut.tables["public", "t"])
                 # At the cut of the schema change, the versions already have the table's new columns.

@@ -59,7 +59,7 @@ class PendingChanges:
         return self.slices[0].name
 
     @property
-    def ends(self) -> Sequence[int]:
+    def slice_ends(self) -> Sequence[int]:
         """The LSNs at which the slices end."""
         return [c.slice for c in self.slices]
 
@@ -96,11 +96,11 @@ class PendingChanges:
         """The partitions through which changes came."""
         return tuple(sorted({partition for c in self.slices for partition in c.through}))
 
-    def sent(self, *operations: str) -> int:
+    def count(self, *operations: str) -> int:
         """The number of changes with these operations, including those before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
 
-    def counted(self, net: NetChange, before: Mask) -> dict[str, int]:
+    def row_counts(self, net: NetChange, before: Mask) -> dict[str, int]:
         """The rows by kind, as `NetChange.counts`, but after a TRUNCATE no row counts as missing."""
         return net.counts(before) | ({"missing": 0} if self.truncated_at is not None else {})
 
@@ -139,16 +139,16 @@ def merge_result(
     end: int,
     counts: Mapping[str, int],
     expected: int,
-    kept: Mapping[str, int] | None = None,
+    soft_delete_counts: Mapping[str, int] | None = None,
 ) -> Applied:
     """The result of a MERGE.
 
     `counts` are its rows by kind; empty if the replica had reached the position already. `expected` is the number of
-    rows that it should update or delete. `kept` are the rows by kind for a replica that keeps deleted rows: there a
-    MERGE counts a deleted row as updated.
+    rows that it should update or delete. `soft_delete_counts` are the rows by kind for a replica that keeps deleted
+    rows: there a MERGE counts a deleted row as updated.
     """
-    if kept is not None:
-        return batch_result(lake, path, pending, end, **(kept if counts else {}))
+    if soft_delete_counts is not None:
+        return batch_result(lake, path, pending, end, **(soft_delete_counts if counts else {}))
     matched = counts.get("updated", 0) + counts.get("deleted", 0)
     missing = max(0, expected - matched) if counts else 0
     return batch_result(lake, path, pending, end, **counts, missing=missing)

@@ -48,13 +48,13 @@ def lacking_changes(
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `examined` says that the changes were examined, and have no key conflict. `decided` are the changes with the net
+    `is_examined` says that the changes were examined, and have no key conflict. `decided` are the changes with the net
     change that the examination has computed; None if it does not fit in memory.
     """
 
     pending: PendingChanges
     state: TableState
-    examined: bool = False
+    is_examined: bool = False
     decided: ManyChanges | None = None
 
 
@@ -83,7 +83,7 @@ class Batch:
     shared: Collection[Name] = ()
     decided: dict[Name, DecidedKeys] = field(default_factory=dict, compare=False)
 
-    def planned(
+    def plan(
         self, only: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
         """The plans of the tables, the heads of the tables that have a part of the batch already, and all states.
@@ -98,7 +98,7 @@ class Batch:
         # then this plan fails, as it is for an earlier version.
         present_heads = heads(lake, name, tables)
         states = TableStates(lake, name).newest()
-        todo, advanced = [], {}
+        plans, advanced = [], {}
         for table, changes in tables.items():
             state, head = states.get(table), present_heads[table]
             if state is None or not state.applies or changes[-1].slice <= state.lsn:
@@ -107,43 +107,45 @@ class Batch:
             if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
                 advanced[table] = head
             if lacking and (only is None or table in only):
-                todo.append(Plan(PendingChanges(lacking, head), state))
-        return todo, advanced, states
+                plans.append(Plan(PendingChanges(lacking, head), state))
+        return plans, advanced, states
 
-    def applied(self, todo: Sequence[Plan]) -> list[Applied]:
+    def apply(self, plans: Sequence[Plan]) -> list[Applied]:
         """Apply the plans; the result of a table that fails has the problem."""
-        if not todo:
+        if not plans:
             return []
         lake, applied = self.lake, list[Applied]()
-        paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in todo}
+        paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in plans}
         with lake.consistent_read(*paths.values()):
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
-            chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            done = lake.map_in_parallel(self._applied_in_process, chosen)
+            chosen = [p for p in plans if (sizes[p.pending.name] >= LARGE_BYTES) == large]
+            done = lake.map_in_parallel(self._apply_in_process, chosen)
             applied += [each for each in done if isinstance(each, Applied)]
-            left = [each for each in done if isinstance(each, Plan)]
-            if left and large:
-                for plan in left:
+            remaining = [each for each in done if isinstance(each, Plan)]
+            if remaining and large:
+                for plan in remaining:
                     lake.enable_deletion_vectors(paths[plan.pending.name])
-                left, _, _ = self.planned([p.pending.name for p in left])
-            if left:
+                remaining, _, _ = self.plan([p.pending.name for p in remaining])
+            if remaining:
                 with lake.idempotent_writes(self.end, vectors=large):
-                    done = lake.map_in_parallel(self._applied_by_any, left)
+                    done = lake.map_in_parallel(self._apply_in_process_or_by_spark, remaining)
                     applied += [each for each in done if isinstance(each, Applied)]
-        return [*self._applied_before_conflicts(applied), *applied]
+        return [*self._apply_before_conflicts(applied), *applied]
 
-    def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
+    def _apply_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
         """Apply the slices before the conflict of each table that has one, so that it does not matter where batches end."""
         earlier: list[Applied] = []
         for name, at in ((a.name, a.conflict_lsn) for a in applied):
             changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
             if changes:
                 batch = replace(self, end=changes[-1].slice, changes=changes)
-                earlier += batch.applied(batch.planned([name])[0])
+                earlier += batch.apply(batch.plan([name])[0])
         return earlier
 
-    def examined(self, todo: Sequence[Plan]) -> tuple[list[Plan], tuple[KeyConflictError, Applied] | None]:
+    def examine(
+        self, plans_to_examine: Sequence[Plan]
+    ) -> tuple[list[Plan], tuple[KeyConflictError, Applied] | None]:
         """Search the plans for key conflicts, and apply nothing.
 
         Returns the examined plans, and the first conflict of all tables with the result for its table.
@@ -158,11 +160,11 @@ class Batch:
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
                 return plan, None  # The apply fails too, and reports it.
-            if decided is not None and decided.nbytes > KEY_BYTES // len(todo):
+            if decided is not None and decided.nbytes > KEY_BYTES // len(plans_to_examine):
                 decided = None
-            return replace(plan, examined=True, decided=decided), None
+            return replace(plan, is_examined=True, decided=decided), None
 
-        outcomes = self.lake.map_in_parallel(one, todo)
+        outcomes = self.lake.map_in_parallel(one, plans_to_examine)
         plans = [plan for plan, _ in outcomes]
         conflicts = [(error, plan) for plan, error in outcomes if error]
         if not conflicts:
@@ -170,15 +172,15 @@ class Batch:
         error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
         return plans, (error, _conflict_result(plan.pending.name, error))
 
-    def _applied_in_process(self, plan: Plan) -> Applied | Plan:
+    def _apply_in_process(self, plan: Plan) -> Applied | Plan:
         """Apply a plan by this process; returns the plan if only Spark can commit to the table."""
-        return self._applied_to(plan, self._commit)
+        return self._apply_plan(plan, self._commit)
 
-    def _applied_by_any(self, plan: Plan) -> Applied | Plan:
+    def _apply_in_process_or_by_spark(self, plan: Plan) -> Applied | Plan:
         """Apply a plan by this process or by Spark."""
-        return self._applied_to(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
+        return self._apply_plan(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
 
-    def _applied_to(
+    def _apply_plan(
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
     ) -> Applied | Plan:
         """Apply a plan by the function `commit`; returns the plan if that function returns None.
@@ -190,7 +192,7 @@ class Batch:
 
         def attempt() -> Applied | Plan:
             if not plans:
-                plans.extend(self.planned([name])[0])
+                plans.extend(self.plan([name])[0])
             if not plans:
                 # Another process has applied the changes, or is about to copy the table.
                 head = self.lake.records.head(path)
@@ -222,10 +224,10 @@ class Batch:
         with _large_apply_lock(search):
             many = plan.decided or many_changes(lake, path, search.log, definition, pending)
             if many is not None:
-                if many.net is not None and not plan.examined:
+                if many.net is not None and not plan.is_examined:
                     search.refuse_change(many.net.conflict)
                 with lake.access.translate_errors(path):
-                    rows = self._room(pending, many)
+                    rows = self._shared_rows(pending, many)
                     if (applied := FilesWriter(lake, path, pending, end, rows).apply(many)) is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
                         self._share(pending, many, rows)
@@ -234,14 +236,14 @@ class Batch:
                 few = few_changes(lake, path, search.log, definition, pending)
             if few is None:
                 return None
-            if not plan.examined:
+            if not plan.is_examined:
                 search.refuse(few)
             with lake.access.translate_errors(path):
                 applied = FewChangesWriter(lake, few, path, definition, pending, end).apply()
                 reach(Failpoint.REPLICA_COMMITTED)
         return applied
 
-    def _room(self, pending: PendingChanges, many: ManyChanges) -> SharedRows | None:
+    def _shared_rows(self, pending: PendingChanges, many: ManyChanges) -> SharedRows | None:
         """Memory for the rows of a table that the versions of its rows use too; None if the table has no such versions."""
         if many.net is None or pending.name not in self.shared:
             return None
@@ -251,7 +253,7 @@ class Batch:
         keyed = many.net.keyed if many.net is not None and rows is not None else None
         size = sum(each.keyed.nbytes for each in self.decided.values())
         if keyed is not None and rows is not None and size + keyed.nbytes <= KEY_BYTES:
-            self.decided[pending.name] = DecidedKeys(pending.ends, pending.since, keyed, rows)
+            self.decided[pending.name] = DecidedKeys(pending.slice_ends, pending.since, keyed, rows)
 
 
 def _conflict_result(name: Name, error: KeyConflictError) -> Applied:
@@ -302,8 +304,8 @@ def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
     changes = SparkChanges(lake, path, search.log, definition, pending)
     size = lake.records.size(path) + pending.size
-    writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
+    writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.is_examined else search)
     with lake.access.translate_errors(path):
-        applied = writer.keyed(changes) if definition.key else writer.keyless(changes)
+        applied = writer.apply_by_key(changes) if definition.key else writer.apply_by_row(changes)
         reach(Failpoint.REPLICA_COMMITTED)
     return applied

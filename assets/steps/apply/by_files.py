@@ -50,27 +50,32 @@ KEY_BYTES = 1024 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ReplicaChange:
-    """The net change of a batch for a replica: new rows (`come`), removed rows (`gone`), and the first conflict.
+    """The net change of a batch for a replica: new rows, rows removed from their files, and the first conflict.
 
-    `counts` are the rows by kind, as in `batch_result`. `changes` says whether there is anything to commit. In a replica
-    that keeps deleted rows, `ended` has the metadata of new rows that the batch deletes again, and `kept` the removed
-    rows that are written again, marked as deleted. `keyed` are the changes by key.
+    `counts` are the rows by kind, as in `batch_result`. `has_changes` says whether there is anything to commit. In a
+    replica that keeps deleted rows, `ended_metadata` has the metadata of new rows that the batch deletes again, and
+    `ended_rows` are the removed rows that are written again, marked as deleted. `keyed` are the changes by key.
     """
 
-    come: NetRows
-    gone: DeletedRows
+    new_rows: NetRows
+    deleted_rows: DeletedRows
     counts: Mapping[str, int]
-    changes: bool
+    has_changes: bool
     conflict: KeyConflict | None = None
-    ended: Sequence[Completion] = ()
-    kept: Sequence[EndedRows] = ()
+    ended_metadata: Sequence[Completion] = ()
+    ended_rows: Sequence[EndedRows] = ()
     keyed: KeyedChanges | None = None
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
         keyed = 0 if self.keyed is None else self.keyed.nbytes
-        return self.gone.nbytes + self.come.nbytes + sum(rows.nbytes for rows in self.kept) + keyed
+        return (
+            self.deleted_rows.nbytes
+            + self.new_rows.nbytes
+            + sum(rows.nbytes for rows in self.ended_rows)
+            + keyed
+        )
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,14 @@ class ManyChanges:
     """A batch's stored changes, and their net change; `net` is None if all changes of a table without a key are INSERTs.
 
     `groups` are the row groups of the changes, `schema` the replica's columns. `stamp` is the column with the time of
-    the apply, if there is one. `empties` says that no row of the replica stays.
+    the apply, if there is one. `empties_replica` says that no row of the replica stays.
     """
 
     committer: FileCommitter
     groups: Sequence[RowGroup]
     schema: pa.Schema
     net: ReplicaChange | None
-    empties: bool = False
+    empties_replica: bool = False
     stamp: str | None = None
 
     @property
@@ -103,7 +108,7 @@ def many_changes(
     """
     if may_have_former_key(definition, pending):
         return None
-    stored = lake.stored_slices(log, pending.ends, every=True)
+    stored = lake.stored_slices(log, pending.slice_ends, every=True)
     if stored is None:
         return None
     rows = stored.schema.field("new").type
@@ -113,10 +118,10 @@ def many_changes(
     if not isinstance(committer, FileCommitter):
         return None
     stamp = definition.metadata_column(APPLIED_AT)
-    if not (definition.key or pending.sent("update", "delete")):
+    if not (definition.key or pending.count("update", "delete")):
         return ManyChanges(committer, stored.groups, schema, None, empties, stamp)
-    decide = _Decider(lake, committer, path, log, definition, pending, stored.groups, schema)
-    net = decide.keyed() if definition.key else decide.keyless()
+    decider = _Decider(lake, committer, path, log, definition, pending, stored.groups, schema)
+    net = decider.decide_by_key() if definition.key else decider.decide_by_row()
     return None if net is None else ManyChanges(committer, stored.groups, schema, net, empties, stamp)
 
 
@@ -133,57 +138,59 @@ class _Decider:
     groups: Sequence[RowGroup]
     schema: pa.Schema
 
-    def keyed(self) -> ReplicaChange | None:
+    def decide_by_key(self) -> ReplicaChange | None:
         """The net change of a table with a key; None also if the keys need too much memory."""
-        pending, lake, kept = self.pending, self.lake, self.definition.kept
+        pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.translate_errors(self.log):
             files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
-            stored = stored_changes(lake.store, files, keys, unsent, kept)
-            keyed = keyed_changes(stored, keys, unsent, pending.ends, pending.since, KEY_BYTES, kept)
-        matches = None if keyed is None else self._matches(keyed)
+            stored = stored_changes(lake.store, files, keys, unsent, soft_delete_columns)
+            keyed = keyed_changes(
+                stored, keys, unsent, pending.slice_ends, pending.since, KEY_BYTES, soft_delete_columns
+            )
+        matches = None if keyed is None else self._matching_rows(keyed)
         if keyed is None or matches is None:
             return None
-        living = self._living(matches) if kept else matches
+        living = self._living_rows(matches) if soft_delete_columns else matches
         before = np.zeros(keyed.keys.num_rows + 1, np.bool_)
         for match in living:
             before[match.keys] = True
-        net, conflict = keyed.net(before)
+        net, conflict = keyed.net_change(before)
         if _empties_replica(self.definition, pending):
             before, matches = np.zeros_like(before), []
         remains = net.upserted | (net.updated & before[net.base])
         # In a replica that keeps deleted rows, a row is replaced only if its key has a new row.
         concerned = np.zeros_like(before)
-        concerned[net.keys[remains] if kept else net.keys] = True
+        concerned[net.keys[remains] if soft_delete_columns else net.keys] = True
         leaving = [match.of_keys(concerned) for match in matches if concerned[match.keys].any()]
         stays, ended = list[EndedRows](), list[Completion]()
-        if kept:
-            endings = Endings(keyed, net, remains, self._emptied(keyed))
-            (leaving, stays), ended = endings.replaced(leaving), endings.completions(self.schema)
+        if soft_delete_columns:
+            endings = Endings(keyed, net, remains, self._truncated_rows(keyed))
+            (leaving, stays), ended = endings.split_rows(leaving), endings.completions(self.schema)
         gone = self._deletion.of(leaving)
         if gone is None:
             return None
-        totals = pending.counted(net, before)
+        totals = pending.row_counts(net, before)
         changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
-        come = net_rows(keyed.places[keyed.effective :], net, remains & (net.last != NONE))
+        come = net_rows(keyed.places[keyed.first_effective :], net, remains & (net.last != NONE))
         return ReplicaChange(come, gone, totals, changes, conflict, ended, stays, keyed)
 
-    def _living(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
+    def _living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
-        deleted = self.definition.deleted
+        deleted = self.definition.deleted_column
         assert deleted is not None
         with self.lake.access.translate_errors(self.path):
             return self.committer.local.flagged(self.path, Flag(deleted, is_set=False), matches)
 
-    def _emptied(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
+    def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""
-        return () if keyed.emptied is None else self._living(None)
+        return () if keyed.emptied is None else self._living_rows(None)
 
-    def keyless(self) -> ReplicaChange | None:
+    def decide_by_row(self) -> ReplicaChange | None:
         """The net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
-        def holds(sought: WantedDigests) -> Numbers:
+        def count_rows(sought: WantedDigests) -> Numbers:
             if pending.truncated_at is None:
                 runner = lake.policy.runner(lake.records.size(self.path))
                 matches[:] = self.committer.row_matches(self.path, sought, self.schema, runner)
@@ -194,8 +201,8 @@ class _Decider:
 
         with lake.access.translate_errors(self.log):
             digests = stored_digests(lake.store, self.groups, self.schema, lake.policy.runner(pending.size))
-        changes = KeylessChanges.of(digests, pending.ends, pending.since)
-        outcome = changes.outcome(holds)
+        changes = KeylessChanges.of(digests, pending.slice_ends, pending.since)
+        outcome = changes.net_change(count_rows)
         net = outcome.net
         gone = self._deletion.of(first_matches(matches, net.deleted[outcome.looked_up]))
         if gone is None:
@@ -205,7 +212,7 @@ class _Decider:
         is_changed = bool(len(come) or went or pending.truncated_at is not None)
         return ReplicaChange(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
 
-    def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
+    def _matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
         with self.lake.access.translate_errors(self.path):
             most = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
@@ -218,7 +225,7 @@ class _Decider:
 
 def _empties_replica(definition: Definition, pending: PendingChanges) -> bool:
     """Whether a batch removes all rows that the replica had."""
-    return pending.truncated_at is not None and not definition.kept
+    return pending.truncated_at is not None and not definition.soft_delete_columns
 
 
 def may_have_former_key(definition: Definition, pending: PendingChanges) -> bool:
@@ -246,13 +253,13 @@ class FilesWriter:
         """Apply changes that have no conflict; None if removed rows have to be marked and cannot be."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
-        if net is not None and net.changes and net.gone.marked:
-            marked = changes.committer.marked_files(path, net.gone.matches, pending.head.version)
+        if net is not None and net.has_changes and net.deleted_rows.marked:
+            marked = changes.committer.marked_files(path, net.deleted_rows.matches, pending.head.version)
             if marked is None:
                 return None
         if net is None:
             return batch_result(lake, path, pending, end, inserted=self._commit(changes, None))
-        if net.changes:
+        if net.has_changes:
             self._commit(changes, marked)
         return batch_result(lake, path, pending, end, **net.counts)
 
@@ -263,18 +270,20 @@ class FilesWriter:
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
-        rewritten = net.gone.rewritten if net is not None else ()
-        whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
+        rewritten = net.deleted_rows.rewritten if net is not None else ()
+        replica_schema, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
         runner = lake.policy.runner(self.pending.size)
-        stays = net.kept if net is not None else ()
+        ended_rows = net.ended_rows if net is not None else ()
 
         def written() -> pa.Table:
             files, again = [], rewritten
             # Each part of the work writes one file or more.
-            kept = [part for n in range(runner.number) if (part := stays[n :: runner.number])]
-            for chosen in self._chosen(changes):
+            kept = [part for n in range(runner.number) if (part := ended_rows[n :: runner.number])]
+            for chosen in self._chosen_rows(changes):
                 parts = divide_groups(changes.groups, runner.number)
-                task = RowsTask(lake.store, path, changes.schema, whole, size, again, kept, parts, chosen)
+                task = RowsTask(
+                    lake.store, path, changes.schema, replica_schema, size, again, kept, parts, chosen
+                )
                 files.append(runner.run(task, len(again) + len(kept) + len(parts)))
                 again, kept = (), []
             return pa.concat_tables(files)
@@ -282,21 +291,21 @@ class FilesWriter:
         if marked is not None:
             files = committer.commit_marked(written, path, marked, self.end, base)
         else:
-            commit = Commit(self.end, overwrite=changes.empties, base=base)
+            commit = Commit(self.end, overwrite=changes.empties_replica, base=base)
             removed = {match.path: match.size for match in rewritten}
             files = committer.commit(written, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _chosen(self, changes: ManyChanges) -> Iterator["ChosenRows"]:
+    def _chosen_rows(self, changes: ManyChanges) -> Iterator["ChosenRows"]:
         """The changes with the new rows, in several parts if the values that rows lack do not fit in memory."""
         pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
-            yield ChosenRows(pending.ends, pending.since, stamp, after=pending.truncated_at)
+            yield ChosenRows(pending.slice_ends, pending.since, stamp, after=pending.truncated_at)
             return
-        read = self.lake.store, self.path, changes.groups, pending.ends, net.gone.matches
-        for kept, completed in completions(*read, net.come, changes.schema):
-            columns = [*completed, *net.ended]
-            yield ChosenRows(pending.ends, pending.since, stamp, kept, columns, shared=self.shared)
+        read = self.lake.store, self.path, changes.groups, pending.slice_ends, net.deleted_rows.matches
+        for places, completed in completions(*read, net.new_rows, changes.schema):
+            columns = [*completed, *net.ended_metadata]
+            yield ChosenRows(pending.slice_ends, pending.since, stamp, places, columns, shared=self.shared)
 
 
 @dataclass(frozen=True)
@@ -320,16 +329,16 @@ class Validity:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """The changes whose new rows are written: those at the places `kept`, or all INSERTs since an LSN and after a TRUNCATE.
+    """The changes whose new rows are written: those at `places`, or all INSERTs since an LSN and after a TRUNCATE.
 
-    `kept` ascends. `completed` has values that these changes did not send. `stamp` sets the time of the apply.
+    `places` ascends. `completed` has values that these changes did not send. `stamp` sets the time of the apply.
     `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they replace.
     """
 
     slices: Sequence[int]
     since: int
     stamp: Stamp
-    kept: Numbers | None = None
+    places: Numbers | None = None
     completed: Sequence[Completion] = ()
     after: tuple[int, int] | None = None
     validity: Validity | None = None
@@ -343,7 +352,7 @@ class ChosenRows:
         """The new rows of these changes in a row group, None if there are none; `kind` is the type of a row."""
         changes = read(["slice", "number", "commit_lsn", "ordinal", "operation"])
         places = places_of(changes, self.slices)
-        chosen = self._inserted(changes, places) if self.kept is None else is_in(places, self.kept)
+        chosen = self._inserted(changes, places) if self.places is None else is_in(places, self.places)
         if not chosen.any():
             return None
         rows = read(["new"])
@@ -355,7 +364,7 @@ class ChosenRows:
             batch = completion.of(batch, places[chosen])
         batch = self.stamp.apply(batch)
         if self.shared is not None:
-            self.shared.add_came(places[chosen], batch)
+            self.shared.add_new(places[chosen], batch)
         return batch if self.validity is None else self.validity.of(batch, places[chosen])
 
     def _inserted(self, changes: pa.Table, places: Numbers) -> Mask:
@@ -372,16 +381,16 @@ class RowsTask:
     """Writes the files of a batch, part by part. It is sent to executors.
 
     The first parts are the replica's rewritten files without their removed rows (one each), then rows that are marked
-    as deleted (`kept`), then new rows (`parts`). `whole` are all columns of the replica.
+    as deleted (`ended_rows`), then new rows (`parts`). `replica_schema` are all columns of the replica.
     """
 
     store: Store
     path: str
     schema: pa.Schema
-    whole: pa.Schema
+    replica_schema: pa.Schema
     size: int
     rewritten: Sequence[FileMatches]
-    kept: Sequence[Sequence[EndedRows]]
+    ended_rows: Sequence[Sequence[EndedRows]]
     parts: Sequence[Sequence[RowGroup]]
     chosen: ChosenRows
 
@@ -389,27 +398,30 @@ class RowsTask:
         """Write one part; yields a row (`FILE_SCHEMA`) per file."""
         if number < len(self.rewritten):
             match = self.rewritten[number]
-            batches = self.store.batches(join_path(self.path, match.name), self.whole)
-            rows, schema = rows_without(batches, match.rows, self._left(match)), self.whole
-        elif (part := number - len(self.rewritten)) < len(self.kept):
-            rows, schema = self._kept(self.kept[part]), self.whole
+            batches = self.store.batches(join_path(self.path, match.name), self.replica_schema)
+            rows, schema = (
+                rows_without(batches, match.rows, self._share_deleted_rows(match)),
+                self.replica_schema,
+            )
+        elif (part := number - len(self.rewritten)) < len(self.ended_rows):
+            rows, schema = self._ended_batches(self.ended_rows[part]), self.replica_schema
         else:
-            rows = self._rows(self.parts[part - len(self.kept)])
+            rows = self._new_batches(self.parts[part - len(self.ended_rows)])
             schema = self.chosen.schema(self.schema)
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
 
-    def _left(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
+    def _share_deleted_rows(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
         """A function that shares the rows removed from a file; None if nothing is shared."""
         if (shared := self.chosen.shared) is None:
             return None
         keys = match.keys[np.argsort(match.rows)]
-        return lambda part, rows: shared.add_went(keys[part], rows)
+        return lambda part, rows: shared.add_removed(keys[part], rows)
 
-    def _kept(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
+    def _ended_batches(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for of_file in rows:
-            yield from of_file.batches(self.store, self.path, self.whole, self.chosen.stamp)
+            yield from of_file.batches(self.store, self.path, self.replica_schema, self.chosen.stamp)
 
-    def _rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
+    def _new_batches(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         kind, store = pa.struct(self.schema), self.store
         with store.prefetch(
             groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))
@@ -417,10 +429,10 @@ class RowsTask:
             yield from (rows for rows in read if rows is not None)
 
 
-def is_in(places: Numbers, kept: Numbers) -> Mask:
-    """A mask of the places that are among `kept`, which ascend."""
-    if not len(kept):
+def is_in(places: Numbers, chosen: Numbers) -> Mask:
+    """A mask of the places that are among `chosen`, which ascend."""
+    if not len(chosen):
         return np.zeros(len(places), np.bool_)
-    at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
-    match: Mask = kept[at] == places
+    at = np.minimum(np.searchsorted(chosen, places), len(chosen) - 1)
+    match: Mask = chosen[at] == places
     return match

@@ -68,18 +68,18 @@ class IntactVersions:
     cut: Cut | None
     path_of: Callable[[TableState], str]
     versions: Mapping[Name, int]
-    _left: dict[tuple[Name, int], int] = field(default_factory=dict)
+    _last: dict[tuple[Name, int], int] = field(default_factory=dict)
 
-    def begin(self, state: TableState, version: int) -> None:
+    def record(self, state: TableState, version: int) -> None:
         """Record a version that has all applied changes."""
-        self._left[state.name, state.version] = version
+        self._last[state.name, state.version] = version
 
     def advance(self, state: TableState, before: TableHead | None, now: TableHead) -> bool:
         """Check and record a later version; False if the table was put back. `before` is its head when the batch began.
 
         A single commit that advances the position is an apply's own, and needs no check.
         """
-        applied = self._applied_version(state, before, now)
+        applied = self._intact_version(state, before, now)
         if applied is not None and applied not in {-1, now.version}:
             advanced = (
                 before is not None
@@ -88,13 +88,13 @@ class IntactVersions:
             )
             if not advanced and self.lake.records.is_restored(self.path_of(state), applied):
                 return False
-        self.begin(state, now.version)
+        self.record(state, now.version)
         return True
 
-    def _applied_version(self, state: TableState, before: TableHead | None, now: TableHead) -> int | None:
+    def _intact_version(self, state: TableState, before: TableHead | None, now: TableHead) -> int | None:
         # A table that another process has copied meanwhile has a later state.
-        if (left := self._left.get((state.name, state.version))) is not None:
-            return left
+        if (last := self._last.get((state.name, state.version))) is not None:
+            return last
         if (version := version_in(self.cut, self.versions, state)) is not None:
             return version
         path = self.path_of(state)

@@ -43,11 +43,11 @@ class EndedRows:
         fields = pa.schema([schema.field(name) for name in self.ended.column_names])
         ended = conform(self.ended, fields)
         for which, rows in rows_at(store, join_path(path, self.name), schema, self.rows):
-            metadata, kept = ended.take(pa.array(self.which[which])), rows
+            metadata, batch = ended.take(pa.array(self.which[which])), rows
             for name in fields.names:
                 place = schema.get_field_index(name)
-                kept = kept.set_column(place, schema.field(place), _single_array(metadata[name]))
-            yield stamp.apply(kept)
+                batch = batch.set_column(place, schema.field(place), _single_array(metadata[name]))
+            yield stamp.apply(batch)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Endings:
         assert self.keyed.ended is not None
         return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
 
-    def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
+    def split_rows(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """The rows to remove from their files, and those among them to write again as ended.
 
         `leaving` are the rows whose keys the batch replaces.
@@ -79,17 +79,17 @@ class Endings:
         ended_by = np.full(others + 1, NONE)
         ended_by[net.keys[stands]] = net.ended[stands]
         ended_by[others] = metadata.num_rows - 1
-        gone, kept = _merge_matches(leaving, self.emptied, others), list[EndedRows]()
-        for match in gone:
+        removed, ended = _merge_matches(leaving, self.emptied, others), list[EndedRows]()
+        for match in removed:
             order = np.argsort(match.rows)
             by = ended_by[match.keys[order]]
             stays = by != NONE
             if stays.any():
                 changes, which = np.unique(by[stays], return_inverse=True)
-                kept.append(
+                ended.append(
                     EndedRows(match.name, match.rows[order][stays], which, metadata.take(pa.array(changes)))
                 )
-        return gone, kept
+        return removed, ended
 
     def completions(self, schema: pa.Schema) -> list[Completion]:
         """The metadata of new rows that end within the batch; `schema` has the replica's columns."""

@@ -52,11 +52,11 @@ def few_changes(
 
     `path` is the replica, `log` its change history.
     """
-    finds_rows = bool(definition.kept or pending.sent("update", "delete"))
+    finds_rows = bool(definition.soft_delete_columns or pending.count("update", "delete"))
     if finds_rows and not definition.key:
         return None
     truncated = pending.truncated_at is not None
-    if truncated and definition.kept:
+    if truncated and definition.soft_delete_columns:
         return None  # All rows of the replica change.
     types = dict(definition.columns)
     key = [types[name] for name in definition.key] if finds_rows else []
@@ -66,7 +66,7 @@ def few_changes(
     committer = lake.policy.committer(path, definition.names, size, overwrite=truncated, key=key)
     if not isinstance(committer, InProcessCommitter):
         return None
-    rows = lake.slice_rows(log, pending.ends, pending.size, every=True)
+    rows = lake.slice_rows(log, pending.slice_ends, pending.size, every=True)
     return None if rows is None else FewChanges(rows, committer.local)
 
 
@@ -89,12 +89,12 @@ class FewChangesWriter:
     def apply(self) -> Applied:
         """Apply the changes after the last TRUNCATE: an append if all are INSERTs, else a MERGE."""
         add_costs(DRIVER, 1, self.few.rows.nbytes)
-        changes = self._effective(self.few.rows)
-        if not (self.pending.sent("update", "delete") or self.definition.kept):
+        changes = self._effective_changes(self.few.rows)
+        if not (self.pending.count("update", "delete") or self.definition.soft_delete_columns):
             return self._append(self._rows(changes, self.definition.names), changes.num_rows)
-        return self._keyed(changes)
+        return self._merge_by_key(changes)
 
-    def _effective(self, changes: pa.Table) -> pa.Table:
+    def _effective_changes(self, changes: pa.Table) -> pa.Table:
         # A slice that was transformed for an earlier copy may have changes that a later copy contains.
         since = pc.greater_equal(changes["commit_lsn"], self.pending.since)
         changes = changes.filter(pc.and_(since, pc.not_equal(changes["operation"], "truncate")))
@@ -104,35 +104,39 @@ class FewChangesWriter:
             changes = changes.filter(pc.or_(pc.greater(changes["commit_lsn"], lsn), later))
         return changes
 
-    def _keyed(self, changes: pa.Table) -> Applied:
+    def _merge_by_key(self, changes: pa.Table) -> Applied:
         """Merge the net change of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, struct_field(changes["new"], name).type) for name in columns])
-        of_key, slices = pa.schema([schema.field(name) for name in key]), pending.ends
-        kept = self.definition.kept
-        keyed = keyed_changes([changes], of_key, sorted(pending.unchanged), slices, 0, kept=kept)
+        of_key, slices = pa.schema([schema.field(name) for name in key]), pending.slice_ends
+        soft_delete_columns = self.definition.soft_delete_columns
+        keyed = keyed_changes(
+            [changes], of_key, sorted(pending.unchanged), slices, 0, soft_delete_columns=soft_delete_columns
+        )
         assert keyed is not None
-        present = self._present(keyed)
-        net, _ = keyed.net(present)
-        merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in kept])
-        source = self._source(changes, schema, keyed, net, merge)
+        present = self._present_keys(keyed)
+        net, _ = keyed.net_change(present)
+        merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in soft_delete_columns])
+        source = self._merge_source(changes, schema, keyed, net, merge)
         expected = int(np.count_nonzero(net.expected))
-        if (expected or kept) and not pending.truncated_at:
+        if (expected or soft_delete_columns) and not pending.truncated_at:
             counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
-            tally = pending.counted(net, present) if kept else None
-            return merge_result(self.lake, self.path, pending, self.end, counts, expected, tally)
+            soft_delete_counts = pending.row_counts(net, present) if soft_delete_columns else None
+            return merge_result(self.lake, self.path, pending, self.end, counts, expected, soft_delete_counts)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
             pa.table({name: upserts[merge.values[name]] for name in columns}), upserts.num_rows
         )
 
-    def _present(self, keyed: KeyedChanges) -> Mask:
+    def _present_keys(self, keyed: KeyedChanges) -> Mask:
         """A mask of the keys that the replica has, as far as the changes depend on them."""
         if self.pending.truncated_at:
             return np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        return keyed.present(lambda keys: self.few.present_keys(self.path, keys, self.definition.deleted))
+        return keyed.present_keys(
+            lambda keys: self.few.present_keys(self.path, keys, self.definition.deleted_column)
+        )
 
-    def _source(
+    def _merge_source(
         self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
     ) -> pa.Table:
         """The net change as the source of a MERGE."""

@@ -66,69 +66,69 @@ class ConflictSearch:
 
     def refuse(self, few: FewChanges | None = None) -> None:
         """Raise KeyConflictError if there is a conflict; `few` are the changes if the caller has read them."""
-        if not self._may_be:
+        if not self._can_conflict:
             return
-        with self._not_applied():
-            changes = self._small() if few is None else few
-            self._refuse(self._by_spark() if changes is None else self._locally(changes))
+        with self._unless_applied():
+            changes = self._read_few_changes() if few is None else few
+            self._refuse(self._find_by_spark() if changes is None else self._find_in_process(changes))
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
         """Raise KeyConflictError for a conflict, unless it is None, or another run has applied the changes."""
-        if self._may_be:
-            with self._not_applied():
+        if self._can_conflict:
+            with self._unless_applied():
                 self._refuse(conflict)
 
     def _refuse(self, conflict: KeyConflict | None) -> None:
-        if conflict is not None and conflict.first_lsn >= self._other_key_until:
+        if conflict is not None and conflict.first_lsn >= self._former_key_until:
             values = (value_texts(column)[0] for column in conflict.key.columns)
             key = dict(zip(self.definition.key, values, strict=True))
             kind = INSERT_EXISTS if conflict.inserts else UPDATE_EXISTS
             raise KeyConflictError(self.pending.name, kind, key, conflict.commit_lsn)
 
     @property
-    def _may_be(self) -> bool:
-        return bool(self.definition.key and (self.pending.sent("insert") or self.pending.key_changes))
+    def _can_conflict(self) -> bool:
+        return bool(self.definition.key and (self.pending.count("insert") or self.pending.key_changes))
 
     @contextmanager
-    def _not_applied(self) -> Iterator[None]:
+    def _unless_applied(self) -> Iterator[None]:
         try:
             yield
         except KeyConflictError:
             # The position is read after the rows: a replica that lacks the changes now lacked them then.
-            if (self.lake.records.position(self.path) or 0) < self.pending.ends[0]:
+            if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
                 raise
 
     @property
-    def _other_key_until(self) -> int:
+    def _former_key_until(self) -> int:
         """The LSN before which changes may be from before the key was altered: their rows may repeat a present key."""
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 
     # in this process
 
-    def _small(self) -> FewChanges | None:
+    def _read_few_changes(self) -> FewChanges | None:
         """The changes, if they are few and this process can read the replica's keys; otherwise None."""
         lake, size = self.lake, self.pending.size
         committer = lake.policy.committer(self.path, self.definition.names, size)
         if not isinstance(committer, InProcessCommitter):
             return None
-        rows = lake.slice_rows(self.log, self.pending.ends, size, columns=_CHANGE_COLUMNS, every=True)
+        rows = lake.slice_rows(self.log, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, every=True)
         return None if rows is None else FewChanges(rows, committer.local)
 
-    def _locally(self, few: FewChanges) -> KeyConflict | None:
+    def _find_in_process(self, few: FewChanges) -> KeyConflict | None:
         """The first conflict of few changes, found in this process."""
         key, rows = self.definition.key, few.rows["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([few.rows], of_key, (), self.pending.ends, self.pending.since)
+        keyed = keyed_changes([few.rows], of_key, (), self.pending.slice_ends, self.pending.since)
         assert keyed is not None
         with self.lake.access.translate_errors(self.path):
-            deleted = self.definition.deleted
-            present = keyed.present(lambda keys: few.present_keys(self.path, keys, deleted))
-        return keyed.net(present)[1]
+            deleted = self.definition.deleted_column
+            present = keyed.present_keys(lambda keys: few.present_keys(self.path, keys, deleted))
+        return keyed.net_change(present)[1]
 
-    def _by_spark(self) -> KeyConflict | None:
+    def _find_by_spark(self) -> KeyConflict | None:
         """The first conflict, found by Spark."""
         with self.lake.access.translate_errors(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
-            keyed = changes.keyed()
-            return keyed.net(changes.present(keyed))[1]
+            keyed = changes.keyed_changes()
+            return keyed.net_change(changes.present_keys(keyed))[1]

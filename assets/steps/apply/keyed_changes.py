@@ -64,7 +64,7 @@ class KeyedChanges:
     """The row changes of a batch in order. Keys are numbered; `keys` has the key of each number.
 
     `places` and `commit_lsns` have an element per change. `truncates` has for each TRUNCATE the number of changes
-    before it, `truncated` its commit LSN.
+    before it, `truncate_lsns` its commit LSN.
 
     If the replica keeps deleted rows, `ended` has for each change the metadata of the row that it ends. Then a TRUNCATE
     is a DELETE of each key that may have a row, and `emptied` has one row: the metadata of the replica's other rows
@@ -76,7 +76,7 @@ class KeyedChanges:
     places: Numbers
     commit_lsns: Numbers
     truncates: Sequence[int] = ()
-    truncated: Sequence[int] = ()
+    truncate_lsns: Sequence[int] = ()
     ended: pa.Table | None = None
     emptied: pa.Table | None = None
 
@@ -94,21 +94,21 @@ class KeyedChanges:
         return self.changes.lookup_masks(self.keys.num_rows)
 
     @property
-    def effective(self) -> int:
+    def first_effective(self) -> int:
         """The number of changes before the last TRUNCATE; the changes from this number on are effective."""
         return self.truncates[-1] if self.truncates else 0
 
     @property
     def since_truncate(self) -> KeyChanges:
         """The changes after the last TRUNCATE."""
-        return self._part(self.effective, len(self.places))
+        return self._slice(self.first_effective, len(self.places))
 
-    def _part(self, begin: int, end: int) -> KeyChanges:
+    def _slice(self, begin: int, end: int) -> KeyChanges:
         every, part = self.changes, slice(begin, end)
         sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
         return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
 
-    def present(self, lookup: Callable[[pa.Table], Numbers]) -> Mask:
+    def present_keys(self, lookup: Callable[[pa.Table], Numbers]) -> Mask:
         """A mask of the keys that the replica has, with one more element for "no key"; other keys are not looked up.
 
         `lookup` gets a table of keys, and returns the row numbers of those that the replica has.
@@ -134,7 +134,7 @@ class KeyedChanges:
         lsns, inserts = self.commit_lsns, bool(self.changes.operations[change] == INSERT)
         return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
 
-    def net(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
+    def net_change(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """The net change of each key, and the first conflict.
 
         The net change is of the changes after the last TRUNCATE, and numbers changes from the first of these. `present`
@@ -143,7 +143,7 @@ class KeyedChanges:
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
             net, conflicting = net_changes(
-                self._part(begin, end), present, retain_ended=self.ended is not None
+                self._slice(begin, end), present, retain_ended=self.ended is not None
             )
             if conflict is None and conflicting is not None:
                 conflict = self._conflict(begin + conflicting)
@@ -192,11 +192,17 @@ class _FileChanges:
 
 
 def stored_changes(
-    store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str], kept: Metadata = ()
+    store: Store,
+    files: Iterable[str],
+    keys: pa.Schema,
+    unsent: Sequence[str],
+    soft_delete_columns: Metadata = (),
 ) -> Iterator[pa.Table]:
     """The columns of a change history's files that `keyed_changes` needs, file by file; other columns may be large."""
     read = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
-    read += ["commit_time", *(f"old.{name}" for name, _ in kept)] if kept else []
+    read += (
+        ["commit_time", *(f"old.{name}" for name, _ in soft_delete_columns)] if soft_delete_columns else []
+    )
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
 
 
@@ -206,19 +212,20 @@ def keyed_changes(
     unsent: Sequence[str],
     slices: Sequence[int],
     since: int,
-    most_bytes: int | None = None,
-    kept: Metadata = (),
+    max_bytes: int | None = None,
+    soft_delete_columns: Metadata = (),
 ) -> KeyedChanges | None:
-    """The row changes that committed at or after `since`; None if they need more than `most_bytes` of memory.
+    """The row changes that committed at or after `since`; None if they need more than `max_bytes` of memory.
 
-    `keys` has the names and types of the key's columns, `unsent` the columns that some change did not send. `kept` are
-    the metadata columns of a replica that keeps deleted rows, else empty.
+    `keys` has the names and types of the key's columns, `unsent` the columns that some change did not send.
+    `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows, else empty.
     """
-    parts, size = [_file_changes(_empty_changes(keys, kept), keys, unsent, slices, since, kept)], 0
+    empty, size = _empty_changes(keys, soft_delete_columns), 0
+    parts = [_file_changes(empty, keys, unsent, slices, since, soft_delete_columns)]
     for part in changes:
-        parts.append(_file_changes(part, keys, unsent, slices, since, kept))
+        parts.append(_file_changes(part, keys, unsent, slices, since, soft_delete_columns))
         size += parts[-1].nbytes
-        if most_bytes is not None and size > most_bytes:
+        if max_bytes is not None and size > max_bytes:
             return None
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     moves = np.concatenate([part.moves + begin for part, begin in zip(parts, begins, strict=False)])
@@ -237,16 +244,16 @@ def keyed_changes(
         KeyChanges(operations, old, new, dict(zip(unsent, sent, strict=True))),
         np.concatenate([part.places for part in parts]),
         np.concatenate([part.commit_lsns for part in parts]),
-        ended=pa.concat_tables([part.ended for part in parts]) if kept else None,
+        ended=pa.concat_tables([part.ended for part in parts]) if soft_delete_columns else None,
     )
     truncates = pa.concat_tables([part.truncates for part in parts]).sort_by(_SORT_KEYS)
     keyed = _sort_changes(keyed, np.concatenate([part.ordinals for part in parts]), truncates)
-    return _with_ended_rows(keyed, truncates, kept) if kept else keyed
+    return _with_ended_rows(keyed, truncates, soft_delete_columns) if soft_delete_columns else keyed
 
 
-def _empty_changes(keys: pa.Schema, kept: Metadata) -> pa.Table:
+def _empty_changes(keys: pa.Schema, soft_delete_columns: Metadata) -> pa.Table:
     kinds = dict.fromkeys(PLACE_COLUMNS, pa.int64()) | {"operation": pa.string(), "commit_time": COMMIT_TIME}
-    row = pa.struct([*keys, *metadata_schema(kept)])
+    row = pa.struct([*keys, *metadata_schema(soft_delete_columns)])
     return pa.schema({**kinds, "unchanged": pa.list_(pa.string()), "new": row, "old": row}).empty_table()
 
 
@@ -256,11 +263,11 @@ def _file_changes(
     unsent: Sequence[str],
     slices: Sequence[int],
     since: int,
-    kept: Metadata,
+    soft_delete_columns: Metadata,
 ) -> _FileChanges:
     places, lsns = places_of(changes, slices), np.asarray(changes["commit_lsn"])
     concerned, truncate = (places >= 0) & (lsns >= since), pc.equal(changes["operation"], "truncate")
-    placed = ["commit_lsn", "ordinal", *(["commit_time"] if kept else [])]
+    placed = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
     truncates = changes.select(placed).filter(pc.and_(truncate, pa.array(concerned)))
     concerned &= ~np.asarray(truncate)
     if not concerned.all():
@@ -285,7 +292,8 @@ def _file_changes(
         old.take(pa.array(moves)),
         _sent_masks(changes["unchanged"], unsent) if unsent else (),
         conform(
-            pa.table({name: struct_field(changes["old"], name) for name, _ in kept}), metadata_schema(kept)
+            pa.table({name: struct_field(changes["old"], name) for name, _ in soft_delete_columns}),
+            metadata_schema(soft_delete_columns),
         ),
         truncates,
     )
@@ -332,15 +340,17 @@ def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table)
     ):
         begin, end = (int(at) for at in (np.searchsorted(lsns, lsn), np.searchsorted(lsns, lsn, "right")))
         before.append(begin + int(np.searchsorted(ordinals[begin:end], ordinal)))
-    return replace(changes, truncates=tuple(before), truncated=tuple(truncates["commit_lsn"].to_pylist()))
+    return replace(changes, truncates=tuple(before), truncate_lsns=tuple(truncates["commit_lsn"].to_pylist()))
 
 
-def _with_ended_rows(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedChanges:
+def _with_ended_rows(
+    changes: KeyedChanges, truncates: pa.Table, soft_delete_columns: Metadata
+) -> KeyedChanges:
     """The changes with DELETEs instead of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
     if not changes.truncates:
         return changes
     by_key, which = insert_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
-    emptied = metadata_of_truncated_rows(truncates, kept)
+    emptied = metadata_of_truncated_rows(truncates, soft_delete_columns)
     return KeyedChanges(
         changes.keys,
         by_key,

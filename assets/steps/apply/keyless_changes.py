@@ -78,9 +78,9 @@ class KeylessChanges:
     @property
     def places(self) -> Numbers:
         """The place of each change."""
-        return self.rows.places[self.rows.effective :]
+        return self.rows.places[self.rows.first_effective :]
 
-    def outcome(self, holds: RowCounter) -> "MultisetOutcome":
+    def net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """The net change of the multiset.
 
         First only the rows that the replica must have are looked up. If one is missing, all old rows are looked up.
@@ -90,7 +90,7 @@ class KeylessChanges:
         for wanted in (np.flatnonzero(needed_rows(changes, count)), np.unique(olds[olds != NONE])):
             counts = np.zeros(count, np.int64)
             if len(wanted):
-                counts[wanted] = holds(WantedDigests(self.rows.keys.take(pa.array(wanted))))
+                counts[wanted] = count_rows(WantedDigests(self.rows.keys.take(pa.array(wanted))))
             net = multiset_change(changes, counts)
             if not net.missing:
                 break
@@ -115,11 +115,11 @@ class MultisetOutcome:
 
 def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
     """The first matches of each key number, at most as many as `counts` has for it."""
-    left, chosen = counts.copy(), list[FileMatches]()
+    remaining, chosen = counts.copy(), list[FileMatches]()
     for match in matches:
         order = np.argsort(match.rows)
         rows, keys = match.rows[order], match.keys[order]
-        goes = mask_first(keys, left)
-        if goes.any():
-            chosen.append(replace(match, rows=rows[goes], keys=keys[goes]))
+        is_first = mask_first(keys, remaining)
+        if is_first.any():
+            chosen.append(replace(match, rows=rows[is_first], keys=keys[is_first]))
     return chosen

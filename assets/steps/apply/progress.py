@@ -30,7 +30,7 @@ class ReplicaProgress:
         lake, subscription = self.lake, self.subscription.name
         cut = Cuts(lake, subscription).last()
         waiting = Transformed(lake, subscription).slices(cut.lsn if cut else 0)
-        names = {c.name for changes in waiting.values() for c in changes if c.changed}
+        names = {c.name for changes in waiting.values() for c in changes if c.has_changes}
         copied = {}
         for name, state in TableStates(lake, subscription).newest().items():
             if state.state != SyncState.READY:
@@ -75,7 +75,7 @@ class ReplicaProgress:
         upto = cut.lsn if cut else 0
         states = {n: s for n, s in TableStates(lake, name).newest().items() if s.applies}
         slices = {
-            end: [change for change in changes if change.changed and change.name in states]
+            end: [change for change in changes if change.has_changes and change.name in states]
             for end, changes in Transformed(lake, name).slices(upto).items()
         }
         changed = {change.name for changes in slices.values() for change in changes}

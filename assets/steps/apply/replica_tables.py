@@ -51,7 +51,7 @@ class ApplyResult:
     sent_as: dict[Name, SentCounts] = field(default_factory=dict)
 
 
-def message_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
+def slice_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     """Divide slices, given by their ends, into batches."""
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
 
@@ -77,22 +77,22 @@ def apply(
     log: Log,
     only: Sequence[Name] | None = None,
     *,
-    cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]] = message_batches,
+    divide: Callable[[Sequence[int]], Iterable[Sequence[int]]] = slice_batches,
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only` restricts the apply to some tables. Then no cut is written, since the others lack changes. `cut_into` divides
+    `only` restricts the apply to some tables. Then no cut is written, since the others lack changes. `divide` divides
     the slices into batches, which does not change the rows.
     """
     lake.access.begin_writing()
     with subscription.feed.source.hold_lock(subscription.name):
         applying = _Apply(subscription, lake, log, only)
-        applying.run(cut_into)
+        applying.run(divide)
         return applying.result
 
 
 class _Apply:
-    """A running apply: the transformed slices, the replicas, and the results so far."""
+    """An apply: the transformed slices, the replicas, and the results so far."""
 
     def __init__(self, subscription: Subscription, lake: Lake, log: Log, only: Sequence[Name] | None) -> None:
         self._subscription, self._lake, self._log, self._only = subscription, lake, log, only
@@ -100,12 +100,12 @@ class _Apply:
         record = Transformed(lake, subscription.name)
         self._transformed = record.position()
         self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
-        states = self._followed()
+        states = self._prepare_replicas()
         # Tables that another process makes ready later are left out: they would lack earlier batches.
-        self._begun = {n for n, s in states.items() if s.applies}
-        self.result.sent_as = self._sent_as(states)
+        self._tables = {n for n, s in states.items() if s.applies}
+        self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
-        self._alone = only is None and not _is_copied_by_others(states, self._begun)
+        self._can_cut = only is None and not _is_copied_by_others(states, self._tables)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
         #: The tables whose replicas may lack something of the batch.
         self._behind = set[Name]()
@@ -119,15 +119,15 @@ class _Apply:
             replicas.advance(name, None, head)
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
 
-    def _followed(self) -> dict[Name, TableState]:
+    def _prepare_replicas(self) -> dict[Name, TableState]:
         """Check the replicas for damage and repairs, and set the properties of their layout; returns the tables' states."""
-        changed = {c.name for changes in self._slices.values() for c in changes if c.changed}
+        changed = {c.name for changes in self._slices.values() for c in changes if c.has_changes}
         cut = self.result.cut
         states = set_aside_damaged(self._subscription, self._lake, cut, changed)
         self._repaired = repaired_tables(self._subscription, self._lake, states, cut)
         if note_partial(self._subscription.name, self._lake, [states[n] for n in self._repaired], self._log):
             states = TableStates(self._lake, self._subscription.name).newest()
-        if followed := follow_layout(self._subscription, self._lake, states.values()):
+        if altered := follow_layout(self._subscription, self._lake, states.values()):
             # Only properties have changed: the new versions have the same rows as the cut's.
             versions = cut.tables if cut else {}
             renew_cut(
@@ -135,33 +135,33 @@ class _Apply:
                 self._subscription,
                 {
                     n: now
-                    for n, (before, now) in followed.items()
+                    for n, (before, now) in altered.items()
                     if (versions.get(n), now) == (before, before + 1)
                 },
             )
             self.result.cut = Cuts(self._lake, self._subscription.name).last()
         return states
 
-    def _sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
+    def _count_sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
         """Count the changes since the copies of the tables, as in `ApplyResult.sent_as`."""
         counts = dict[Name, SentCounts]()
-        for change in (c for changes in self._slices.values() for c in changes if c.name in self._begun):
+        for change in (c for changes in self._slices.values() for c in changes if c.name in self._tables):
             if change.slice > states[change.name].lsn:
                 counts[change.name] = sum_counts(counts.get(change.name, {}), change.sent_as)
         return counts
 
-    def run(self, cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
+    def run(self, divide: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
         """Apply batch by batch, with a cut after each. With `disable_on_error` it ends at the first error."""
         slices = self._slices
-        batches = deque(part for ends in cut_into(list(slices)) for part in batches_in_memory(ends, slices))
+        batches = deque(part for ends in divide(list(slices)) for part in batches_in_memory(ends, slices))
         while batches:
             ends = batches.popleft()
-            changes = [c for e in ends for c in slices[e] if c.changed and c.name in self._begun]
+            changes = [c for e in ends for c in slices[e] if c.has_changes and c.name in self._tables]
             versioned = self._replicas.row_versions.positions
             batch = Batch(self._subscription.name, self._lake, ends[-1], changes, versioned)
-            plans = self._plans(batch)
+            plans = self._plan(batch)
             if self._subscription.disable_on_error:
-                plans, failed = batch.examined(plans)
+                plans, failed = batch.examine(plans)
                 if failed is not None:
                     conflict, failing = failed
                     if earlier := [e for e in ends if e <= conflict.commit_lsn]:
@@ -177,15 +177,15 @@ class _Apply:
             tables = f"{quantity(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
             self._replicas.note_histories(changes)
-            self._cut(batch.end)
+            self._write_cut(batch.end)
         progress = ReplicaProgress(self._subscription, self._lake)
-        self._cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
+        self._write_cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
 
-    def _plans(self, batch: Batch) -> list[Plan]:
+    def _plan(self, batch: Batch) -> list[Plan]:
         """The plans of a batch. A table that was put back meanwhile is set aside."""
-        plans, advanced, states = batch.planned(self._only)
+        plans, advanced, states = batch.plan(self._only)
         self._replicas.states = states
-        self._alone = self._alone and not _is_copied_by_others(states, self._begun)
+        self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
         aside = {name for name, head in advanced.items() if self._replicas.advance(name, None, head)}
         left_out = {n for n in states if self._only is not None and n not in self._only}
         self._behind = aside | left_out
@@ -194,12 +194,12 @@ class _Apply:
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
         """Apply the plans of a batch. A table that fails is set aside, or disables the subscription."""
         former_heads = {plan.pending.name: plan.pending.head for plan in plans}
-        for done in batch.applied(plans):
+        for done in batch.apply(plans):
             applied = done
             if done.problem is None:
                 put_back = self._replicas.advance(done.name, former_heads[done.name], done.head)
                 applied = replace(done, problem=put_back, damaged=put_back is not None)
-                self._alone = self._alone and not done.overtaken
+                self._can_cut = self._can_cut and not done.overtaken
             elif self._subscription.disable_on_error and not done.damaged:
                 self._disable(done.problem)
             else:
@@ -231,10 +231,10 @@ class _Apply:
         tables = self.result.tables.values()
         return self._subscription.disable_on_error and any(a.problem and not a.damaged for a in tables)
 
-    def _cut(self, lsn: int) -> None:
+    def _write_cut(self, lsn: int) -> None:
         """Write a cut at an LSN, unless tables are left out or another process works on them."""
-        if self._alone:
-            self._replicas.cut(self.result, lsn)
+        if self._can_cut:
+            self._replicas.write_cut(self.result, lsn)
 
 
 class _Replicas:
@@ -251,13 +251,13 @@ class _Replicas:
         self.states = states
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
-        self._whole_versions = IntactVersions(lake, cut, self._path, cut.tables if cut else {})
+        self._intact_versions = IntactVersions(lake, cut, self._path, cut.tables if cut else {})
         #: The positions that the change histories have reached; tables that were copied since the cut are missing.
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
         self.row_versions = VersionsDuringApply(subscription, lake, cut, log)
         #: The greatest position of the replicas that were read.
-        self._reached = 0
+        self._max_position = 0
 
     def advance(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         """Check and record a table's new version; if the table was put back, set it aside and return the problem."""
@@ -268,7 +268,7 @@ class _Replicas:
     def _problem(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         state = self.states[name]
         return (
-            None if self._whole_versions.advance(state, before, now) else put_back_problem(self._path(state))
+            None if self._intact_versions.advance(state, before, now) else put_back_problem(self._path(state))
         )
 
     def _path(self, state: TableState) -> str:
@@ -279,7 +279,7 @@ class _Replicas:
             self.set_aside(name, problem)
             return
         self._versions[name] = now.version
-        self._reached = max(self._reached, now.position or 0)
+        self._max_position = max(self._max_position, now.position or 0)
 
     def note_histories(self, changes: Sequence[TableChanges]) -> None:
         """Record that the change histories have the changes of a batch."""
@@ -290,10 +290,10 @@ class _Replicas:
         self.states[name] = self.states[name].with_problem(self._subscription.name, problem)
         TableStates(self._lake, self._subscription.name).append([self.states[name]])
 
-    def cut(self, result: ApplyResult, lsn: int) -> None:
+    def write_cut(self, result: ApplyResult, lsn: int) -> None:
         """Write a cut at an LSN, unless a table is beyond it."""
         copied = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
-        if max(copied, self._reached) <= lsn and self._look_at_copied(lsn):
+        if max(copied, self._max_position) <= lsn and self._read_copied_versions(lsn):
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
             tables = {name: self._versions[name] for name in ready}
             of_states = newest_version(self.states.values())
@@ -306,7 +306,7 @@ class _Replicas:
             _write_cut(self._lake, self._subscription, result, wanted)
             self._cut = result.cut
 
-    def _look_at_copied(self, lsn: int) -> bool:
+    def _read_copied_versions(self, lsn: int) -> bool:
         """Read the versions of tables that were copied, or whose definition changed, since the cut.
 
         Returns False if one is beyond the LSN.
@@ -346,7 +346,7 @@ def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, want
     if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
         return
     cuts = Cuts(lake, subscription.name)
-    made = cuts.made(wanted.lsn, tables, wanted.states, last)
+    made = cuts.new(wanted.lsn, tables, wanted.states, last)
     result.cut = replace(
         made,
         histories=wanted.histories,

@@ -57,7 +57,7 @@ class VersionsDuringApply:
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
         self.positions, self.tables = dict[Name, int](), dict[Name, int]()
         self._subscription, self._lake, self._cut, self._log = subscription, lake, cut, log
-        self._whole_versions = IntactVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
+        self._intact_versions = IntactVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
 
     def _path(self, state: TableState) -> str:
         definition = state.definition
@@ -75,7 +75,7 @@ class VersionsDuringApply:
         """
         failed = dict[Name, str]()
         for name, state in states.items():
-            table = VersionTable.kept(self._subscription, self._lake, state) if state.applies else None
+            table = VersionTable.of_state(self._subscription, self._lake, state) if state.applies else None
             if table is None:
                 continue
             try:
@@ -95,13 +95,13 @@ class VersionsDuringApply:
                 return
             replica = lake.records.position(lake.paths.replica(table.subscription, *name))
             lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
-            table.begun(self._log, lsn, datetime.now(UTC), once=False)
+            table.begin_and_log(self._log, lsn, datetime.now(UTC), once=False)
             head, version = lake.records.head(path), None
         # Without new changes the version of the newest cut is named again, so that no other cut is written.
         is_idle = version is not None and head.position == since
         self.positions[name] = head.position or 0
         self.tables[name] = version if version is not None and is_idle else head.version
-        self._whole_versions.begin(state, head.version)
+        self._intact_versions.record(state, head.version)
 
     def follow(
         self,
@@ -114,20 +114,20 @@ class VersionsDuringApply:
 
         Replicas in `behind` lack some changes, and are left out. `decided` are the changes by key from the apply.
         """
-        own = [c for c in changes if c.name in self.positions and c.name not in behind]
+        followed = [c for c in changes if c.name in self.positions and c.name not in behind]
 
         def follow(name: Name) -> tuple[Name, str | None]:
             try:
                 with name_jobs(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
                     retry_after_conflict(self._follow)(
-                        states[name], [c for c in own if c.name == name], decided.get(name)
+                        states[name], [c for c in followed if c.name == name], decided.get(name)
                     )
             except TABLE_ERRORS as error:
                 return name, versions_failure(self._lake, error, name, self._path(states[name]))
             return name, None
 
-        done = self._lake.map_in_parallel(follow, list(dict.fromkeys(change.name for change in own)))
-        self.positions |= {c.name: c.slice for c in own if c.slice > states[c.name].lsn}
+        done = self._lake.map_in_parallel(follow, list(dict.fromkeys(change.name for change in followed)))
+        self.positions |= {c.name: c.slice for c in followed if c.slice > states[c.name].lsn}
         return {name: problem for name, problem in done if problem is not None}
 
     def _follow(
@@ -142,7 +142,7 @@ class VersionsDuringApply:
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
         # If it was put back, the cut keeps its former version, and the next run finds the damage.
-        if self._whole_versions.advance(state, pending.head, now):
+        if self._intact_versions.advance(state, pending.head, now):
             self.tables[state.name] = now.version
 
 
@@ -150,7 +150,7 @@ def lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
     """A table's versions of rows and the changes that they lack; None if they lack none, or are not kept."""
-    table = VersionTable.kept(subscription, lake, state) if state.applies else None
+    table = VersionTable.of_state(subscription, lake, state) if state.applies else None
     if table is None or not lake.records.exists(table.path):
         return None
     head = lake.records.head(table.path)
@@ -178,86 +178,88 @@ class _VersionOutcome:
 class VersionsWriter:
     """Writes the changes of a batch, which are in the change history `log`, to the versions of one table.
 
-    `copied` is the LSN of the copy. `decided` are changes by key from an apply, which may be of other slices.
+    `copy_lsn` is the LSN of the copy. `decided` are changes by key from an apply, which may be of other slices.
     """
 
     table: VersionTable
     log: str
     pending: PendingChanges
-    copied: int
+    copy_lsn: int
     decided: DecidedKeys | None = None
 
     def apply(self) -> None:
         """Write the versions in one commit; its position is the end of the last slice."""
-        table, pending, end, lake = self.table, self.pending, self.pending.ends[-1], self.table.lake
+        table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
         if may_have_former_key(table.definition, pending):
             # Changes from before the key was altered may repeat a present key. After a crash the replica may be ahead.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
         table.follow_columns()
-        changes = lake.stored_slices(self.log, pending.ends, every=True)
+        changes = lake.stored_slices(self.log, pending.slice_ends, every=True)
         if changes is None:
             raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
-        outcome = self._outcome(changes.groups)
-        ending, until = self._ending(outcome)
+        outcome = self._compute(changes.groups)
+        ending, until = self._ended_versions(outcome)
         change = VersionChange.of(self._stored, ending, until, outcome.commits, pending.size)
-        if (shared := self._shared) is not None and outcome.truncated is None:
-            change = replace(change, went=shared.of_keys(len(outcome.versions.ends), table.columns))
+        if (shared := self._shared_rows) is not None and outcome.truncated is None:
+            change = replace(change, replica_rows=shared.of_keys(len(outcome.versions.ends), table.columns))
 
         def new() -> list[pa.Table]:
-            return list(self._written(outcome, changes.groups))
+            return list(self._write_new_versions(outcome, changes.groups))
 
         change.commit(self._stored, new, end, pending.head.version)
 
     @cached_property
     def _stored(self) -> StoredVersions:
-        return self.table.stored
+        return self.table.as_stored
 
-    def _outcome(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
+    def _compute(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.translate_errors(self.log):
-            keyed = self._keyed(files)
+            keyed = self._keyed_changes(files)
             times = [lake.store.columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.of(pa.concat_tables(times))
-        matches = self._matches(keyed)
+        matches = self._present_versions(keyed)
         present = np.zeros(keyed.keys.num_rows + 1, np.bool_)
         for match in matches:
             present[match.keys] = True
         changes, number = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
-        lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncated, np.int64)])[number]
-        places = np.concatenate([keyed.places, np.full(len(keyed.truncated), NONE)])[number]
+        lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncate_lsns, np.int64)])[number]
+        places = np.concatenate([keyed.places, np.full(len(keyed.truncate_lsns), NONE)])[number]
         commit_of = commits.numbers(lsns)
-        truncated = int(commits.numbers(np.array(keyed.truncated[:1]))[0]) if keyed.truncated else None
+        truncated = (
+            int(commits.numbers(np.array(keyed.truncate_lsns[:1]))[0]) if keyed.truncate_lsns else None
+        )
         versions = row_versions(changes, commit_of, present)
         return _VersionOutcome(versions, commit_of, places, commits, matches, truncated)
 
-    def _keyed(self, files: Sequence[str]) -> KeyedChanges:
+    def _keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
         """The changes by key: those of the replica's apply if it applied the same changes, else read anew."""
         table, pending = self.table, self.pending
-        if self.decided is not None and self._shared is not None:
+        if self.decided is not None and self._shared_rows is not None:
             return self.decided.keyed
         keys = pa.schema([table.columns.field(name) for name in table.definition.key])
         unsent = sorted(pending.unchanged)
         stored = stored_changes(table.lake.store, files, keys, unsent)
-        keyed = keyed_changes(stored, keys, unsent, pending.ends, self.since)
+        keyed = keyed_changes(stored, keys, unsent, pending.slice_ends, self.since)
         assert keyed is not None
         return keyed
 
     @property
-    def _shared(self) -> SharedRows | None:
+    def _shared_rows(self) -> SharedRows | None:
         """The rows that the replica's apply has in memory, if it applied the same changes."""
         decided = self.decided
-        if decided is None or (decided.slices, decided.since) != (self.pending.ends, self.since):
+        if decided is None or (decided.slices, decided.since) != (self.pending.slice_ends, self.since):
             return None
         return decided.rows
 
     @property
     def since(self) -> int:
         """The LSN from which changes count; the copy has earlier ones."""
-        return max(self.copied, self.pending.since)
+        return max(self.copy_lsn, self.pending.since)
 
-    def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
+    def _present_versions(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """The present versions of the keys, by file."""
         path, lake = self.table.path, self.table.lake
         expected, matters = keyed.lookups
@@ -269,7 +271,7 @@ class VersionsWriter:
             assert matches is not None
             return present_rows(local, path, matches)
 
-    def _ending(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
+    def _ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
         """The present versions that end, by file, and the numbers of the commits that end them."""
         ends = outcome.versions.ends
         if outcome.truncated is None:
@@ -288,7 +290,7 @@ class VersionsWriter:
             until.append(ended)
         return every, until
 
-    def _written(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
+    def _write_new_versions(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Write the versions that begin. Those that end within the batch get files of their own."""
         table, versions = self.table, outcome.versions
         lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
@@ -308,16 +310,16 @@ class VersionsWriter:
             validity = Validity(
                 places, outcome.commit_of[versions.last[at]], versions.until[at], outcome.commits
             )
-            shared = None if self._shared is None else self._shared.at_places(places, table.columns)
+            shared = None if self._shared_rows is None else self._shared_rows.at_places(places, table.columns)
             if shared is not None:
                 made = [[partial(validity.batches, of, rows)] for of, rows in shared]
                 yield WrittenRows(lake.store, table.path, table.schema, size, made).write_by(INLINE)
                 continue
-            read = lake.store, table.path, groups, self.pending.ends, outcome.matches
+            read = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):
                 parts = divide_groups(groups, runner.number)
                 of_changes = ChosenRows(
-                    self.pending.ends, self.since, stamp, kept, completed, validity=validity
+                    self.pending.slice_ends, self.since, stamp, kept, completed, validity=validity
                 )
                 task = RowsTask(
                     lake.store, table.path, table.columns, table.schema, size, (), (), parts, of_changes

@@ -42,24 +42,24 @@ class SparkChanges:
     definition: Definition
     pending: PendingChanges
 
-    def _stored(self) -> DataFrame:
+    def _stored_changes(self) -> DataFrame:
         """The changes that the copy lacks. A slice that was transformed for an earlier copy may have others."""
-        rows = self.lake.read_slices(self.log, self.pending.ends, every=True)
+        rows = self.lake.read_slices(self.log, self.pending.slice_ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 
-    def effective(self) -> DataFrame:
+    def effective_changes(self) -> DataFrame:
         """The changes of rows after the last TRUNCATE; all of them if the replica keeps deleted rows."""
-        rows = self._stored().where("operation <> 'truncate'")
+        rows = self._stored_changes().where("operation <> 'truncate'")
         stamp = self._stamp
         if stamp.column is not None:
             now = F.lit(stamp.time.isoformat()).cast("timestamp")
             applied = F.col("new").withField(stamp.column, now)
             rows = rows.withColumn("new", F.when(F.col("new").isNotNull(), applied))
-        if self.pending.truncated_at is None or self.definition.kept:
+        if self.pending.truncated_at is None or self.definition.soft_delete_columns:
             return rows
         return rows.where(order() > F.struct(*(F.lit(n).cast("bigint") for n in self.pending.truncated_at)))
 
-    def keyed(self) -> KeyedChanges:
+    def keyed_changes(self) -> KeyedChanges:
         """The changes by key."""
         key = self.definition.key
 
@@ -68,18 +68,18 @@ class SparkChanges:
                 name
             )
 
-        kept = self.definition.kept
+        kept = self.definition.soft_delete_columns
         placed = [*PLACE_COLUMNS, "unchanged", *(["commit_time"] if kept else [])]
         names = [*key, *(name for name, _ in kept)]
-        changes = self._stored().select(*placed, side("new"), side("old")).toArrow()
+        changes = self._stored_changes().select(*placed, side("new"), side("old")).toArrow()
         rows = changes.schema.field("new").type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        unsent, ends = sorted(self.pending.unchanged), self.pending.ends
-        keyed = keyed_changes([changes], of_key, unsent, ends, 0, kept=kept)
+        unsent, ends = sorted(self.pending.unchanged), self.pending.slice_ends
+        keyed = keyed_changes([changes], of_key, unsent, ends, 0, soft_delete_columns=kept)
         assert keyed is not None
         return keyed
 
-    def digested(self) -> KeylessChanges:
+    def keyless_changes(self) -> KeylessChanges:
         """The changes of a table without a key."""
         names = self.definition.names
 
@@ -87,11 +87,13 @@ class SparkChanges:
             return (digest_sides(batch, names) for batch in batches)
 
         changes = (
-            self._stored().select(*DIGEST_COLUMNS.names).mapInArrow(digests, spark_schema(DIGEST_COLUMNS))
+            self._stored_changes()
+            .select(*DIGEST_COLUMNS.names)
+            .mapInArrow(digests, spark_schema(DIGEST_COLUMNS))
         )
-        return KeylessChanges.of(changes.toArrow(), self.pending.ends, 0)
+        return KeylessChanges.of(changes.toArrow(), self.pending.slice_ends, 0)
 
-    def holds(self, sought: WantedDigests) -> Numbers:
+    def count_rows(self, sought: WantedDigests) -> Numbers:
         """The number of the replica's rows of each digest."""
         numbers = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:
@@ -114,24 +116,24 @@ class SparkChanges:
         names = self.definition.names
         wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
         row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")
-        rows = self.effective().where(F.col(side).isNotNull())
-        placed = rows.select(place_of(self.pending.ends).alias("place"), row)
+        rows = self.effective_changes().where(F.col(side).isNotNull())
+        placed = rows.select(place_of(self.pending.slice_ends).alias("place"), row)
         few = len(places) <= BROADCAST_ROWS
         chosen = placed.join(F.broadcast(wanted) if few else wanted, F.col("place") == F.col("wanted"))
         return chosen.select("row", F.explode(F.sequence(F.lit(1), F.col("times").cast("int")))).select("row")
 
-    def present(self, keyed: KeyedChanges) -> Mask:
+    def present_keys(self, keyed: KeyedChanges) -> Mask:
         """A mask of the keys that the replica has, as in `KeyedChanges.present`."""
-        return keyed.present(self._present_keys)
+        return keyed.present_keys(self._present_keys)
 
-    def living(self) -> DataFrame:
+    def living_rows(self) -> DataFrame:
         """The rows of the replica that are not marked as deleted."""
-        return living_rows(self.lake.current(self.path), self.definition.deleted)
+        return living_rows(self.lake.current(self.path), self.definition.deleted_column)
 
     def _present_keys(self, keys: pa.Table) -> Numbers:
         names = [f"k{i}" for i in range(keys.num_columns)]
         types = dict(self.definition.columns)
-        near = self.living().select(
+        near = self.living_rows().select(
             *(F.col(quoted(k)).alias(n) for n, k in zip(names, keys.column_names, strict=True))
         )
         for name, column in zip(names, keys.column_names, strict=True):
@@ -154,10 +156,10 @@ class SparkChanges:
         - `e0`, `e1`, …: the metadata of an ended row
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
-        endings = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
+        endings = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.soft_delete_columns)}
         of, places = (
             merge_source(net, retain_ended=keyed.ended is not None),
-            np.append(keyed.places[keyed.effective :], 0),
+            np.append(keyed.places[keyed.first_effective :], 0),
         )
         metadata = keyed.ended_metadata(of.ended, self._stamp)
 
@@ -180,23 +182,23 @@ class SparkChanges:
         )
         has_bases = bool((of.base != NONE).any())
         decided = self.lake.spark.createDataFrame(table)
-        changes = self.effective().where("new is not null")
-        placed = changes.select(place_of(self.pending.ends).alias("place"), "new")
-        few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
+        changes = self.effective_changes().where("new is not null")
+        placed = changes.select(place_of(self.pending.slice_ends).alias("place"), "new")
+        few = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
         values = {name: field("new", name) for name in columns}
         if has_bases:
-            whole = F.struct(*(F.col(quoted(n)).alias(n) for n in unsent)).alias("whole")
+            unsent_values = F.struct(*(F.col(quoted(n)).alias(n) for n in unsent)).alias("whole")
             base = self.lake.current(self.path).select(
-                *(F.col(quoted(k)).alias(f"r{i}") for i, k in enumerate(key)), whole
+                *(F.col(quoted(k)).alias(f"r{i}") for i, k in enumerate(key)), unsent_values
             )
             same = [F.col(f"b{i}") == F.col(f"r{i}") for i in range(len(key))]
             rows = rows.join(base, same, "left")
         for i, name in enumerate(unsent):
             sent = placed.select(F.col("place").alias(f"p{i}"), field("new", name).alias(f"sent{i}"))
             rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
-            kept = field("whole", name) if has_bases else F.lit(None)
-            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
+            present_value = field("whole", name) if has_bases else F.lit(None)
+            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(present_value)
         for name, e in endings.items():
             values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
         changed = rows.select(
@@ -209,24 +211,24 @@ class SparkChanges:
         ended = {
             v: F.col(endings[name]) if name in endings else F.lit(None) for name, v in merge.values.items()
         }
-        gone = decided.where("last is null").select(
+        ended_only = decided.where("last is null").select(
             *merge.key.values(),
             *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
             *merge.unknown.values(),
             "action",
             "expected",
         )
-        source = changed.unionByName(gone)
+        source = changed.unionByName(ended_only)
         return (
             source
             if keyed.emptied is None
-            else source.unionByName(self._emptied(keyed.emptied, source, merge))
+            else source.unionByName(self._truncated_rows(keyed.emptied, source, merge))
         )
 
-    def _emptied(self, ended: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
+    def _truncated_rows(self, ended: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
         """The rows of the replica that a TRUNCATE ends, except the keys in `others`; `ended` is their metadata."""
         (metadata,) = self._stamp.apply(ended).to_pylist()
-        living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
+        living = self.living_rows().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
         values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
         return living.join(others, list(merge.key.values()), "left_anti").select(
             *merge.key.values(),

@@ -70,7 +70,7 @@ class TableSides:
 
     `chunks` makes the queries that select some expressions from the table's published rows. `selected` are the
     expressions that a copy selects, named c0, c1, … `row_hash` is None if the server hashes otherwise than pgsieve, or
-    the table has no columns. `kept` are the metadata columns of a replica that keeps deleted rows, which are not
+    the table has no columns. `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows, which are not
     compared.
     """
 
@@ -83,15 +83,15 @@ class TableSides:
     chunks: Callable[[Sequence[str]], Chunks]
     selected: Sequence[str]
     row_hash: RowHash | None
-    kept: Metadata = ()
+    soft_delete_columns: Metadata = ()
 
-    def difference(self) -> Difference:
+    def compare(self) -> Difference:
         """Compare the two sides."""
         if self.row_hash is None:
-            return self._difference(None)
+            return self._compare_by_spark(None)
         size = max(self.chunks(self.selected).bytes, self.lake.records.size(self.path))
-        if (local := self._local(size)) is not None:
-            return self._few(local, None)
+        if (local := self._local_reader(size)) is not None:
+            return self._compare_in_process(local, None)
         publisher, replica = self._checksums(self.row_hash)
         rows, differing = (
             (int(publisher.rows.sum()), int(replica.rows.sum())),
@@ -100,11 +100,11 @@ class TableSides:
         if not differing.any():
             return Difference(*rows)
         share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
-        local, chosen = self._local(int(size * share)), ChosenSegments(self.row_hash, differing)
-        within = self._difference(chosen) if local is None else self._few(local, chosen)
+        local, chosen = self._local_reader(int(size * share)), ChosenSegments(self.row_hash, differing)
+        within = self._compare_by_spark(chosen) if local is None else self._compare_in_process(local, chosen)
         return Difference(*rows, within.rows, within.sample)
 
-    def differing(self) -> ChosenSegments | None:
+    def differing_segments(self) -> ChosenSegments | None:
         """The segments that differ; None if segments cannot be compared, so that all rows have to be."""
         if self.row_hash is None:
             return None
@@ -131,15 +131,15 @@ class TableSides:
         return expected, replica if chosen is None else replica_rows(replica, chosen)
 
     @property
-    def _deleted(self) -> str | None:
+    def _deleted_column(self) -> str | None:
         """The column that marks deleted rows, if the replica keeps them."""
-        return metadata_column(self.kept, DELETED)
+        return metadata_column(self.soft_delete_columns, DELETED)
 
     def _replica(self) -> DataFrame:
-        rows = living_rows(self.lake.as_of(self.path, self.version), self._deleted)
+        rows = living_rows(self.lake.as_of(self.path, self.version), self._deleted_column)
         return rows.select(*(F.col(quoted(c.name)) for c in self.columns))
 
-    def _local(self, size: int) -> LocalRecords | None:
+    def _local_reader(self, size: int) -> LocalRecords | None:
         """The reader of the replica for `size` bytes in this process; None if they are too many, or only Spark reads them."""
         return self.lake.policy.reader(self.path, size)
 
@@ -158,7 +158,7 @@ class TableSides:
         schema = replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
             for batch in local.batches(self.path, self.version):
-                yield select_living(batch, schema, self._deleted)
+                yield select_living(batch, schema, self._deleted_column)
 
     def _queries(self, chosen: ChosenSegments | None) -> list[str]:
         if chosen is None:
@@ -167,7 +167,7 @@ class TableSides:
         hashed = self.chunks([*self.selected, _hash_column(chosen.row_hash)]).queries
         return [chosen.query(rows, names) for rows in hashed]
 
-    def _difference(self, chosen: ChosenSegments | None) -> Difference:
+    def _compare_by_spark(self, chosen: ChosenSegments | None) -> Difference:
         """Compare the rows by Spark."""
         expected, replica = self.frames(chosen)
         differences = differing_rows(expected, replica, [c.name for c in self.columns])
@@ -181,7 +181,7 @@ class TableSides:
         replica_rows = replica.count()
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
-    def _few(self, local: LocalRecords, chosen: ChosenSegments | None) -> Difference:
+    def _compare_in_process(self, local: LocalRecords, chosen: ChosenSegments | None) -> Difference:
         """Compare few rows in this process."""
         schema = replica_schema(self.columns)
         batches = [

@@ -92,7 +92,9 @@ def parsed_filters(
     table = replicated.table
     filters = [parse_table_filter(table, text, mappings) for text in texts]
     plain = {
-        name for name in replicated.columns if subscription.override((table.schema, table.name), name) is None
+        name
+        for name in replicated.columns
+        if subscription.chosen_type((table.schema, table.name), name) is None
     }
     for lacking in (f.columns - plain for f in filters):
         if lacking:
@@ -108,7 +110,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     """Evaluate the row filters of a table over its replica."""
     feed = subscription.feed
     with feed.source.connect() as connection:
-        catalog = feed.with_defined(read_catalog(connection))
+        catalog = feed.with_defined_publications(read_catalog(connection))
         catalog = with_case_mappings(connection, catalog, feed.subscriptions[subscription.name])
     state, replicated = (
         TableStates(lake, subscription.name).newest().get(name),
@@ -122,7 +124,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     replica = _FilteredReplica(subscription, lake, state, replicated, filters)
     altered = replica.is_altered()
     try:
-        return replace(replica.evaluated(), altered=altered)
+        return replace(replica.evaluate(), altered=altered)
     except TABLE_ERRORS as error:
         return TableConformity(problem=reason(lake, error))
 
@@ -145,7 +147,7 @@ class _FilteredReplica:
             return True
         for recorded in Catalogs(self.lake, subscription.feed).since(state.lsn):
             try:
-                catalog = subscription.feed.with_defined(recorded)
+                catalog = subscription.feed.with_defined_publications(recorded)
                 then = subscription.tables(catalog).get(state.name)
                 if then is None or applicable_filters(subscription, then, catalog) != self.filters:
                     return True
@@ -153,7 +155,7 @@ class _FilteredReplica:
                 return True  # A publication was missing.
         return False
 
-    def evaluated(self) -> TableConformity:
+    def evaluate(self) -> TableConformity:
         """Evaluate the filters over all rows."""
         subscription, lake, replicated = self.subscription, self.lake, self.replicated
         path = lake.paths.replica(subscription.name, *self.state.name)
@@ -171,7 +173,7 @@ class _FilteredReplica:
             named = (batch.rename_columns(schema.names) for batch in batches)
             return _evaluate_batches(named, schema, parsed, key)
 
-        deleted = self.state.definition.deleted if self.state.definition else None
+        deleted = self.state.definition.deleted_column if self.state.definition else None
         with lake.access.translate_errors(path):
             if (local := lake.policy.reader(path)) is not None:
                 batches = (

@@ -113,7 +113,7 @@ class SubscriptionAtLsn:
             return ALTERED
         return None
 
-    def rewritten(self, names: Collection[Name]) -> list[Name]:
+    def rewritten_tables(self, names: Collection[Name]) -> list[Name]:
         """The tables that were rewritten since the snapshot: it may show them as empty."""
         if not names:
             return []
@@ -163,7 +163,7 @@ class SubscriptionAtLsn:
             chunks=chunks,
             selected=select_list(self.subscription, replicated),
             row_hash=RowHash(sent, self.seed) if sent and self.seed is not None else None,
-            kept=definition.kept,
+            soft_delete_columns=definition.soft_delete_columns,
         )
 
 
@@ -175,7 +175,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
     # Each check has another seed, so that hashes that collide in one check differ in the next.
     seed = secrets.randbits(64)
     with feed.source.connect() as connection, ExitStack() as stack:
-        catalog = feed.with_defined(read_catalog(connection))
+        catalog = feed.with_defined_publications(read_catalog(connection))
         tables = subscription.tables(catalog)
         # Without these locks other processes could read the slot, or apply changes, beyond the snapshot.
         with feed.hold_lock():
@@ -214,7 +214,7 @@ def check_consistency(
         with at_one_lsn(subscription, lake, log) as moment:
             chosen = [name for name in moment.tables if names is None or name in names]
             compared = {name: _compare_table(moment, name, log) for name in chosen}
-            rewritten = moment.rewritten([name for name in chosen if compared[name].differing])
+            rewritten = moment.rewritten_tables([name for name in chosen if compared[name].differing])
             differing = [moment.tables[name] for name in chosen if compared[name].differing]
             warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
             warnings.update(dict.fromkeys(filter(None, map(_unpublished_warning, differing))))
@@ -260,7 +260,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
         with moment.translate_errors(name, "compare"):
             if replicated.table.unsent_leaves:
                 verify_foreign_servers(moment.subscription.feed.source, name)
-            return _result(replicated, lsn, moment.sides(name).difference())
+            return _result(replicated, lsn, moment.sides(name).compare())
     except LakeError as error:
         problem = copy_again(subscription, name, reason(moment.lake, error))
         return TableConsistency(*name, lsn, problem=problem)

@@ -93,7 +93,7 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
         sides = moment.sides(name)
         net = _differing_rows(sides)
         # A table that was rewritten may have been read as empty: then nothing is written, as its rows have to stay.
-        if net is not None and moment.rewritten([name]):
+        if net is not None and moment.rewritten_tables([name]):
             return RepairResult(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merge(sides, net, lsn)
         head = lake.records.head(sides.path)
@@ -105,7 +105,7 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
 
 def _differing_rows(sides: TableSides) -> DataFrame | None:
     """The rows that one side has more often, as `differing_row_counts`; None if the sides are equal."""
-    chosen = sides.differing()
+    chosen = sides.differing_segments()
     if chosen is not None and not chosen.segments.any():
         return None
     columns = [c.name for c in sides.columns]
@@ -116,7 +116,7 @@ def _differing_rows(sides: TableSides) -> DataFrame | None:
 def _merge(sides: TableSides, net: DataFrame, lsn: int) -> tuple[int, int]:
     """Correct a replica's rows in one commit; returns the numbers of rows inserted and deleted."""
     totals = aggregate_metrics(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
-    source, clauses = _soft_merge(sides, net) if sides.kept else _hard_merge(sides, net)
+    source, clauses = _soft_merge(sides, net) if sides.soft_delete_columns else _hard_merge(sides, net)
     vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
     with sides.lake.idempotent_writes(None, vectors=vectors, metadata={REPAIRED: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
@@ -136,7 +136,7 @@ def _hard_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
 
 def _soft_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     """The source and clauses of the MERGE by key that marks rows as deleted; an insert may revive a deleted row."""
-    kinds, names = dict(sides.kept), [c.name for c in sides.columns]
+    kinds, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
     merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))
     end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
 

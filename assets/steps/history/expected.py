@@ -38,7 +38,7 @@ def expected_histories(
 def _expected_versions(
     subscription: Subscription, lake: Lake, state: TableState, newest: Cut | None, *, is_copied: bool
 ) -> Iterator[str]:
-    table = VersionTable.kept(subscription, lake, state)
+    table = VersionTable.of_state(subscription, lake, state)
     if table is None:
         assert state.definition is not None
         replica = lake.paths.replica(subscription.name, *state.name)

@@ -35,7 +35,7 @@ def repaired_tables(
 
 def _has_history(subscription: Subscription, lake: Lake, state: TableState) -> bool:
     is_whole = state.definition is not None and state.definition.history.whole
-    return is_whole or VersionTable.kept(subscription, lake, state) is not None
+    return is_whole or VersionTable.of_state(subscription, lake, state) is not None
 
 
 def note_partial(subscription: str, lake: Lake, states: Iterable[TableState], log: Log) -> bool:

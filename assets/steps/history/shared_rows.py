@@ -26,11 +26,14 @@ def _none() -> None:
 
 @dataclass
 class SharedRows:
-    """The rows that a batch adds to a replica (`came`, by places) and removes (`went`, by keys), of at most `most` bytes."""
+    """The rows that a batch adds to a replica, with their places, and removes, with the numbers of their keys.
 
-    most: int
-    came: list[_NumberedRows] = field(default_factory=list)
-    went: list[_NumberedRows] = field(default_factory=list)
+    If they need more than `max_bytes`, none are kept.
+    """
+
+    max_bytes: int
+    new_rows: list[_NumberedRows] = field(default_factory=list)
+    removed_rows: list[_NumberedRows] = field(default_factory=list)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle to None: rows that an executor adds would not reach this process."""
@@ -39,43 +42,43 @@ class SharedRows:
     @property
     def nbytes(self) -> int:
         """How much memory the rows take."""
-        return sum(rows.nbytes for _, rows in (*self.came, *self.went))
+        return sum(rows.nbytes for _, rows in (*self.new_rows, *self.removed_rows))
 
-    def add_came(self, places: Numbers, rows: pa.RecordBatch) -> None:
+    def add_new(self, places: Numbers, rows: pa.RecordBatch) -> None:
         """Add new rows, by the places of their changes."""
-        self._add(self.came, places, rows)
+        self._add(self.new_rows, places, rows)
 
-    def add_went(self, keys: Numbers, rows: pa.RecordBatch) -> None:
+    def add_removed(self, keys: Numbers, rows: pa.RecordBatch) -> None:
         """Add removed rows, by the numbers of their keys."""
-        self._add(self.went, keys, rows)
+        self._add(self.removed_rows, keys, rows)
 
     def _add(self, parts: list[_NumberedRows], numbers: Numbers, rows: pa.RecordBatch) -> None:
-        if self.nbytes + rows.nbytes > self.most:
-            self.most = 0
-            self.came.clear()
-            self.went.clear()
+        if self.nbytes + rows.nbytes > self.max_bytes:
+            self.max_bytes = 0
+            self.new_rows.clear()
+            self.removed_rows.clear()
         else:
             parts.append((numbers, rows))
 
     def at_places(self, places: Numbers, columns: pa.Schema) -> list[_NumberedRows] | None:
         """The new rows in the order of their places; None if their places are not exactly `places`, which ascend."""
-        parts = sorted(self.came, key=lambda part: int(part[0][0]))
+        parts = sorted(self.new_rows, key=lambda part: int(part[0][0]))
         if not parts or not np.array_equal(np.concatenate([numbers for numbers, _ in parts]), places):
             return None
         return parts if all(rows.schema.equals(columns) for _, rows in parts) else None
 
     def of_keys(self, count: int, columns: pa.Schema) -> "KeyedRows | None":
         """The removed rows by key; there are `count` keys. None without rows, or if they do not have these columns."""
-        if not self.went:
+        if not self.removed_rows:
             return None
-        tables = [pa.Table.from_batches([rows]) for _, rows in self.went]
+        tables = [pa.Table.from_batches([rows]) for _, rows in self.removed_rows]
         if not all(set(columns.names) <= set(table.column_names) for table in tables):
             return None
         rows = pa.concat_tables([table.select(columns.names) for table in tables])
         if not rows.schema.equals(columns):
             return None
         row_of = np.full(count, NONE, np.int64)
-        row_of[np.concatenate([numbers for numbers, _ in self.went])] = np.arange(rows.num_rows)
+        row_of[np.concatenate([numbers for numbers, _ in self.removed_rows])] = np.arange(rows.num_rows)
         return KeyedRows(rows, row_of)
 
 

@@ -62,7 +62,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
             "it has no key, so it is unknown which rows are versions of the same row",
             "give it a primary key or a replica identity",
         )
-    if definition.deleted:
+    if definition.deleted_column:
         return (
             "its deleted rows are kept (`deletes: soft`)",
             "say `deletes: hard` for it in the layout: a version ends where its row is deleted",
@@ -109,7 +109,7 @@ class VersionTable:
     columns: pa.Schema
 
     @classmethod
-    def kept(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
+    def of_state(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
         """The versions of the rows of the table with this state; None if none are kept."""
         definition = state.definition
         if definition is None or not subscription.histories.of(state.name).scd2:
@@ -132,7 +132,7 @@ class VersionTable:
         return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
 
     @property
-    def stored(self) -> "StoredVersions":
+    def as_stored(self) -> "StoredVersions":
         """The table for writing."""
         return StoredVersions(self.lake, self.path, self.schema)
 
@@ -146,16 +146,16 @@ class VersionTable:
                 retry_after_conflict(local.append)(self.path, self.schema.empty_table())
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The words for these versions in messages."""
         return f"the versions of {quote_qualified(*self.name)}"
 
-    def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
+    def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
         """Call `begin_anew`, and log it. Raises its errors, which `versions_failure` explains."""
         existed = self.lake.records.exists(self.path)
         if self.begin_anew(lsn, time, once=once):
             anew = "are ended, and begin anew" if existed else "begin"
-            log(f"{self.shown} {anew} at {format_lsn(lsn)} with the present rows of its replica")
+            log(f"{self.label} {anew} at {format_lsn(lsn)} with the present rows of its replica")
 
     def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
         """End all present versions before an LSN, and begin one for each row of the replica; returns whether it did.
@@ -179,7 +179,7 @@ class VersionTable:
             opened = table_rows(
                 local, replica, self.columns, OpenedVersions(lsn, time, self.schema).to_versions
             )
-        stored = self.stored
+        stored = self.as_stored
         change = VersionChange.of_all(stored, lsn, time)
 
         def written() -> list[pa.Table]:
@@ -211,7 +211,7 @@ class VersionTable:
             with self.lake.access.translate_errors(path):
                 former = StoredVersions(self.lake, path, local.arrow_schema(path))
             change = VersionChange.of_all(former, lsn, time)
-            if change.gone.matches:
+            if change.ended_rows.matches:
                 change.commit(former, list, None, head.version)
 
         retry_after_conflict(end)()
@@ -272,18 +272,16 @@ class _EndingTask:
         """Write the rows of one file, which is read once; yields a row (`FILE_SCHEMA`) per written file."""
         file = self.files[number]
         if file.is_replaced:
-            yield from self._replaced(file, guard)
+            yield from self._rewrite(file, guard)
             return
         data, schema = file.data, self.schema
         if data is not None:
             schema = pa.schema([self.schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
         rows = rows_at(self.store, join_path(self.folder, file.name), schema, file.rows)
-        whole = rows if data is None else ((at, self._whole(data[at], each)) for at, each in rows)
-        yield from self._written(
-            guard(end_versions(each, file.until[at], self.commits) for at, each in whole)
-        )
+        whole = rows if data is None else ((at, self._complete_versions(data[at], each)) for at, each in rows)
+        yield from self._write(guard(end_versions(each, file.until[at], self.commits) for at, each in whole))
 
-    def _whole(self, data: pa.Table, begun: pa.RecordBatch) -> pa.RecordBatch:
+    def _complete_versions(self, data: pa.Table, begun: pa.RecordBatch) -> pa.RecordBatch:
         """Present versions, put together from their data and their begin."""
         columns = [
             data[field.name].combine_chunks()
@@ -295,7 +293,7 @@ class _EndingTask:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _replaced(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
+    def _rewrite(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
         ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
 
         def others() -> Iterator[pa.RecordBatch]:
@@ -307,7 +305,7 @@ class _EndingTask:
                     ends.append(end_versions(batch.take(pa.array(at)), file.until[first:last], self.commits))
                     size += ends[-1].nbytes
                 if size > _MEMORY_BYTES:
-                    written.extend(self._written(ends))
+                    written.extend(self._write(ends))
                     ends.clear()
                     size = 0
                 if len(at) < batch.num_rows:
@@ -315,25 +313,25 @@ class _EndingTask:
                     stays[at] = False
                     yield batch.filter(pa.array(stays))
 
-        yield from self._written(others())
+        yield from self._write(others())
         yield from written
-        yield from self._written(ends)
+        yield from self._write(ends)
 
-    def _written(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return write_files(self.folder, self.schema, rows, store=self.store, size=self.size)
 
 
 @dataclass(frozen=True)
 class VersionChange:
-    """Present versions that end (`gone`), and the numbers of the commits that end them (`until`), by file.
+    """Present versions that end (`ended_rows`), and the numbers of the commits that end them (`until`), by file.
 
-    `went` has the same rows by key from the apply to the replica, so that they need not be read.
+    `replica_rows` has the same rows by key from the apply to the replica, so that they need not be read.
     """
 
-    gone: DeletedRows
+    ended_rows: DeletedRows
     until: Sequence[Numbers]
     commits: Commits
-    went: KeyedRows | None = None
+    replica_rows: KeyedRows | None = None
 
     @classmethod
     def of(
@@ -381,26 +379,26 @@ class VersionChange:
 
         def written() -> pa.Table:
             # A former column of the replica has values in the table of versions alone: then the rows have to be read.
-            went = self.went if set(whole.names) == set(table.schema.names) else None
-            size, files = committer.file_bytes(path, {}), list(self._old(went))
+            went = self.replica_rows if set(whole.names) == set(table.schema.names) else None
+            size, files = committer.file_bytes(path, {}), list(self._files_with_ends(went))
             old = _EndingTask(lake.store, path, whole, size, self.commits, files)
-            read = sum(m.size for m, f in zip(self.gone.matches, files, strict=True) if f.data is None)
+            read = sum(m.size for m, f in zip(self.ended_rows.matches, files, strict=True) if f.data is None)
             runner = lake.policy.runner(read) if read else INLINE
             return pa.concat_tables([runner.run(old, len(files)), *new()])
 
         whole = committer.local.arrow_schema(path) if lake.records.exists(path) else table.schema
-        if not self.gone.marked:
-            removed = {match.path: match.size for match in self.gone.matches}
+        if not self.ended_rows.marked:
+            removed = {match.path: match.size for match in self.ended_rows.matches}
             committer.commit(written, path, table.schema, Commit(position, base=base), removed)
             return
-        marked = committer.marked_files(path, self.gone.matches, base)
+        marked = committer.marked_files(path, self.ended_rows.matches, base)
         if marked is None:
             raise _altered(path)
         committer.commit_marked(written, path, marked, position, base)
 
-    def _old(self, went: KeyedRows | None) -> Iterator[_FileWithEnds]:
-        replaced = not self.gone.marked
-        for match, until in zip(self.gone.matches, self.until, strict=True):
+    def _files_with_ends(self, went: KeyedRows | None) -> Iterator[_FileWithEnds]:
+        replaced = not self.ended_rows.marked
+        for match, until in zip(self.ended_rows.matches, self.until, strict=True):
             order = np.argsort(match.rows)
             data = None if went is None or replaced else went.of(match.keys[order])
             yield _FileWithEnds(match.name, match.rows[order], until[order], replaced, data)

@@ -136,7 +136,7 @@ class InitialCopy:
         After a transient fault the tables are copied again, at another snapshot. If it persists, it is raised, and the
         next run copies the tables.
         """
-        waiting, since = self._begun(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
+        waiting, since = self._begin(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
         reach(Failpoint.COPY_BEGUN)
         copied: list[Copied] = []
         failures = 0
@@ -144,7 +144,7 @@ class InitialCopy:
             batch = _next_batch(waiting, sizes)
             progress = f"{len(copied)} of {len(copied) + len(waiting)}"
             try:
-                outcome = self._alone(batch, since, progress)
+                outcome = self._copy_batch(batch, since, progress)
             except SnapshotAwaitedError as error:
                 # The remaining tables are left to the next run, so that nothing else waits for this snapshot.
                 return [*copied, *defer(self._states, waiting, error, self.log)]
@@ -169,7 +169,7 @@ class InitialCopy:
     def _states(self) -> TableStates:
         return TableStates(self.lake, self.subscription.name)
 
-    def _begun(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
+    def _begin(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
         """Record that the copy begins; returns the tables to copy, and the version of the states after that."""
         with self.subscription.feed.source.hold_lock(self.subscription.name):
             if lacking:
@@ -181,7 +181,7 @@ class InitialCopy:
             )
             return names, newest_version(self._states.newest().values())
 
-    def _alone(self, names: Sequence[Name], since: int, progress: str) -> CopiedBatch:
+    def _copy_batch(self, names: Sequence[Name], since: int, progress: str) -> CopiedBatch:
         """Copy a batch under the subscription's lock, so that no slice is transformed without these tables meanwhile.
 
         Tables that another process has made ready after the version `since` of the states are left out.

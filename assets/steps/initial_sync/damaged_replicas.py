@@ -17,12 +17,12 @@ from pgsieve.resources.lake.maintenance import maintenance
 class Damage:
     """The obstacles to a copy.
 
-    `logs` are the paths of tables with an unreadable log. `of_cuts` says that cuts name versions that will be used
+    `logs` are the paths of tables with an unreadable log. `in_cuts` says that cuts name versions that will be used
     again. `refusing` is the path of the replica if it has constraints.
     """
 
     logs: tuple[str, ...] = ()
-    of_cuts: bool = False
+    in_cuts: bool = False
     refusing: str | None = None
 
 
@@ -67,17 +67,17 @@ class ReplacedReplica:
             tuple(path for path, readable in versions.items() if readable is None),
             any(
                 cut.tables.get(self.name, -1) > newest or (cut.states or 0) > (states or 0)
-                for cut in Cuts(lake, self.subscription).kept()
+                for cut in Cuts(lake, self.subscription).all()
             ),
             self.path if newest >= 0 and lake.has_row_checks(self.path) else None,
         )
 
-    def make_room(self, damage: Damage) -> None:
+    def remove_damage(self, damage: Damage) -> None:
         """Remove the obstacles; data files stay until they are vacuumed. Raises LakeError if a log cannot be removed."""
         lake = self.lake
         if damage.refusing is not None:
             retry_after_conflict(lake.remove_row_checks)(damage.refusing)
-        if damage.of_cuts:
+        if damage.in_cuts:
             cuts = Cuts(lake, self.subscription).path
             with lake.access.translate_errors(cuts):
                 retry_after_conflict(lambda: maintenance(lake, cuts).delete("true"))()

@@ -105,22 +105,22 @@ class BatchCopy:
                     # Definitions are read at the snapshot; the UPDATE transformation follows later ones.
                     server = read_catalog(connection, snapshot.name)
                     catalog = sound_catalog(connection, self.subscription, server)
-                    selection = self._selected(connection, catalog, names)
+                    selection = self._select(connection, catalog, names)
                     uncopied = selection.names
                     tables = f"{quantity(len(selection.tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
                     self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
-                    planned, locked = self._planned(connection, catalog, selection, snapshot, former)
+                    planned, locked = self._plan(connection, catalog, selection, snapshot, former)
                 conninfo = source.executor_conninfo()
-                states = self._announced(selection, catalog, snapshot, former)
+                states = self._announce(selection, catalog, snapshot, former)
                 reach(Failpoint.COPY_PLANNED)
                 # Only reading needs a session of the publisher, and a role may have few sessions.
                 reading = Semaphore(_MAX_READERS)
                 copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
-                copied, broken_off = self._copied(copy, planned)
+                copied, failed = self._copy(copy, planned)
             # On a new connection, since the first one was idle during the copy.
             with source.connect() as connection:
-                after = self.subscription.feed.with_defined(read_catalog(connection))
+                after = self.subscription.feed.with_defined_publications(read_catalog(connection))
         except SnapshotAwaitedError:
             raise
         except PgsieveError as error:
@@ -128,18 +128,18 @@ class BatchCopy:
                 raise
             # The next attempt recognises the copies that are finished.
             return CopiedBatch([], uncopied, error)
-        copied = self._made_ready(copied, states, after)
+        copied = self._make_ready(copied, states, after)
         waiting = [_waiting_result(name, snapshot, error) for name, error in selection.problems.items()]
-        later = self._left_to_locks(selection, locked | broken_off)
-        faults = {name: fault for name, fault in (locked | broken_off).items() if name not in later}
+        later = self._defer_locked(selection, locked | failed)
+        faults = {name: fault for name, fault in (locked | failed).items() if name not in later}
         first = next(iter(faults.values()), None)
         return CopiedBatch([*copied, *waiting, *later.values()], list(faults), first)
 
-    def _selected(
+    def _select(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
     ) -> _Selection:
         """The tables of a batch, without those that an earlier run has copied, which are made ready."""
-        uncopied = set(names) - self._readiness.settle(names, catalog)
+        uncopied = set(names) - self._readiness.complete_earlier(names, catalog)
         published = {n: t for n, t in self.subscription.tables(catalog).items() if n in uncopied}
         problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in uncopied}
         readable = [t for n, t in published.items() if n not in problems]
@@ -159,7 +159,7 @@ class BatchCopy:
                 "verify that the rows there did not come from other origins"
             )
 
-    def _planned(
+    def _plan(
         self,
         connection: psycopg.Connection[Any],
         catalog: Catalog,
@@ -181,7 +181,7 @@ class BatchCopy:
             planned.append(PlannedTable(table, chunks, _definition(former, name)))
         return planned, locked
 
-    def _announced(
+    def _announce(
         self, selection: _Selection, catalog: Catalog, snapshot: Snapshot, former: Mapping[Name, TableState]
     ) -> dict[Name, TableState]:
         """Record the snapshot in the states of the tables to copy, and why other tables wait; returns the former states."""
@@ -198,15 +198,15 @@ class BatchCopy:
         self._states.append([*states.values(), *waiting])
         return states
 
-    def _copied(
+    def _copy(
         self, copy: SnapshotCopy, planned: Sequence[PlannedTable]
     ) -> tuple[list[Copied], dict[Name, PgsieveError]]:
         """Copy the tables, several at a time. Returns the results, and the transient faults by table."""
         copied, faults = list[Copied](), dict[Name, PgsieveError]()
 
-        def one(table: PlannedTable) -> None:
+        def copy_one(table: PlannedTable) -> None:
             try:
-                outcome = copy.copied(table)
+                outcome = copy.copy_table(table)
             except PgsieveError as error:
                 if not is_transient(error):
                     raise
@@ -218,7 +218,7 @@ class BatchCopy:
             self.log(_progress_line(outcome, table.chunks.bytes))
 
         with ThreadPoolExecutor(self.lake.parallelism) as pool:
-            copying = [pool.submit(copy_context().run, one, table) for table in planned]
+            copying = [pool.submit(copy_context().run, copy_one, table) for table in planned]
             try:
                 for each in copying:
                     each.result()
@@ -230,17 +230,17 @@ class BatchCopy:
                 raise
         return copied, faults
 
-    def _made_ready(
+    def _make_ready(
         self, copied: Sequence[Copied], states: Mapping[Name, TableState], after: Catalog
     ) -> list[Copied]:
         """Record the tables' states after the copies, and begin their histories; `after` is the catalog after the copies.
 
         Returns the copies with the problems of histories.
         """
-        made = [
+        states_after = [
             state_after_copy(self.subscription, states, each, after) for each in copied if not each.overtaken
         ]
-        completed = self._readiness.declare(made)
+        completed = self._readiness.complete(states_after)
         for name in completed.overtaken:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
         for name, problem in completed.problems.items():
@@ -251,9 +251,7 @@ class BatchCopy:
             for each in copied
         ]
 
-    def _left_to_locks(
-        self, selection: _Selection, faults: Mapping[Name, PgsieveError]
-    ) -> dict[Name, Copied]:
+    def _defer_locked(self, selection: _Selection, faults: Mapping[Name, PgsieveError]) -> dict[Name, Copied]:
         """Leave tables that other sessions still lock to the next run; returns their results."""
         later = dict[Name, Copied]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:

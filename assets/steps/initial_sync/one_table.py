@@ -130,7 +130,7 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
             quote(name),
             attributes[name].type_oid,
             attributes[name].type_modifier,
-            subscription.override((replicated.table.schema, replicated.table.name), name),
+            subscription.chosen_type((replicated.table.schema, replicated.table.name), name),
         )
         + f" as c{number}"
         for number, name in enumerate(replicated.columns)
@@ -160,14 +160,14 @@ class SnapshotCopy:
     log: Log
     reading: AbstractContextManager[object]
 
-    def copied(self, planned: PlannedTable) -> Copied:
+    def copy_table(self, planned: PlannedTable) -> Copied:
         """Copy a table. The result has the table's problem, or says that another process has copied it later."""
         started = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
         written, problem, again = _WrittenReplica(), None, False
         try:
-            written = self._written(planned, types)
+            written = self._write_replica(planned, types)
         except OvertakenError:
             written = _WrittenReplica(overtaken=True)
         except PgsieveError as error:
@@ -189,7 +189,7 @@ class SnapshotCopy:
             again=again,
         )
 
-    def _written(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _WrittenReplica:
+    def _write_replica(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _WrittenReplica:
         lake, table = self.lake, planned.replicated.table
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without copy_data, a table that is published again continues with the rows that its replica has.
@@ -234,20 +234,20 @@ class SnapshotCopy:
             lake, self.subscription.name, name, planned.generation, has_versions=has_versions
         )
 
-        def decided() -> Committer:
-            self._refuse_later(replica.path, table)
+        def choose() -> Committer:
+            self._refuse_position(replica.path, table)
             _check_names(selected.columns)
             return lake.policy.committer(replica.path, schema.names, size, lambda: schema, overwrite=True)
 
         with lake.consistent_read(replica.path, replica.history, Cuts(lake, self.subscription.name).path):
             damage = replica.damage()
             if damage == Damage():
-                return decided()
-        replica.make_room(damage)
+                return choose()
+        replica.remove_damage(damage)
         with lake.consistent_read():
-            return decided()
+            return choose()
 
-    def _refuse_later(self, path: str, table: Table) -> None:
+    def _refuse_position(self, path: str, table: Table) -> None:
         """Raise if the replica's position is at or beyond the snapshot: Delta would leave out the copy's commit.
 
         OvertakenError: another process has copied the table since. PgsieveError: the publisher is behind the replica.

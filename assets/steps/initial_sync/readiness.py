@@ -123,7 +123,7 @@ class Readiness:
     def _path(self, name: Name) -> str:
         return self.lake.paths.replica(self.subscription.name, *name)
 
-    def settle(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
+    def complete_earlier(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
         """Make ready the tables that an earlier run has copied: their replica is at the LSN that their state announces."""
         lake, states = self.lake, self._states.newest()
         paths = {n: self._path(n) for n in names if is_announced(states.get(n))}
@@ -135,14 +135,14 @@ class Readiness:
                 and _is_at(lake, path, states[name].lsn)
                 and not definition.layout.is_rewritten(catalog)
             ]
-        ready = self.declare(complete).ready
+        ready = self.complete(complete).ready
         for state in ready:
             self.log(
                 f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run"
             )
         return {state.name for state in ready}
 
-    def declare(self, states: Sequence[TableState]) -> Completed:
+    def complete(self, states: Sequence[TableState]) -> Completed:
         """Record the states after a copy, and begin the tables' histories with the copied rows.
 
         A table becomes ready only if no slice after its LSN was transformed without it; otherwise it is copied again.
@@ -199,10 +199,10 @@ class Readiness:
         if definition.history.whole:
             schema = changes_schema(arrow_types(subscription, state.name, definition))
             begin_history(lake, subscription.name, state, schema, time)
-        table = VersionTable.kept(subscription, lake, state)
+        table = VersionTable.of_state(subscription, lake, state)
         if table is not None:
             try:
-                table.begun(self.log, state.lsn, time, once=True)
+                table.begin_and_log(self.log, state.lsn, time, once=True)
             except TABLE_ERRORS as error:
                 return versions_failure(lake, error, state.name, table.path)
         elif subscription.histories.of(state.name).scd2:

@@ -56,8 +56,8 @@ class Base:
 def bases(moment: Moment) -> list[Base]:
     """The bases of a subscription's tables at a moment."""
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
-    cuts = Cuts(lake, subscription).kept()
-    states = TableStates(lake, subscription).kept()
+    cuts = Cuts(lake, subscription).all()
+    states = TableStates(lake, subscription).all()
     reached = max(Transformed(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts))
     if not states or not reached:
         raise MomentError(
@@ -97,11 +97,11 @@ class _Search:
     def _lake(self) -> Lake:
         return self.moment.lake
 
-    def base(self, name: Name, kept: Sequence[TableState]) -> Base | None:
-        """The base of a table; None if the subscription did not have the table at that moment. `kept` are its states."""
+    def base(self, name: Name, states: Sequence[TableState]) -> Base | None:
+        """The base of a table; None if the subscription did not have the table at that moment. `states` are its states."""
         of_cut = self.before.tables.get(name) if self.before is not None else None
         ready = next(
-            (s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
+            (s for s in reversed(states) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
         )
         copied = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
         if of_cut is None and not copied:
@@ -118,12 +118,12 @@ class _Search:
             and not copied
             and self.before.lsn == self.moment.lsn
         ):
-            state = self._defined(name, kept, ready, self._lake.columns_at(path, of_cut))
+            state = self._fitting_state(name, states, ready, self._lake.columns_at(path, of_cut))
             return Base(path, of_cut, state, self.moment.lsn, self._history(name, state))
-        return self._with_changes(name, path, kept, ready, None if copied else of_cut)
+        return self._with_changes(name, path, states, ready, None if copied else of_cut)
 
     def _with_changes(
-        self, name: Name, path: str, kept: Sequence[TableState], ready: TableState, of_cut: int | None
+        self, name: Name, path: str, states: Sequence[TableState], ready: TableState, of_cut: int | None
     ) -> Base:
         local = self._local(name)
         version, position = self._newest_version(name, local, path, of_cut)
@@ -131,12 +131,12 @@ class _Search:
             raise self._unreadable(name, "its replica's version of that time is gone")
         if of_cut != version:
             self._refuse_vacuumed(name, local, path, version)
-        state = self._defined(name, kept, ready, self._lake.columns_at(path, version))
+        state = self._fitting_state(name, states, ready, self._lake.columns_at(path, version))
         since = max(position, self.before.lsn) if self.before is not None and of_cut is not None else position
         base = Base(path, version, state, since, self._history(name, state))
-        return self._with_slices(base, kept) if since < self.moment.lsn else base
+        return self._with_slices(base, states) if since < self.moment.lsn else base
 
-    def _with_slices(self, base: Base, kept: Sequence[TableState]) -> Base:
+    def _with_slices(self, base: Base, states: Sequence[TableState]) -> Base:
         """Add the slices of the history to a base; raises MomentError if some may be missing."""
         name, lake = base.name, self._lake
         ends = self._slices(name, base)
@@ -150,7 +150,7 @@ class _Search:
             raise self._unreadable(
                 name, f"its changes up to {format_lsn(deleted)} are deleted, as `retention.changes` says"
             )
-        self._refuse_gap(name, base.state, kept, ends)
+        self._refuse_gap(name, base.state, states, ends)
         earlier = [end for end in ends if end < self.moment.lsn]
         lacking = [*earlier, *ends[len(earlier) :][:1]]
         return Base(base.path, base.version, base.state, base.since, base.history, lacking)
@@ -172,18 +172,18 @@ class _Search:
             ]
 
     def _refuse_gap(
-        self, name: Name, ready: TableState, kept: Sequence[TableState], ends: Sequence[int]
+        self, name: Name, ready: TableState, states: Sequence[TableState], ends: Sequence[int]
     ) -> None:
         """Raise MomentError if the history may lack changes, since the table was not replicated until its next copy.
 
         The history is complete if the table's state stayed ready. Otherwise it is complete up to its last slice.
         """
         limit = None if self.after is None else self.after.states
-        recorded = [state for state in kept if limit is None or state.version <= limit]
+        recorded = [state for state in states if limit is None or state.version <= limit]
         if recorded and recorded[-1].applies and recorded[-1].lsn == ready.lsn:
             return
         again = min(
-            (s.lsn for s in kept if s.lsn > self.moment.lsn and s.version > ready.version), default=None
+            (s.lsn for s in states if s.lsn > self.moment.lsn and s.version > ready.version), default=None
         )
         followed = max((end for end in ends if again is None or end <= again), default=0)
         if followed < self.moment.lsn:
@@ -232,21 +232,21 @@ class _Search:
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
             )
 
-    def _defined(
-        self, name: Name, kept: Sequence[TableState], ready: TableState, columns: Sequence[str]
+    def _fitting_state(
+        self, name: Name, states: Sequence[TableState], ready: TableState, columns: Sequence[str]
     ) -> TableState:
         """The state whose definition has the columns of a version; `columns` may also have some that a user has added."""
         limit = None if self.after is None else self.after.states
-        defined = [
+        candidates = [
             (state, set(state.definition.names))
-            for state in reversed(kept)
+            for state in reversed(states)
             if state.state == SyncState.READY
             and state.lsn == ready.lsn
             and state.definition is not None
             and (limit is None or state.version <= limit)
         ]
-        equal = [state for state, names in defined if names == set(columns)]
-        within = [state for state, names in defined if names < set(columns)]
+        equal = [state for state, names in candidates if names == set(columns)]
+        within = [state for state, names in candidates if names < set(columns)]
         if not (equal or within):
             raise self._unreadable(name, "the record of its columns at that time is gone")
         return [*equal, *within][0]

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.apply.batch import Batch
-from pgsieve.assets.steps.apply.replica_tables import batches_in_memory, message_batches
+from pgsieve.assets.steps.apply.replica_tables import batches_in_memory, slice_batches
 from pgsieve.assets.steps.moments.bases import Base, bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import copy_slice
@@ -164,7 +164,7 @@ def _clone(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
         clone(lake.local.as_of(base.path, base.version), base.path, lake.store, path, into.store)
     history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
     changes = [copy_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
-    return [each for each in changes if each.changed]
+    return [each for each in changes if each.has_changes]
 
 
 def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> None:
@@ -172,12 +172,10 @@ def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> No
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice):
         slices.setdefault(change.slice, []).append(change)
-    for ends in (
-        part for batch in message_batches(list(slices)) for part in batches_in_memory(batch, slices)
-    ):
+    for ends in (part for batch in slice_batches(list(slices)) for part in batches_in_memory(batch, slices)):
         batch = Batch(subscription, into, ends[-1], [change for end in ends for change in slices[end]])
-        todo, _, _ = batch.planned(None)
-        for applied in batch.applied(todo):
+        todo, _, _ = batch.plan(None)
+        for applied in batch.apply(todo):
             if applied.problem is not None:
                 raise MomentError(
                     f'subscription "{subscription}": table "{quote_qualified(*applied.name)}" cannot be brought up to'

@@ -23,11 +23,11 @@ class Clusterings:
     """The last clustering of each replica: the columns, and the time of the newest file after it."""
 
     record: SubscriptionRecord
-    _done: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    _noted: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def is_due(self, name: Name, by: Sequence[str], files: Sequence[File]) -> bool:
         """Whether a replica with these files is due: it was not clustered by these columns yet, or many bytes are new."""
-        clustered_by, until = self._kept().get(name, ((), 0))
+        clustered_by, until = self._recorded().get(name, ((), 0))
         new = sum(size for time, size in files if time > until)
         return bool(files) and (
             clustered_by != tuple(by) or new >= MIN_NEW_SHARE * sum(size for _, size in files)
@@ -35,14 +35,16 @@ class Clusterings:
 
     def note(self, name: Name, by: Sequence[str], files: Sequence[File]) -> None:
         """Note that a replica is clustered and has these files; `save` records it."""
-        self._done[name] = tuple(by), max((time for time, _ in files), default=0)
+        self._noted[name] = tuple(by), max((time for time, _ in files), default=0)
 
     def save(self) -> None:
         """Record the notes."""
-        if self._done:
-            kept = [[*name, list(by), until] for name, (by, until) in {**self._kept(), **self._done}.items()]
-            self.record.set(replace(self.record.state(), clustered=json.dumps(kept)))
+        if self._noted:
+            rows = [
+                [*name, list(by), until] for name, (by, until) in {**self._recorded(), **self._noted}.items()
+            ]
+            self.record.set(replace(self.record.state(), clustered=json.dumps(rows)))
 
-    def _kept(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
-        kept = json.loads(self.record.state().clustered or "[]")
-        return {(schema, table): (tuple(by), until) for schema, table, by, until in kept}
+    def _recorded(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
+        rows = json.loads(self.record.state().clustered or "[]")
+        return {(schema, table): (tuple(by), until) for schema, table, by, until in rows}

@@ -75,7 +75,7 @@ def drop_subscription(
     # A lake that cannot be written fails here, before anything is dropped.
     if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
-    done = Dropped(None, kept_for=others)
+    dropped = Dropped(None, kept_for=others)
     if not leave_slot:
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
@@ -89,7 +89,7 @@ def drop_subscription(
                 f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{alone}`",
             )
             lake.access.make_durable()
-            done = _drop_on_server(connection, feed, others)
+            dropped = _drop_on_server(connection, feed, others)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
@@ -101,12 +101,12 @@ def drop_subscription(
         record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
-    done = replace(done, unregistered=unregister(Registered(lake, name)))
+    dropped = replace(dropped, unregistered=unregister(Registered(lake, name)))
     if delete_tables and local:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
         with lake.access.translate_errors(f"{lake.uri}/{name}"):
-            done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
-    return done
+            dropped = replace(dropped, folders=tuple(f for f in folders if local.remove(f)))
+    return dropped
 
 
 def _refuse_lake_within(lake: Lake, name: str) -> None:
@@ -127,8 +127,8 @@ def _drop_on_server(
 ) -> Dropped:
     catalog = read_catalog(connection)
     if others:
-        rest = replace(feed, subscriptions={s: feed.subscriptions[s] for s in others})
-        altered, gone = _shrink_to(connection, rest, catalog)
+        remaining = replace(feed, subscriptions={s: feed.subscriptions[s] for s in others})
+        altered, gone = _shrink_to(connection, remaining, catalog)
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
     # Read before the publications are dropped: their comments say which ones pgsieve created.
@@ -138,19 +138,19 @@ def _drop_on_server(
 
 
 def _shrink_to(
-    connection: psycopg.Connection[tuple[object, ...]], rest: Feed, catalog: Catalog
+    connection: psycopg.Connection[tuple[object, ...]], remaining: Feed, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Reduce the capture to the needs of the remaining subscriptions `rest`.
+    """Reduce the capture to the needs of the remaining subscriptions `remaining`.
 
     Nothing changes if one of these is refused now, since its needs are unknown.
     """
     try:
-        sound, catalog = sound_part(connection, rest, catalog)
+        sound, catalog = sound_part(connection, remaining, catalog)
     except PgsieveError:
         return (), ()
-    if sound.subscriptions.keys() < rest.subscriptions.keys():
+    if sound.subscriptions.keys() < remaining.subscriptions.keys():
         return (), ()
-    return _shrink(connection, rest, rest.planned_capture(catalog), catalog)
+    return _shrink(connection, remaining, remaining.planned_capture(catalog), catalog)
 
 
 def _shrink(
@@ -160,7 +160,7 @@ def _shrink(
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if feed.filtered:
-        gone = own_publications(connection, [feed.unfiltered])
+        gone = own_publications(connection, [feed.unfiltered_publication])
         drop_publications(connection, feed.source.name, gone)
         return (), tuple(gone)
     altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)

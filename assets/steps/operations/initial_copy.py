@@ -53,7 +53,7 @@ def copy_tables(
     record = SubscriptionRecord(lake, subscription.name)
     record.refuse_disabled()
     lake.access.check_writable()
-    record.keep_folders()
+    record.record_folders()
     feed = subscription.feed
     feed.source.check_ready()
     with feed.hold_lock(), feed.source.connect() as connection:

@@ -94,7 +94,7 @@ def maintain_feed(
         maintainer.maintain(Prepared(lake, feed).path)
         feed_record = FeedRecord(lake, feed)
         maintainer.maintain(feed_record.path, superseded_condition(feed_record.counting_versions()))
-        return maintainer.done
+        return maintainer.results
 
 
 def maintain_subscription(
@@ -126,7 +126,7 @@ def maintain_subscription(
             )
         if refused:
             raise refused[0]
-        return maintainer.done
+        return maintainer.results
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ class _SubscriptionTables:
     maintainer: "_Maintainer"
 
     def maintain_histories(
-        self, states: Mapping[Name, TableState], applied: int, kept: timedelta | None
+        self, states: Mapping[Name, TableState], applied: int, retention: timedelta | None
     ) -> None:
         """Delete expired changes from change histories; compact and vacuum these, and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(history_paths(self.lake.paths.changes, name, states))
-        expired = {path: maintainer.expired(path, applied, kept) for path in paths}
+        expired = {path: maintainer.expired(path, applied, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
         # Without this record, earlier maintenance may have deleted any applied change.
         unknown = applied if record.state().deleted_up_to is None else 0
@@ -163,7 +163,7 @@ class _SubscriptionTables:
         # the last one is needed, for the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintain(Transformed(lake, name).path, applied_rows)
-        of_cuts = {cut.states for cut in cuts.kept() if cut.states is not None}
+        of_cuts = {cut.states for cut in cuts.all() if cut.states is not None}
         maintain(states.path, superseded_condition(states.counting_versions(of_cuts)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
         maintain(record.path, superseded_condition({record.newest_version()}))
@@ -226,12 +226,12 @@ class _SubscriptionTables:
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
             # A repair is seen by the next run only while the cut names the version before it.
-            or (self.subscription.histories.of(name).any and records.is_repaired(path, cut.tables[name]))
+            or (self.subscription.histories.of(name).is_kept and records.is_repaired(path, cut.tables[name]))
             for name, path in paths.items()
         ):
             return young
         if versions != cut.tables or not young:
-            cuts.append(cuts.made(cut.lsn, versions, states, cut))
+            cuts.append(cuts.new(cut.lsn, versions, states, cut))
         return True
 
     def _replica(self, table: Name) -> str:
@@ -245,10 +245,12 @@ def superseded_condition(counting: Collection[int]) -> str | None:
     None if no version counts. Rows are only added with later versions, so a superseded row stays superseded. All rows of
     a version that counts stay. So do rows from before the column `version` existed.
     """
-    kept = sorted(version for version in counting if version >= 0)
-    if not kept:
+    versions = sorted(version for version in counting if version >= 0)
+    if not versions:
         return None
-    return f"version < {kept[-1]:d} and version not in ({', '.join(str(version) for version in kept)})"
+    return (
+        f"version < {versions[-1]:d} and version not in ({', '.join(str(version) for version in versions)})"
+    )
 
 
 class _Maintainer:
@@ -259,14 +261,14 @@ class _Maintainer:
         self._hours = math.ceil(retention.versions / timedelta(hours=1))
         self._record_hours = math.ceil(min(retention.versions, RECORD_RETENTION) / timedelta(hours=1))
         self._now = datetime.now(UTC)
-        self.done: list[MaintainedTable] = []
+        self.results: list[MaintainedTable] = []
 
-    def expired(self, path: str, applied: int, kept: timedelta | None) -> int:
-        """The end of the last slice of a table that is applied and older than `kept`; 0 if there is none."""
-        if kept is None or not self._lake.records.exists(path):
+    def expired(self, path: str, applied: int, retention: timedelta | None) -> int:
+        """The end of the last slice of a table that is applied and older than `retention`; 0 if there is none."""
+        if retention is None or not self._lake.records.exists(path):
             return 0
-        if kept:
-            return min(applied, maintenance(self._lake, path).last_slice_before(self._now - kept))
+        if retention:
+            return min(applied, maintenance(self._lake, path).last_slice_before(self._now - retention))
         # The end of a slice, not the applied position: without a slice nothing is deleted, so no subscription counts as behind.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied), default=0)
 
@@ -299,15 +301,15 @@ class _Maintainer:
         """Delete the rows that meet a condition (see `TableMaintenance`), then compact and vacuum the table."""
         if self._lake.records.exists(path):
             self._lake.access.make_durable()
-            rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
+            rows = self._retry(path, lambda table: table.delete(condition, since)) if condition else 0
             self.compact(path, rows)
             self.vacuum(path, record=record)
 
     def compact(self, path: str, rows: int = 0, by: Sequence[str] = ()) -> None:
         """Compact a table, clustered `by` some columns if there are any; `rows` is the number of rows deleted before."""
         if self._lake.records.exists(path):
-            files = self._again(path, lambda table: table.compact(by))
-            self.done.append(MaintainedTable(path, rows, files))
+            files = self._retry(path, lambda table: table.compact(by))
+            self.results.append(MaintainedTable(path, rows, files))
 
     def vacuum(self, path: str, *, record: bool = False) -> None:
         """Remove the files of old versions; `record` says that it is one of pgsieve's own tables, with a shorter retention."""
@@ -315,9 +317,9 @@ class _Maintainer:
             # After a power cut the table could be back at a version that needs the removed files.
             self._lake.access.make_durable()
             hours = self._record_hours if record else self._hours
-            self._again(path, lambda table: table.vacuum(hours))
+            self._retry(path, lambda table: table.vacuum(hours))
 
-    def _again(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
+    def _retry(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
             with self._lake.access.translate_errors(path):
                 return work(maintenance(self._lake, path))

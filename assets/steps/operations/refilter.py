@@ -84,11 +84,11 @@ class Refilter:
     lake: Lake
     catalog: Catalog
 
-    def planned(self, names: Sequence[Name]) -> list[Refiltering]:
+    def plan(self, names: Sequence[Name]) -> list[Refiltering]:
         """The plans for the named tables, or for all published ones."""
         return [plan for plan, _ in self._plans(names)]
 
-    def done(self, names: Sequence[Name]) -> list[Refiltering]:
+    def make(self, names: Sequence[Name]) -> list[Refiltering]:
         """Make the replicas that can be made; returns the plans with their numbers of rows."""
         made = []
         for plan, chosen in self._plans(names):
@@ -103,7 +103,7 @@ class Refilter:
             for source, catalog in self.sources:
                 state = states[source.name].get(name)
                 try:
-                    chosen = self._chosen(tables.get(name), source, catalog, state)
+                    chosen = self._find_usable(tables.get(name), source, catalog, state)
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
@@ -112,7 +112,7 @@ class Refilter:
             else:
                 yield Refiltering(name, None, "; ".join(reasons)), None
 
-    def _chosen(
+    def _find_usable(
         self,
         replicated: ReplicatedTable | None,
         source: Subscription,
@@ -188,16 +188,19 @@ class Refilter:
         self, source: Subscription, replicated: ReplicatedTable, of_source: Definition
     ) -> tuple[Node, ...] | None:
         """The wanted row filters; raises if a row that passes them may not pass the replica's filters."""
-        wanted, had = replicated.row_filters, of_source.published.row_filters if of_source.published else None
-        if wanted is None and had is None:
+        wanted, present = (
+            replicated.row_filters,
+            of_source.published.row_filters if of_source.published else None,
+        )
+        if wanted is None and present is None:
             return None
         if wanted is None:
             raise PgsieveError("its row filter left out rows that are wanted")
         replicated = _with_columns_of(source, replicated, of_source)
         trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted))
-        if had is not None:
+        if present is not None:
             passed = [
-                set(_conjuncts(row_filter.tree)) for row_filter in parsed_filters(source, replicated, had)
+                set(_conjuncts(row_filter.tree)) for row_filter in parsed_filters(source, replicated, present)
             ]
             for tree in trees:
                 if not any(each <= set(_conjuncts(tree)) for each in passed):
@@ -222,13 +225,13 @@ class Refilter:
         lake.access.make_durable()
         record.fence()
         of_source = chosen.state.definition or made
-        had = _with_columns_of(chosen.source, replicated, of_source)
+        replicated_before = _with_columns_of(chosen.source, replicated, of_source)
         passing = _RowSelection(
             chosen.filters,
-            had.columns,
-            _arrow_schema(chosen.source, had),
+            replicated_before.columns,
+            _arrow_schema(chosen.source, replicated_before),
             _arrow_schema(self.subscription, _with_columns_of(self.subscription, replicated, made)),
-            of_source.deleted,
+            of_source.deleted_column,
         )
         lake.rewrite(
             source,

@@ -30,7 +30,7 @@ def tables_to_resync(
 ) -> list[ResyncTable]:
     """The named tables; without names, the tables that are not ready, or whose definition changed since their copy."""
     with subscription.feed.source.connect() as connection:
-        catalog = subscription.feed.with_defined(read_catalog(connection))
+        catalog = subscription.feed.with_defined_publications(read_catalog(connection))
     tables = subscription.tables(catalog)
     for name in names:
         if name not in tables:

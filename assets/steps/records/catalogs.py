@@ -248,7 +248,7 @@ class Unaltered:
     relations: frozenset[int] | None
 
     @property
-    def is_all(self) -> bool:
+    def covers_all(self) -> bool:
         """Whether all transactions and relations are covered, as if the publisher filters."""
         return self.since is None and self.relations is None
 

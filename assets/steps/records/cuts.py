@@ -101,7 +101,7 @@ class Cuts:
         """The table's path."""
         return self.lake.paths.cuts(self.subscription)
 
-    def kept(self) -> list[Cut]:
+    def all(self) -> list[Cut]:
         """All cuts that maintenance has not deleted, oldest first."""
         return _cuts(self.lake.records.rows(self.path))
 
@@ -111,7 +111,7 @@ class Cuts:
 
     def newest(self, lsn: str | None = None) -> Cut:
         """The newest cut, or the newest at or before an LSN; raises LakeError if there is none."""
-        cuts = [c for c in self.kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
+        cuts = [c for c in self.all() if lsn is None or c.lsn <= parse_lsn(lsn)]
         if not cuts:
             raise LakeError(
                 f'subscription "{self.subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
@@ -143,7 +143,7 @@ class Cuts:
     def _replica(self, name: Name) -> str:
         return self.lake.paths.replica(self.subscription, *name)
 
-    def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
+    def new(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
         """A cut at an LSN with these versions of the replicas and of the table states; it is not recorded yet.
 
         Everything else is taken from the `last` cut. The sizes of log entries are read only for new versions.

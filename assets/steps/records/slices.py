@@ -63,12 +63,12 @@ class SliceSummary:
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pass the batches on, and summarize them."""
         try:
-            yield from self._noted(batches)
+            yield from self._add(batches)
         except Exception as error:
             self.failure = error
             raise
 
-    def _noted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _add(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             kind, relation = batch.column("kind"), batch.column("relation_id")
             self._bytes += batch.column("data").nbytes
@@ -90,7 +90,7 @@ class SliceSummary:
                 sqlstate=PROTOCOL_VIOLATION,
             )
 
-    def get(self) -> Mapping[str, Any]:
+    def row(self) -> Mapping[str, Any]:
         """The summary."""
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
 

@@ -133,7 +133,7 @@ class SubscriptionRecord:
         self.set(replace(state, enabled=True, reason=None))
         return not state.enabled
 
-    def keep_folders(self) -> None:
+    def record_folders(self) -> None:
         """Record the template of the replicas' folders; raises FoldersChangedError if replicas have another one."""
         state, folders = self.refuse_other_folders(), self.lake.paths.folders_of(self.subscription)
         if (state.folders or FOLDERS) != folders:

@@ -184,7 +184,7 @@ class TableStates:
     def _states(self) -> dict[Name, TableState]:
         return {name: _state(rows[-1]) for name, rows in self._kept().items()}
 
-    def kept(self) -> dict[Name, list[TableState]]:
+    def all(self) -> dict[Name, list[TableState]]:
         """All recorded states of each table that maintenance has not deleted, oldest first."""
         return {name: [_state(row) for row in rows] for name, rows in self._kept().items()}
 

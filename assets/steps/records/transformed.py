@@ -87,7 +87,7 @@ class TableChanges:
         return received_counts(self.sent_as)
 
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether there are changes to apply."""
         return bool(self.truncates or any(self.sent.values()))
 

@@ -136,7 +136,7 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
             raise summary.failure from None
         raise
     summary.refuse_undescribed()
-    return WrittenSlice(end, files, summary.get(), frozenset(summary.transactions))
+    return WrittenSlice(end, files, summary.row(), frozenset(summary.transactions))
 
 
 def commit_slice(

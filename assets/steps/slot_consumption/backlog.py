@@ -32,24 +32,24 @@ class Stride:
         self._bytes = slice_bytes
         self._needed, self._successes = 1, 0
 
-    def ends(self, position: int, target: int, *, single: bool) -> list[int]:
+    def next_ends(self, position: int, target: int, *, single: bool) -> list[int]:
         """The ends of the slices of the next reading, from `position` to at most `target`; one slice if `single`."""
         size = min(self._bytes, self._slice)
         number = 1 if single else max(1, self._bytes // self._slice)
         ends = [min(position + size * each, target) for each in range(1, number + 1)]
         return list(dict.fromkeys(ends))
 
-    def succeeded(self) -> None:
+    def grow(self) -> None:
         """Let the next readings grow."""
         self._successes += 1
         if self._successes >= self._needed:
             self._bytes, self._successes = min(self._bytes * 2, self._slice * MAX_SLICES), 0
 
-    def failed(self, tried: int) -> bool:
-        """Halve the next reading; False if `tried`, the bytes that failed, cannot be halved."""
-        if tried <= MIN_BYTES:
+    def shrink(self, failed_bytes: int) -> bool:
+        """Halve the next reading; False if `failed_bytes`, the bytes that failed, cannot be halved."""
+        if failed_bytes <= MIN_BYTES:
             return False
-        self._bytes = max(MIN_BYTES, tried // 2)
+        self._bytes = max(MIN_BYTES, failed_bytes // 2)
         self._needed, self._successes = _SUCCESSES_AFTER_FAILURE, 0
         return True
 
@@ -65,22 +65,22 @@ class TransactionsInOrder:
 
     def __init__(self, messages: Iterable[pa.Array]) -> None:
         self._messages = iter(messages)
-        self._rest: pa.Array | None = None
+        self._remainder: pa.Array | None = None
 
     def before(self, end: int | None) -> Iterator[pa.Array]:
         """The messages of the next transactions that commit before `end`, or of all if it is None; no array is empty."""
         while (messages := self._next()) is not None:
             row = len(messages) if end is None else _first_from(messages, end)
             if row < len(messages):
-                self._rest = messages.slice(row)
+                self._remainder = messages.slice(row)
             if row:
                 yield messages.slice(0, row)
             if row < len(messages):
                 return
 
     def _next(self) -> pa.Array | None:
-        rest, self._rest = self._rest, None
-        return rest if rest is not None else next((m for m in self._messages if len(m)), None)
+        remainder, self._remainder = self._remainder, None
+        return remainder if remainder is not None else next((m for m in self._messages if len(m)), None)
 
 
 def transactions_from(

@@ -82,7 +82,7 @@ class StreamedFeed:
             )
         with ExitStack() as opened:
             #: The slot's lock: as long as it is held, no other process reads the slot or makes it ready.
-            self._turn = opened.enter_context(feed.hold_lock())
+            self._lock = opened.enter_context(feed.hold_lock())
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
                 warn_of_missing(feed, catalog, log)
@@ -91,7 +91,7 @@ class StreamedFeed:
                 state = present_slot(connection, feed)
             self._feed, self._lake, self._local, self._log = feed, lake, local, log
             self._leaves = feed.leaves_captured(catalog)
-            self._prepared = keeps_prepared(feed, state)
+            self._keeps_prepared = keeps_prepared(feed, state)
             options = replace(feed.options, publications=tuple(publications))
             durable = ChangeLog(lake, feed).position()
             #: Everything that commits before this LSN has arrived.
@@ -104,16 +104,16 @@ class StreamedFeed:
                 log=log,
                 timeline=FeedRecord(lake, feed).timeline(),
             )
-            self._parallel = options.arguments(version).get("streaming") == "parallel"
-            self._session = _Session(self._parallel)
+            self._is_parallel = options.arguments(version).get("streaming") == "parallel"
+            self._session = _Session(self._is_parallel)
             self._waiting: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
-            self._altered = self._ended = False
+            self._is_altered = self._is_ended = False
             #: The bytes of messages that have arrived; and when the server last sent something, None before that.
             self.received = 0
             self.last_message_at: float | None = None
             #: When this process last checked whether another one waits for the lock.
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -155,7 +155,7 @@ class StreamedFeed:
                 raise
             # The server may be unable to send one transaction: a drain reads around it, or raises the cause.
             self._log(error.message)
-            self._altered = True
+            self._is_altered = True
             yield self.position
 
     def _slices(self) -> Iterator[int]:
@@ -172,7 +172,7 @@ class StreamedFeed:
                     waiting = self._session.waiting
                     if waiting.is_due() or (not waiting.end and self._is_behind()):
                         yield from self._due()
-                        if self._ended:
+                        if self._is_ended:
                             return
                     if self._is_awaited():
                         self.stop()
@@ -186,19 +186,19 @@ class StreamedFeed:
             with self._feed.source.connect() as connection:
                 unaltered = Catalogs(self._lake, self._feed).unaltered(connection, self._durable)
                 waiting = self._session.waiting
-                self._altered = (
+                self._is_altered = (
                     unaltered is None
                     or not unaltered.covers(waiting.transactions, waiting.relations)
                     or (bool(self._leaves) and waiting.truncates)
                 )
-                if not self._altered:
+                if not self._is_altered:
                     refresh_sequences(connection, self._feed, self._lake)
         except (SourceUnreachableError, TransientError) as error:
             # A server that shuts down accepts no connections, and waits for this stream to end.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
             self._stream.restart()
             return
-        if self._altered or self._session.waiting.end:
+        if self._is_altered or self._session.waiting.end:
             yield self._session.waiting.end or self.position
         else:
             ChangeLog(self._lake, self._feed).record_position(self.position, self._durable)
@@ -210,7 +210,7 @@ class StreamedFeed:
         After an alteration, or if the server cannot send a change, the stream ends, and a drain reads the slot up to now
         (`pgsieve.assets.steps.records.catalogs`).
         """
-        if self._altered:
+        if self._is_altered:
             return self._drain()
         begin, end = self._durable, self._session.waiting.end
         self._session.relations.begin_slice()
@@ -224,7 +224,7 @@ class StreamedFeed:
         return Drained(begin, end, slices=1, lag=self.position - end)
 
     def _drain(self) -> Drained:
-        self._ended = True
+        self._is_ended = True
         self.stop()
         self._stream.disconnect()
         self._wait_until_free()
@@ -241,17 +241,17 @@ class StreamedFeed:
         self.last_message_at = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
         self._session.close()
-        self._session = _Session(self._parallel)
-        if self._prepared:
+        self._session = _Session(self._is_parallel)
+        if self._keeps_prepared:
             self._waiting = Prepared(self._lake, self._feed).restore(self._session.assembler)
         self.position = started.lsn
 
     def _is_awaited(self) -> bool:
         """Whether another process waits for the slot's lock; checked every second."""
-        if time.monotonic() - self._looked_at < TURN_SECONDS:
+        if time.monotonic() - self._checked_at < TURN_SECONDS:
             return False
-        self._looked_at = time.monotonic()
-        return self._turn.is_awaited()
+        self._checked_at = time.monotonic()
+        return self._lock.is_awaited()
 
     def _is_behind(self) -> bool:
         """Whether to confirm the position without a commit, so that the slot retains little WAL and a server can shut down."""
@@ -260,7 +260,7 @@ class StreamedFeed:
 
     def _confirm(self, lsn: int) -> None:
         """Make the change log durable, and confirm to the server that it has everything before `lsn`."""
-        if self._prepared:
+        if self._keeps_prepared:
             assembler = self._session.assembler
             self._waiting = Prepared(self._lake, self._feed).save(assembler, lsn, self._waiting)
         self._lake.access.make_durable()

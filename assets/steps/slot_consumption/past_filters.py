@@ -42,19 +42,21 @@ def publish_set_aside(
     (subscription,) = feed.subscriptions
     tables = [r.table for r in _set_aside(feed, lake, catalog).values() if r.row_filters is not None]
     publications = feed.publications(catalog, subscription)
-    statements = unfiltered_statements(feed.unfiltered, tables, publications, catalog)
+    statements = unfiltered_statements(feed.unfiltered_publication, tables, publications, catalog)
     if not statements:
         return
-    if feed.unfiltered in catalog.publications and not own_publications(connection, [feed.unfiltered]):
+    if feed.unfiltered_publication in catalog.publications and not own_publications(
+        connection, [feed.unfiltered_publication]
+    ):
         if tables:
             log(
-                f'publication "{feed.unfiltered}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
+                f'publication "{feed.unfiltered_publication}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
                 f" all tables of {subscription} copied again"
             )
         return
     try:
         with limit_wait(feed.source, connection, BRIEF_SECONDS):
-            publish_unfiltered(connection, feed.source.name, feed.unfiltered, statements)
+            publish_unfiltered(connection, feed.source.name, feed.unfiltered_publication, statements)
     except SourceError as error:
         log(
             f"{error.message}: until it is there, a transaction in which a row filter fails has all tables of {subscription}"
@@ -65,7 +67,7 @@ def publish_set_aside(
 def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
     """How to read the slot up to `end` without the tables that are set aside; None if the server refuses that too."""
     feed, catalog = peek.feed, present_catalog(connection)
-    publication = catalog.publications.get(feed.unfiltered)
+    publication = catalog.publications.get(feed.unfiltered_publication)
     if not feed.filtered or publication is None:
         return None
     aside = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
@@ -73,7 +75,7 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
     if not listed <= aside.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
     without = frozenset(oid for each in listed for oid in _relations(aside[each]))
-    options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered))
+    options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered_publication))
     past = replace(peek, options=options, without=without)
     refused = decoding_error(connection, feed.source.name, feed.slot, past.query(end))
     return past if refused is None else None

@@ -130,17 +130,17 @@ class _SlotReader:
         self.slices = self._overruns = 0
         # Read after the target, so that every alteration before the target is seen.
         self._unaltered = Catalogs(slot.lake, slot.feed).unaltered(slot.connection, self.position)
-        self._unproven = False
-        self._prepared = keeps_prepared(slot.feed, state)
+        self._is_unproven = False
+        self._keeps_prepared = keeps_prepared(slot.feed, state)
         self._stride = Stride(SLICE_BYTES)
-        self._moves_copies = True
+        self._can_advance_copies = True
 
     def read(self) -> None:
         """Append and confirm the transactions that commit before the target."""
         while self.position < self._target:
             head = self._lake.records.head(self._change_log.path)
             if head.position is not None and head.position > self.position:
-                self._go_on_from(head.position)
+                self._continue_from(head.position)
                 continue
             try:
                 if not self._read_next(head):
@@ -150,20 +150,20 @@ class _SlotReader:
                     f"the publications were altered after {format_lsn(self.position)}: the server is asked for its own"
                     " decisions"
                 )
-                self._unproven = True
+                self._is_unproven = True
             except OvertakenError as error:
                 self._count_overrun(error)
                 time.sleep(random.uniform(0, 2**self._overruns / 10))  # noqa: S311 - no secret
             except PgsieveError as fault:
-                self._read_again(fault)
+                self._recover(fault)
             else:
                 continue
             # So the slices that were appended before the fault are not read again.
             self._confirm()
 
-    def _go_on_from(self, reached: int) -> None:
+    def _continue_from(self, reached: int) -> None:
         """Continue from the LSN up to which another process has read the slot."""
-        if self._prepared:
+        if self._keeps_prepared:
             recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, reached)
         self.position = reached
         self._confirm()
@@ -171,21 +171,23 @@ class _SlotReader:
     def _read_next(self, head: TableHead) -> bool:
         """Append and confirm the next slices; False if the last one is empty and ends at the target."""
         begin = self.position
-        is_asked = self._unaltered is None or self._unproven
-        is_single = is_asked or self._prepared or self._lake.local is None
-        ends = self._stride.ends(begin, self._target, single=is_single)
+        is_asked = self._unaltered is None or self._is_unproven
+        is_single = is_asked or self._keeps_prepared or self._lake.local is None
+        ends = self._stride.next_ends(begin, self._target, single=is_single)
         self._end = ends[-1]
-        is_asked = is_asked or self._is_to_be_asked()
+        is_asked = is_asked or self._must_publisher_decide()
         own = published_feeds(self._lake, self._feed) if is_asked else ()
         base = None
         if own:
             base = self._append_as_published(own, ends[0], head)
             ends = [self._end]
         second_ends = list[int]()
-        if not (is_single or own) and self._pays_second_session():
+        if not (is_single or own) and self._is_second_session_worth_it():
             ends, second_ends = halves(begin, ends)
         unaltered = None if is_asked else self._unaltered
-        reading = Reading(self._peek, begin, ends, second_ends, prepared=self._prepared, unaltered=unaltered)
+        reading = Reading(
+            self._peek, begin, ends, second_ends, prepared=self._keeps_prepared, unaltered=unaltered
+        )
         is_whole = self._append(reading, base, recording=self._recording or bool(own))
         # One confirmation for all slices of the reading: each would decode from restart_lsn.
         if begin < self.position:
@@ -197,9 +199,9 @@ class _SlotReader:
             self._log(
                 f'the server does not move a copy of the slot "{self._feed.slot}": it is read by one session'
             )
-            self._moves_copies = False
-        self._stride.succeeded()
-        self._unproven = False
+            self._can_advance_copies = False
+        self._stride.grow()
+        self._is_unproven = False
         return True
 
     def _append_as_published(self, own: Sequence[Feed], end: int, head: TableHead) -> int:
@@ -241,20 +243,22 @@ class _SlotReader:
             or _copied_after(self._lake, self._subscriptions, self.position)
         )
 
-    def _read_again(self, fault: PgsieveError) -> None:
+    def _recover(self, fault: PgsieveError) -> None:
         """Recover from a fault: read smaller parts if it is transient, or read around an unsendable change; else raise it."""
         if isinstance(fault, SourceUnreachableError | LakeError):
             raise fault
         if not is_transient(fault):
-            self._read_otherwise(fault)
-        elif self._stride.failed(self._end - self.position):
+            self._read_around(fault)
+        elif self._stride.shrink(self._end - self.position):
             self._log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(self.position)}")
         else:
             raise fault
 
-    def _read_otherwise(self, fault: PgsieveError) -> None:
+    def _read_around(self, fault: PgsieveError) -> None:
         self._confirm()
-        fallback = Fallback(self._connection, self._lake, self._peek, self._log, prepared=self._prepared)
+        fallback = Fallback(
+            self._connection, self._lake, self._peek, self._log, prepared=self._keeps_prepared
+        )
         try:
             self.position = fallback.read(fault, self.position, self._end)
             self.slices += 1
@@ -272,7 +276,7 @@ class _SlotReader:
         slot, options = self._feed.slot, self._peek.options
         confirm(self._connection, self._feed.source, slot, self.position, options, make_durable)
 
-    def _pays_second_session(self) -> bool:
+    def _is_second_session_worth_it(self) -> bool:
         """Whether a second session may read in parallel, and is worth it.
 
         It is not worth it if both would mostly decode old WAL, from a restart_lsn that a long transaction holds back.
@@ -280,7 +284,7 @@ class _SlotReader:
         synchronized_standby_slots), and a temporary copy of the slot does not wait for that.
         """
         size = self._end - self.position
-        if not self._moves_copies or size < SECOND_SESSION_BYTES:
+        if not self._can_advance_copies or size < SECOND_SESSION_BYTES:
             return False
         state = slot_state(self._connection, self._feed.slot)
         return (
@@ -290,13 +294,13 @@ class _SlotReader:
             and has_spare_slots(self._connection)
         )
 
-    def _is_to_be_asked(self) -> bool:
+    def _must_publisher_decide(self) -> bool:
         """Whether the publisher has to decide the next slice.
 
         If only Spark writes the lake, this peeks at the slice; otherwise a slice is examined when it is read.
         """
         unaltered = self._unaltered
-        if self._lake.local is None and unaltered is not None and not unaltered.is_all:
+        if self._lake.local is None and unaltered is not None and not unaltered.covers_all:
             query = self._peek.query(self._end)
             begun, described = transactions_and_relations(
                 self._connection, self._feed.source.name, self._feed.slot, query

@@ -162,7 +162,7 @@ def _ensure_capture(
 
 def _is_filter_hidden(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
     """Whether a lock hides a row filter, so that the publisher has to decide; raises LockedTableError if it cannot."""
-    catalog = feed.with_defined(catalog)
+    catalog = feed.with_defined_publications(catalog)
     locked = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
     if locked and not publisher_decides:
         raise locked[0]

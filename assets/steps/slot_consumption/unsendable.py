@@ -116,16 +116,16 @@ class Fallback:
                 )
             self._append_captured(self.peek, position, reached, base)
         else:
-            reached = min(end, self._beyond(position))
+            reached = min(end, self._lsn_after_commit(position))
             self._append_transaction(refused, position, reached, own)
         return reached
 
-    def _accepted(self, reading: Peek, end: int) -> Peek | None:
+    def _find_accepted_peek(self, reading: Peek, end: int) -> Peek | None:
         """A peek with which the server sends everything up to `end`: as it is, or in binary format; None if there is none."""
         peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
-    def _captured(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
+    def _find_captured_peek(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
         """A peek with which the server sends the captured changes, or None; and the publications that the peek leaves out.
 
         It leaves out publications that did not exist at the time of the transaction: before PostgreSQL 18 the server
@@ -145,7 +145,7 @@ class Fallback:
         left_out = [name for name in asked if name not in existing]
         if not present_catalog(self.connection).publications.keys() >= {*left_out}:
             raise refused
-        return self._accepted(reading(existing), end) if existing else None, left_out
+        return self._find_accepted_peek(reading(existing), end) if existing else None, left_out
 
     def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
         reading = Reading(peek, begin, [end], prepared=self.prepared)
@@ -165,28 +165,28 @@ class Fallback:
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
         """Append a slice of one transaction, as far as it can be sent; tables that lack changes of it are copied again."""
         feed, lake = self.peek.feed, self.lake
-        captured, left_out = self._captured(refused, end)
-        peeks = [self._accepted(peek_as_published(self.peek, each), end) for each in own]
+        captured, left_out = self._find_captured_peek(refused, end)
+        peeks = [self._find_accepted_peek(peek_as_published(self.peek, each), end) for each in own]
         if captured is None or None in peeks:
             self._refuse_waiting(begin, refused)
         base = self._base(own, begin, end)
         if captured is None and feed.filtered:
             self._set_aside_failing(begin, end)
-        changed = None if captured is None else self._changed(captured, end)
+        changed = None if captured is None else self._changed_relations(captured, end)
         lacking = set() if captured is not None and not left_out else set(feed.subscriptions)
         for each, peek in zip(own, peeks, strict=True):
             (name,) = each.subscriptions
             if peek is None:
                 lacking.discard(name)
-                relations = None if changed is None else changed | self._listed(left_out)
-                self._copy_again(name, relations, refused, begin, end)
+                relations = None if changed is None else changed | self._published_relations(left_out)
+                self._mark_to_copy(name, relations, refused, begin, end)
                 append_empty(lake, each, end)
                 list_as_published(lake, feed, each, begin, end)
             elif append_as_published(lake, peek, feed, begin, end):
                 lacking.discard(name)
         for name in sorted(lacking):
-            relations = None if captured is None else self._listed(left_out)
-            self._copy_again(name, relations, refused, begin, end)
+            relations = None if captured is None else self._published_relations(left_out)
+            self._mark_to_copy(name, relations, refused, begin, end)
         if captured is not None:
             self._append_captured(captured, begin, end, base)
             return
@@ -211,7 +211,7 @@ class Fallback:
                 sqlstate=refused.sqlstate,
             ) from refused
 
-    def _copy_again(
+    def _mark_to_copy(
         self, subscription: str, changed: Collection[int] | None, refused: SourceError, begin: int, end: int
     ) -> None:
         """Mark the tables of a subscription that the transaction may have changed as to be copied again.
@@ -252,12 +252,12 @@ class Fallback:
             self.log(f"{subscription}: {quote_qualified(*state.name)} is set aside: {problem}")
         publish_set_aside(self.connection, feed, lake, present_catalog(self.connection), self.log)
 
-    def _changed(self, captured: Peek, end: int) -> set[int]:
+    def _changed_relations(self, captured: Peek, end: int) -> set[int]:
         """The oids of the relations that the transaction changes."""
         feed = self.peek.feed
         return changed_relations(self.connection, feed.source.name, feed.slot, captured.query(end))
 
-    def _listed(self, publications: Sequence[str]) -> set[int]:
+    def _published_relations(self, publications: Sequence[str]) -> set[int]:
         """The oids of the publications' tables and of their partitions."""
         catalog = present_catalog(self.connection)
         chosen = [catalog.publications[name] for name in publications]
@@ -274,7 +274,10 @@ class Fallback:
         names: set[Name] = set()
         trees: set[Name] = set()
         relations: set[int] = set()
-        for catalog in (feed.with_defined(present_catalog(self.connection)), *(recorded or ())[1:]):
+        for catalog in (
+            feed.with_defined_publications(present_catalog(self.connection)),
+            *(recorded or ())[1:],
+        ):
             with suppress(PublicationError):
                 publications = feed.publications(catalog, subscription)
                 by_id = routes(catalog, publications)
@@ -283,7 +286,7 @@ class Fallback:
                 trees |= {_name(sent.publish_as) for sent in by_id.values() if sent.publish_as.kind == "p"}
         return names if set(changed) <= relations else names | trees
 
-    def _beyond(self, position: int) -> int:
+    def _lsn_after_commit(self, position: int) -> int:
         """An LSN after the start of the commit record at `position`, and before the start of the next record."""
         row = self.connection.execute("select current_setting('wal_block_size')::int").fetchone()
         assert row is not None

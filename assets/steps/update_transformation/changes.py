@@ -60,7 +60,7 @@ class ReadableChanges:
     key: Sequence[str]
     schema: pa.Schema
 
-    def written(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
+    def write(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
         """Let the runner write the changes into files of a folder.
 
         A file's tally counts its changes by operation, their `bytes`, its `key_changes`, and by name the columns that
@@ -138,7 +138,7 @@ class SentChanges:
             return None
         return ReadableChanges(read, self.truncates, self.end, self.key, self.schema)
 
-    def attempted(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> SentCounts:
+    def attempt(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> SentCounts:
         """Transform the changes without writing them; returns their counts.
 
         The runner is chosen for `size` bytes. `columns` is as in `frame`.

@@ -76,4 +76,4 @@ class FailureSearch:
             return
         schema = readings[0].transformation.schema
         changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
-        changes.attempted(self.lake, state.definition.columns, work.contents.size)
+        changes.attempt(self.lake, state.definition.columns, work.contents.size)

@@ -223,7 +223,7 @@ class Messages:
         stored = self.stored and replace(self.stored, choices=(*self.stored.choices, choice))
         return Messages(lambda: choice.of_frame(self.frame), table, stored)
 
-    def numbers(self) -> Mapping[int, int]:
+    def change_counts(self) -> Mapping[int, int]:
         """The number of changes of each relation; empty if they are few, or only Spark can read them."""
         counts = Counter[int]()
         if self.table is None and self.stored is not None:
@@ -233,7 +233,7 @@ class Messages:
                 counts.update(dict(zip(relations.to_pylist(), numbers.to_pylist(), strict=True)))
         return counts
 
-    def read(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
+    def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
         """The changes of some relations, read into memory.
 
         None if they are too many, if there are none, or if they are not in stored files.

@@ -100,7 +100,7 @@ class SchemaChanges:
         if projection.sources != _unchanged(followed) or former.key != present.key_numbers:
             self._evolve(state, evolved, projection)
         else:
-            self._refuse_overrun(state)
+            self._refuse_changed_state(state)
             self._states.append([replace(state, definition=evolved)])
 
     def _evolve(self, state: TableState, evolved: Definition, projection: Projection) -> None:
@@ -115,7 +115,7 @@ class SchemaChanges:
         unchanged, planned = _unchanged(state.definition), projection.sources
         path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(evolved.columns)
         base = lake.records.version(path)
-        self._refuse_overrun(state)
+        self._refuse_changed_state(state)
         states.append([replace(state, state=SyncState.INITIALIZE)])
         lake.access.make_durable()
         record.fence()
@@ -133,7 +133,7 @@ class SchemaChanges:
         if record.fence() > self.transformed:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
-    def _refuse_overrun(self, state: TableState) -> None:
+    def _refuse_changed_state(self, state: TableState) -> None:
         """Raise OvertakenError if another process has changed the state since it was read."""
         if self._states.newest().get(state.name) != state:
             raise OvertakenError(self._states.path)
@@ -148,7 +148,7 @@ class SchemaChanges:
         path = lake.paths.replica(name, *state.name)
         history = lake.paths.changes(name, *state.name, state.definition.history.generation)
         position = max(state.lsn, lake.records.position(path) or 0)
-        versions = VersionTable.kept(self.subscription, lake, state)
+        versions = VersionTable.of_state(self.subscription, lake, state)
         if versions is not None and lake.records.exists(versions.path):
             position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
         rows = lake.records.rows(Transformed(lake, name).path, f"slice > {position:d}")
@@ -170,7 +170,7 @@ class SchemaChanges:
         if evolved.history.whole and is_anew:
             types = arrow_types(subscription, state.name, evolved)
             begin_history(lake, subscription.name, begun, changes_schema(types), now)
-        versions = VersionTable.kept(subscription, lake, begun)
+        versions = VersionTable.of_state(subscription, lake, begun)
         if versions is None:
             return
         try:

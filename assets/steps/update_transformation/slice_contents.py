@@ -112,7 +112,7 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     passed = SliceSummary(lake.policy.prepare_runner)
     for _ in passed.of(rows.to_batches()):
         pass
-    return passed.get()
+    return passed.row()
 
 
 @dataclass(frozen=True)

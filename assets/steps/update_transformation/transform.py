@@ -102,7 +102,7 @@ class Transformation:
         begin, base = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
-        self._set_aside_what_is_behind(begin)
+        self._set_aside_lagging(begin)
         with subscription.feed.source.connect() as connection:
             present = sound_catalog(connection, subscription, present_catalog(connection))
             lsn = current_lsn(connection)
@@ -144,7 +144,7 @@ class Transformation:
                 results += changes
                 if failure is not None:
                     return
-                applied = any(c.changed for c in changes)
+                applied = any(c.has_changes for c in changes)
                 skip = Skip(subscription, lake).clear(skip, window, self.log, applied=applied)
                 begin, base = window.end, base + 1
 
@@ -163,7 +163,7 @@ class Transformation:
 
         self._states.note_altered(altered)
 
-    def _set_aside_what_is_behind(self, begin: int) -> None:
+    def _set_aside_lagging(self, begin: int) -> None:
         """Set aside the tables whose next changes are deleted from the change log."""
         name, states = self.subscription.name, self._states
         deleted = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
@@ -282,7 +282,7 @@ class _SliceTransformation:
         changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
         if position >= contents.end:
             # A run that died has written the changes: only their counts are made again.
-            sent_as = changes.attempted(lake, definition.columns, result.size)
+            sent_as = changes.attempt(lake, definition.columns, result.size)
             return _with_counts(result, sent_as, [_stored_tally(lake, path, contents.end, definition.key)])
         readable = changes.readable
         if isinstance(committer, FileCommitter) and readable is not None:
@@ -303,7 +303,7 @@ def _write_files(
 
     def written() -> pa.Table:
         nonlocal sent_as
-        made = changes.written(lake.policy.runner(result.size), path, lake.store)
+        made = changes.write(lake.policy.runner(result.size), path, lake.store)
         sent_as = made.sent_as
         return made.files
 

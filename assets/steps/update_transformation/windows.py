@@ -131,7 +131,7 @@ def _few_changes(
     lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[PublishedVersion]]
 ) -> tuple[Mapping[Name, int], Messages | None]:
     """The tables of a large window that together have few changes, with their shares of the bytes; and their messages."""
-    numbers = messages.numbers()
+    numbers = messages.change_counts()
     of = {name: frozenset(part.version.relation.relation_id for part in some) for name, some in parts.items()}
     shares = {
         name: contents.size * sum(numbers.get(each, 0) for each in relations) // max(1, sum(numbers.values()))
@@ -145,7 +145,7 @@ def _few_changes(
             break
         sizes[name] = shares[name]
     few = (
-        messages.read(frozenset().union(*(of[name] for name in sizes)), lake.policy.is_small)
+        messages.read_few(frozenset().union(*(of[name] for name in sizes)), lake.policy.is_small)
         if sizes
         else None
     )

@@ -64,7 +64,7 @@ class Examination:
             if problems:
                 self.refusals[name] = problems
             else:
-                sound[name] = self._analysed(defined.resolve(server), server)
+                sound[name] = self._with_filter_columns(defined.resolve(server), server)
         catalog = replace(server, publications={**server.publications, **sound})
         if not feed.filtered:
             named = {name for names in feed.subscriptions.values() for name in names}
@@ -72,7 +72,7 @@ class Examination:
         self.catalog = catalog
 
     @property
-    def refused(self) -> list[PgsieveError]:
+    def definition_problems(self) -> list[PgsieveError]:
         """The problems of all definitions in pgsieve.yaml."""
         return [problem for problems in self.refusals.values() for problem in problems]
 
@@ -103,7 +103,7 @@ class Examination:
             self.unchecked = error
             yield from defined.problems(server, lambda _table, _where: None)
 
-    def _analysed(self, publication: Publication, catalog: Catalog) -> Publication:
+    def _with_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
         return replace(publication, tables=tuple(self._entry(entry, catalog) for entry in publication.tables))
 
     def _entry(self, entry: PublicationTable, catalog: Catalog) -> PublicationTable:

@@ -341,7 +341,7 @@ def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_pat
     decided = many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     assert decided is not None
     assert decided.net is not None
-    assert decided.net.gone.marked
+    assert decided.net.deleted_rows.marked
     assert 0 < decided.nbytes < 1_000
     assert changes.lake.records.version(changes.path) == before
 

@@ -54,7 +54,7 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
 
     def read(most_bytes: int, *paths: str) -> KeyedChanges | None:
         stored = stored_changes(Store(), paths, _KEY, ["other"])
-        return keyed_changes(stored, _KEY, ["other"], _SLICES, since=50, most_bytes=most_bytes)
+        return keyed_changes(stored, _KEY, ["other"], _SLICES, since=50, max_bytes=most_bytes)
 
     keyed = read(2000, *files)
     assert keyed is not None

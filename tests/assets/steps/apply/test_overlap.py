@@ -78,7 +78,7 @@ class Process:
 
     def apply_oldest(self) -> None:
         """Apply the oldest slice, as a process that has seen no other slice."""
-        apply(self.subscription, self.lake, _quiet, cut_into=lambda ends: [ends[:1]])
+        apply(self.subscription, self.lake, _quiet, divide=lambda ends: [ends[:1]])
 
     def run(self) -> None:
         self.copy()
@@ -123,7 +123,7 @@ class Overlap:
             assert Counter(self._rows(f"sub/public/{name}")) == expected, name
             changes = self._rows(f"sub/_changes/public/{name}", "commit_lsn, ordinal")
             assert len(changes) == len(set(changes)), f"{name}: a change twice in its history"
-        cut = Cuts(self.first.lake, "sub").kept()[-1]
+        cut = Cuts(self.first.lake, "sub").all()[-1]
         for (_, name), version in cut.tables.items():
             expected = Counter(self.database.execute(f"select * from {name}").fetchall())
             assert Counter(self._rows(f"sub/public/{name}", version=version)) == expected, (

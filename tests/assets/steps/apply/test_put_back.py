@@ -99,14 +99,14 @@ def _after_a_resync(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> N
 
 
 def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
-    record: Act = replica_tables._Replicas.cut
+    record: Act = replica_tables._Replicas.write_cut
 
     def recorded(*given: Any) -> object:
         put_back()
         return record(*given)
 
     shop.run("one")
-    patch.setattr(replica_tables._Replicas, "cut", recorded)
+    patch.setattr(replica_tables._Replicas, "write_cut", recorded)
     shop.resync("one", "public.orders")
 
 

@@ -112,7 +112,7 @@ class World:
         assert many.net is not None
         assert many.net.keyed is not None
         FilesWriter(self.lake, self.replica, pending, slice_.slice, rows).apply(many)
-        slices = pending.ends if self.replica_lacks == "the same" else [0]
+        slices = pending.slice_ends if self.replica_lacks == "the same" else [0]
         return DecidedKeys(slices, pending.since, many.net.keyed, rows)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -229,10 +229,10 @@ def test_rows_that_the_replica_had_are_not_read_again(
 def test_rows_that_are_too_many_or_went_to_executors_are_read_again() -> None:
     numbers, rows = np.arange(3), pa.RecordBatch.from_pydict({"k": [1, 2, 3]})
     shared = SharedRows(rows.nbytes)
-    shared.add_came(numbers, rows)
+    shared.add_new(numbers, rows)
     assert shared.at_places(numbers, rows.schema) == [(numbers, rows)]
     assert shared.at_places(numbers[:2], rows.schema) is None, "others came"
     assert pickle.loads(pickle.dumps(shared)) is None
-    shared.add_went(numbers, rows)
+    shared.add_removed(numbers, rows)
     assert shared.at_places(numbers, rows.schema) is None
     assert shared.of_keys(3, rows.schema) is None

@@ -148,7 +148,7 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
     assert counters.n(early) == 1
     counters.maintain(Retention(None, timedelta(), timedelta(days=7)))
     assert "are deleted, as `retention.changes` says" in counters.refusal(early)
-    cut = Cuts(counters.lake, "sub").kept()[-1]
+    cut = Cuts(counters.lake, "sub").all()[-1]
     assert counters.n(cut.lsn) == 2
     late = counters.add()
     counters.add()
@@ -260,7 +260,7 @@ def test_refused_targets_of_a_restore(
     counters: Counters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counters.run()
-    lsn, lake = Cuts(counters.lake, "sub").kept()[-1].lsn, counters.lake
+    lsn, lake = Cuts(counters.lake, "sub").all()[-1].lsn, counters.lake
     half = tmp_path.parent / f"{tmp_path.name}_half"
     (half / "_pgsieve").mkdir(parents=True)
     (half / "_pgsieve" / "mark").touch()

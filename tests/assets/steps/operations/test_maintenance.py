@@ -234,7 +234,7 @@ def test_every_cut_that_is_kept_can_be_read(shop: Shop, versions: timedelta, kep
         shop.all(end, timedelta(days=days))
     files = shop.files()
     shop.maintain(replace(AT_ONCE, versions=versions))
-    recorded = Cuts(shop.lake, "first").kept()
+    recorded = Cuts(shop.lake, "first").all()
     assert list(dict.fromkeys(c.lsn for c in recorded)) == kept, "compaction does not renew the newest cut"
     for cut in recorded:
         for name, version in cut.tables.items():
@@ -247,9 +247,9 @@ def test_versions_of_a_replica_stay_while_a_run_has_not_written_its_cut(shop: Sh
     shop.receive(20)
     shop.transform("first", 20)
     shop.apply("first", 20, ("a",))
-    (cut,) = Cuts(shop.lake, "first").kept()
+    (cut,) = Cuts(shop.lake, "first").all()
     shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
-    assert Cuts(shop.lake, "first").kept() == [cut]
+    assert Cuts(shop.lake, "first").all() == [cut]
     assert shop.ids("first", "a", cut.tables["public", "a"]) == {0, 10}
 
 
@@ -259,7 +259,7 @@ def test_the_newest_cut_names_the_newest_versions_after_maintenance(shop: Shop) 
         shop.all(end)
     shop.maintain()
     for name in NAMES:
-        newest = Cuts(shop.lake, name).kept()[-1].tables
+        newest = Cuts(shop.lake, name).all()[-1].tables
         assert newest == {("public", t): shop.local.version(shop.replica(name, t)) for t in TABLES}
 
 
@@ -346,7 +346,7 @@ def test_unchanged_tables_may_be_left_out(shop: Shop) -> None:
     paths = {table.path for table in done}
     assert {shop.replica("first", "a"), shop.lake.paths.transformed("first")} <= paths
     assert not {shop.replica("first", "b"), shop.lake.paths.changes("first", "public", "b")} & paths
-    (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").kept()[-1:]}
+    (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").all()[-1:]}
     assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
 
 
@@ -364,7 +364,7 @@ class Died(BaseException):
 
 
 def test_maintenance_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
-    again = maintenance._Maintainer._again
+    again = maintenance._Maintainer._retry
     for steps in count(0, 12):
         shop = Shop(tmp_path_factory.mktemp("lake"))
         shop.all(10)
@@ -378,13 +378,13 @@ def test_maintenance_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
             return again(self, path, work)
 
         with monkeypatch.context() as killed:
-            killed.setattr(maintenance._Maintainer, "_again", dying)
+            killed.setattr(maintenance._Maintainer, "_retry", dying)
             try:
                 shop.maintain()
                 died = False
             except Died:
                 died = True
-        for cut in Cuts(shop.lake, "first").kept():
+        for cut in Cuts(shop.lake, "first").all():
             assert {len(shop.ids("first", t, v)) for (_, t), v in cut.tables.items()} == {2}
         shop.maintain()
         assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [20]

@@ -21,12 +21,12 @@ def test_another_template_is_refused_while_there_may_be_replicas(tmp_path: Path)
     states = TableStates(first.lake, "sales")
     states.append([TableState("public", "t", SyncState.INITIALIZE)])
     assert first.refuse_disabled().enabled
-    first.keep_folders()
+    first.record_folders()
     states.append([TableState("public", "t", SyncState.DATA_SYNC, 1)])
     assert lake().paths.replica("sales", "public", "t") == f"{tmp_path}/sales/t"
     with pytest.raises(FoldersChangedError, match="its replicas are in folders named"):
         SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").refuse_disabled()
     assert first.refuse_disabled().folders == "{table}"
     states.append([TableState("public", "t", SyncState.REMOVED)])
-    SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").keep_folders()
+    SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").record_folders()
     assert lake().paths.replica("sales", "public", "t") == f"{tmp_path}/sales/public/t"

@@ -106,7 +106,7 @@ def test_a_cut_and_a_state_are_ordered_by_the_cuts_versions(lake: Lake) -> None:
     Cuts(lake, "sub").append(Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
     with fast_clock():
         TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 8)])
-    newest = Cuts(lake, "sub").kept()[-1]
+    newest = Cuts(lake, "sub").all()[-1]
     assert newest.tables == {("public", "t"): 4}
     assert newest.is_after(before["public", "t"])
     copied = TableStates(lake, "sub").newest()["public", "t"]
@@ -184,7 +184,7 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     kept = TableStates(lake, "sub").newest()["public", "t"]
     assert kept.state == SyncState.READY
     assert SubscriptionRecord(lake, "sub").state().enabled
-    assert Cuts(lake, "sub").kept()[-1].is_after(kept)
+    assert Cuts(lake, "sub").all()[-1].is_after(kept)
     assert not Catalogs(lake, FEED).is_recorded(CatalogFingerprint("a", "")), (
         "an old lake cannot say what it has recorded"
     )
@@ -196,9 +196,9 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     assert state(lake) == SyncState.SET_ASIDE
     assert not SubscriptionRecord(lake, "sub").state().enabled
     assert Catalogs(lake, FEED).is_recorded(CatalogFingerprint("b", ""))
-    assert not Cuts(lake, "sub").kept()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
+    assert not Cuts(lake, "sub").all()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
     Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))
-    assert Cuts(lake, "sub").kept()[-1].tables == {("public", "t"): 5}
+    assert Cuts(lake, "sub").all()[-1].tables == {("public", "t"): 5}
 
 
 def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:

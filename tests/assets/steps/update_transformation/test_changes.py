@@ -164,7 +164,7 @@ def test_every_runner_writes_the_same_changes(
     expected = pa.Table.from_batches([add_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (("few", few, INLINE), ("many", many, Threads(2)), ("one", many, INLINE)):
         changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
-        written = changes.written(runner, str(folder), Store())
+        written = changes.write(runner, str(folder), Store())
         files = written.files.to_pylist()
         rows = pa.concat_tables(pq.read_table(folder / file["path"]) for file in files)
         assert rows.sort_by("commit_lsn").to_pylist() == expected.sort_by("commit_lsn").to_pylist()
@@ -203,7 +203,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
                 readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
             changes = readable(SentChanges(readings, (), _END, ("a",), _SCHEMA))
-            files = changes.written(Threads(2), str(folder), Store()).files.to_pylist()
+            files = changes.write(Threads(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
         return each
@@ -221,7 +221,7 @@ def test_no_file_is_written_if_all_changes_are_filtered_out(
 ) -> None:
     of_one = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=frozenset({1})))
     folder = tmp_path / "changes"
-    written = sent_changes(of_one, transformation("a < 0")).written(Threads(2), str(folder), Store())
+    written = sent_changes(of_one, transformation("a < 0")).write(Threads(2), str(folder), Store())
     assert written.files.num_rows == 0
     assert sum(written.sent_as.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
