@@ -1,8 +1,8 @@
 """PostgreSQL's equality: a column in, a column out whose values are equal in Arrow if they are in PostgreSQL.
 
-Arrow compares and groups values by their bits, and does neither with lists. So all NaN get one bit pattern,
-and all zeros another. A list becomes bytes with a number for each distinct element. The result is only for
-comparisons.
+Arrow compares and groups values by their bits, and cannot compare or group lists. So all NaN get the same
+bits, and so do all zeros. A list becomes bytes with a number for each distinct element. The result is only
+for comparisons.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event is an integer: the row's number, then in so many bits the change's index and whether it inserts.
+#: An event is one integer: the row's number, and in this number of low bits the change's index and whether it
+#: inserts.
 _EVENT_BITS = 33
 
 

@@ -45,7 +45,7 @@ _LEAVE, _ARRIVE = 3, 4
 _REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: No key, no change, no row.
 NONE = -1
-#: For sorting, key and event are one integer: the key, then in so many bits the event.
+#: For sorting, a key and the place of an event form one integer; the place has this number of low bits.
 _PLACE_BITS = 33
 
 
@@ -56,7 +56,7 @@ class KeyChanges:
     - `operations` are `INSERT`, `UPDATE` and `DELETE`.
     - `old` is the key before a DELETE or a move, else `NONE`.
     - `new` is the key after an INSERT or an UPDATE, else `NONE`.
-    - `sent` masks the changes that sent a column, for each column that some change omitted as unchanged.
+    - `sent` has, for each column that some change omitted as unchanged, the mask of the changes that sent it.
     """
 
     operations: npt.NDArray[np.int8]
@@ -89,8 +89,8 @@ class NetChange:
     """The outcome for the keys of changes; each array has one element per key.
 
     - `upserted`: afterwards the key has a new row.
-    - `updated`: afterwards the key has the replica's row of the key `base`, changed, or no row if the replica
-      has none of `base`.
+    - `updated`: afterwards the key has the replica's row of the key `base`, with changes. If the replica has
+      no such row, the key has no row.
     - `expected`: the replica should have a row of this key before the changes.
     - `last` is the change that has the row.
     - `sent` is, for each column that some change omitted, the change that has the value, or `NONE` if only
@@ -153,7 +153,7 @@ class _Tenures:
         return self.key[self.starts]
 
     @property
-    def ended(self) -> Mask:
+    def is_ended(self) -> Mask:
         """The mask of tenures that have ended."""
         return _is_end(self.kind[self.last_event])
 
@@ -175,7 +175,8 @@ def net_changes(
     """Return the outcome for each key, and the first change that conflicts with a row of its key, or None.
 
     `present` says for each key whether the replica has a row. If there is a conflict, the outcome is
-    meaningless. With `retain_ended`, the last ended row of each key is kept; this needs `present` of all keys.
+    meaningless. With `retain_ended`, the last ended row of each key is kept; this needs `present` of all
+    keys.
     """
     changes = _replace_lost_moves(changes, present)
     tenures = _tenures(changes)
@@ -183,13 +184,13 @@ def net_changes(
     origin, base, sent = _inherit(tenures, sent)
     final = np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last) else _nones(0)
     begins = np.flatnonzero(tenures.is_first)
-    is_gone, ended = tenures.ended[final], _nones(len(final))
+    is_gone, ended = tenures.is_ended[final], _nones(len(final))
     if retain_ended and len(final):
         has_row = (origin == INSERT) | ((origin == _REPLICA) & present[base])
         latest = np.maximum.reduceat(np.where(has_row, np.arange(len(origin)), NONE), begins)
         is_gone = latest == NONE
         final = np.where(is_gone, final, latest)
-        ended = np.where(tenures.ended[final] & ~is_gone, tenures.place[tenures.last_event[final]], NONE)
+        ended = np.where(tenures.is_ended[final] & ~is_gone, tenures.place[tenures.last_event[final]], NONE)
     net = NetChange(
         keys=tenures.keys[final],
         upserted=~is_gone & (origin[final] == INSERT),
@@ -224,7 +225,7 @@ class RowVersions:
 def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVersions:
     """Return the versions that changes without conflicts make.
 
-    `commits` has the commit's number of each change. A commit makes at most one version of a row: other
+    `commits` has for each change the number of its commit. A commit makes at most one version of a row: other
     transactions never see rows that the same commit replaces.
     """
     changes = _replace_lost_moves(changes, present)
@@ -232,7 +233,7 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
     last, sent = _last_changes(changes, tenures)
     origin, base, sent = _inherit(tenures, sent)
     keys, of_commit = tenures.keys, commits[tenures.place[tenures.starts]]
-    lives = ~tenures.ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
+    lives = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
     final = (
         np.flatnonzero(np.append(_is_new_key(keys)[1:] | _is_new_key(of_commit)[1:], True))
         if len(keys)
@@ -256,11 +257,11 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
 
 
 def insert_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
-    """Insert DELETEs for each TRUNCATE; also return for each resulting change the number of its origin.
+    """Insert DELETEs for each TRUNCATE, and return the changes and the number of each change's origin.
 
     `truncates` has, in order, the number of changes before each TRUNCATE. The first TRUNCATE deletes all
-    `keys` keys; a later one deletes the keys of the changes since the previous one. An origin is a change, or
-    a TRUNCATE; TRUNCATEs are numbered after the last change.
+    `keys` keys; a later one deletes the keys of the changes since the previous one. The origin of a DELETE is
+    its TRUNCATE, of any other change the change itself; TRUNCATEs are numbered after the last change.
     """
     at, deleted, which, begin = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for number, end in enumerate(truncates, len(changes.operations)):
@@ -357,7 +358,7 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
     """The first INSERT or move to a key that has a row: a tenure begins before the previous one ends."""
     if not len(origin):
         return None
-    has_row = ~tenures.ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
+    has_row = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
     before = np.where(tenures.is_first, present[tenures.keys], np.concatenate([[False], has_row[:-1]]))
     met = tenures.place[tenures.starts[_is_begin(tenures.kind[tenures.starts]) & before]]
     return int(met.min()) if len(met) else None

@@ -55,10 +55,10 @@ class Origin:
         `operations` and `sent_codes` are indexes in `ROW_OPERATIONS`, and `NOTHING` for changes that are not
         sent.
         """
-        most = len(ROW_OPERATIONS) + 1
-        for code, count in enumerate(np.bincount(operations * most + sent_codes + 1).tolist()):
+        base = len(ROW_OPERATIONS) + 1
+        for code, count in enumerate(np.bincount(operations * base + sent_codes + 1).tolist()):
             if count:
-                operation, sent = divmod(code, most)
+                operation, sent = divmod(code, base)
                 name = ROW_OPERATIONS[sent - 1] if sent else None
                 counts[self.sent_as(ROW_OPERATIONS[operation], name)] += count
 

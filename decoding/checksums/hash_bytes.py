@@ -71,7 +71,7 @@ def _add_remainder(
 
 def _first_bytes(words: Words, count: Positions) -> Words:
     """Set all bytes of each word except the first `count` to zero."""
-    masks = np.array([(1 << 8 * kept) - 1 for kept in range(9)], np.uint64)
+    masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
     return words & masks[count]
 
 

@@ -63,7 +63,7 @@ class Expression:
             pending += reversed(children)
 
     def columns(self) -> frozenset[int]:
-        """The numbers of the attributes that the expression reads; virtual columns count as their inputs."""
+        """The attribute numbers that the expression reads; of a virtual column, those in its expression."""
         read = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
         return frozenset(read - self.generation.keys())
 
@@ -102,11 +102,16 @@ def refusal_reason(
     `functions` and `operators` are the oids of those that are user-defined or not immutable.
     """
     return next(
-        (reason for node in expression.nodes() if (reason := _refusal(node, functions, operators))), None
+        (
+            reason
+            for node in expression.nodes()
+            if (reason := _node_refusal_reason(node, functions, operators))
+        ),
+        None,
     )
 
 
-def _refusal(node: TreeNode, functions: frozenset[int], operators: frozenset[int]) -> str | None:
+def _node_refusal_reason(node: TreeNode, functions: frozenset[int], operators: frozenset[int]) -> str | None:
     used = _operators(node)
     if node.label not in _ALLOWED_LABELS:
         return _ALLOWED_CONSTRUCTS

@@ -2,7 +2,7 @@
 
 In: whether the old and the new row match. Out: the operation. If the filter is NULL, the row does not match.
 An UPDATE without an old tuple did not change the identity columns. The row filter of an updated table may use
-only these columns, so the new row decides for both.
+only these columns, so the verdict on the new row also holds for the old row.
 
 PostgreSQL documentation, Row Filters: UPDATE Transformations; pgoutput_row_filter() in
 src/backend/replication/pgoutput/pgoutput.c.

@@ -110,10 +110,10 @@ def builtin_call(name: str, operands: Sequence[Node], mappings: CaseMappings = a
     )
 
 
-def case_change(function_node: CaseFunction, operand: Node, mappings: CaseMappings) -> CaseChange:
+def case_change(function: CaseFunction, operand: Node, mappings: CaseMappings) -> CaseChange:
     """Return lower(), upper() or initcap() of an operand, under the operand's collation."""
-    mapping = collations.case_mapping((operand,), function_node, mappings)
-    return CaseChange(function_node, operand, mapping, type_oid=TEXT)
+    mapping = collations.case_mapping((operand,), function, mappings)
+    return CaseChange(function, operand, mapping, type_oid=TEXT)
 
 
 def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Node:

@@ -6,8 +6,8 @@ and client encoding UTF8. Common types are printed by columns; of rarer types, e
 once.
 
 Raises NoOutputError for a type whose bytes do not determine the text: money depends on the server's locale,
-regclass and similar types depend on its catalog, and extensions define send functions. Raises ProtocolError
-for bytes that are not a value of the type.
+regclass and similar types depend on its catalog, and extensions define send functions of their own. Raises
+ProtocolError for bytes that are not a value of the type.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class NoOutputError(Exception):
 def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NO_DEFINED_TYPES) -> pa.Array:
     """Print binary values of a type as strings; `defined` has users' types. NULL stays NULL."""
     if type_oid in PADDED_LSN and type_oid in defined:
-        return _print_distinct(output_values.padded_lsn)(values)
+        return _distinct_printer(output_values.padded_lsn)(values)
     if type_oid in _OUTPUTS:
         return _OUTPUTS[type_oid](values)
     derived = DERIVED_TYPES.get(type_oid) or defined.get(type_oid)
     if derived is None:
         raise NoOutputError
     if derived.kind == "e":
-        return _text(values)
+        return _print_text(values)
     if derived.kind == "d":
         return text_of(values, derived.of, defined)
     return output_containers.print_values(
@@ -81,11 +81,11 @@ def has_output(type_oid: int) -> bool:
     return type_oid in _OUTPUTS or (derived is not None and (derived.kind != "a" or has_output(derived.of)))
 
 
-def _text(values: pa.Array) -> pa.Array:
+def _print_text(values: pa.Array) -> pa.Array:
     return values.cast(pa.binary()).cast(pa.string())
 
 
-def _print_distinct(function: Callable[[bytes], str]) -> Output:
+def _distinct_printer(function: Callable[[bytes], str]) -> Output:
     """Return an output function that calls `function` once for each distinct value."""
 
     def output(values: pa.Array) -> pa.Array:
@@ -95,7 +95,7 @@ def _print_distinct(function: Callable[[bytes], str]) -> Output:
     return output
 
 
-def _integers(layout: str) -> Output:
+def _integer_printer(layout: str) -> Output:
     def output(values: pa.Array) -> pa.Array:
         numbers, valid = fixed_width(values.cast(pa.binary()), layout)
         return pa.array(numbers, mask=~valid).cast(pa.string())
@@ -103,7 +103,7 @@ def _integers(layout: str) -> Output:
     return output
 
 
-def _floats(layout: str, function: Callable[[float], str]) -> Output:
+def _float_printer(layout: str, function: Callable[[float], str]) -> Output:
     def output(values: pa.Array) -> pa.Array:
         numbers, valid = fixed_width(values.cast(pa.binary()), layout)
         pairs = zip(numbers.tolist(), valid.tolist(), strict=True)
@@ -112,7 +112,7 @@ def _floats(layout: str, function: Callable[[float], str]) -> Output:
     return output
 
 
-def _booleans(values: pa.Array) -> pa.Array:
+def _print_booleans(values: pa.Array) -> pa.Array:
     numbers, valid = fixed_width(values.cast(pa.binary()), "u1")
     return pa.array(["f", "t"]).take(pa.array(np.minimum(numbers, 1), mask=~valid))
 
@@ -135,11 +135,11 @@ _DASHES = (8, 13, 18, 23)
 _UUID_BYTES, _UUID_LETTERS = 16, 36
 
 
-def _uuids(values: pa.Array) -> pa.Array:
-    return convert_valid(values, _print_uuids)
+def _print_uuids(values: pa.Array) -> pa.Array:
+    return convert_valid(values, _print_valid_uuids)
 
 
-def _print_uuids(sent: pa.Array) -> pa.Array:
+def _print_valid_uuids(sent: pa.Array) -> pa.Array:
     octets = Octets(sent)
     count = len(sent)
     if (octets.ends - octets.starts != _UUID_BYTES).any():
@@ -152,7 +152,7 @@ def _print_uuids(sent: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(letters)])
 
 
-def _vectors(values: pa.Array) -> pa.Array:
+def _print_vectors(values: pa.Array) -> pa.Array:
     return output_containers.print_values(values, output_containers.split_vector, text_of)
 
 
@@ -160,50 +160,50 @@ _TEXTS = (19, 25, 114, 142, 1042, 1043, 1790)  # name, text, json, xml, char(n),
 
 _OUTPUTS: Mapping[int, Output] = MappingProxyType(
     {
-        **dict.fromkeys(_TEXTS, _text),
-        16: _booleans,
-        17: _print_distinct(output_values.hexadecimal),
-        18: _print_distinct(output_values.char),
-        20: _integers(">i8"),
-        21: _integers(">i2"),
-        22: _vectors,
-        23: _integers(">i4"),
-        26: _integers(">u4"),
-        27: _print_distinct(output_values.tid),
-        28: _integers(">u4"),
-        29: _integers(">u4"),
-        30: _vectors,
-        600: _print_distinct(output_values.point),
-        601: _print_distinct(output_values.lseg),
-        602: _print_distinct(output_values.path),
-        603: _print_distinct(output_values.box),
-        604: _print_distinct(output_values.polygon),
-        628: _print_distinct(output_values.line),
-        650: _print_distinct(output_values.inet),
-        700: _floats(">f4", float4_text),
-        701: _floats(">f8", float8_text),
-        718: _print_distinct(output_values.circle),
-        774: _print_distinct(output_values.macaddr),
-        829: _print_distinct(output_values.macaddr),
-        869: _print_distinct(output_values.inet),
-        1082: _print_distinct(output_datetimes.date),
-        1083: _print_distinct(output_datetimes.time),
-        1114: _print_distinct(output_datetimes.timestamp),
-        1184: _print_distinct(output_datetimes.timestamptz),
-        1186: _print_distinct(output_datetimes.interval),
-        1266: _print_distinct(output_datetimes.timetz),
-        1560: _print_distinct(output_values.bit),
-        1562: _print_distinct(output_values.bit),
+        **dict.fromkeys(_TEXTS, _print_text),
+        16: _print_booleans,
+        17: _distinct_printer(output_values.hexadecimal),
+        18: _distinct_printer(output_values.char),
+        20: _integer_printer(">i8"),
+        21: _integer_printer(">i2"),
+        22: _print_vectors,
+        23: _integer_printer(">i4"),
+        26: _integer_printer(">u4"),
+        27: _distinct_printer(output_values.tid),
+        28: _integer_printer(">u4"),
+        29: _integer_printer(">u4"),
+        30: _print_vectors,
+        600: _distinct_printer(output_values.point),
+        601: _distinct_printer(output_values.lseg),
+        602: _distinct_printer(output_values.path),
+        603: _distinct_printer(output_values.box),
+        604: _distinct_printer(output_values.polygon),
+        628: _distinct_printer(output_values.line),
+        650: _distinct_printer(output_values.inet),
+        700: _float_printer(">f4", float4_text),
+        701: _float_printer(">f8", float8_text),
+        718: _distinct_printer(output_values.circle),
+        774: _distinct_printer(output_values.macaddr),
+        829: _distinct_printer(output_values.macaddr),
+        869: _distinct_printer(output_values.inet),
+        1082: _distinct_printer(output_datetimes.date),
+        1083: _distinct_printer(output_datetimes.time),
+        1114: _distinct_printer(output_datetimes.timestamp),
+        1184: _distinct_printer(output_datetimes.timestamptz),
+        1186: _distinct_printer(output_datetimes.interval),
+        1266: _distinct_printer(output_datetimes.timetz),
+        1560: _distinct_printer(output_values.bit),
+        1562: _distinct_printer(output_values.bit),
         1700: numeric.text_from_send,
-        2950: _uuids,
-        2970: _print_distinct(output_values.snapshot),
-        3220: _print_distinct(output_values.lsn),
-        3614: _print_distinct(output_values.tsvector),
-        3615: _print_distinct(output_values.tsquery),
+        2950: _print_uuids,
+        2970: _distinct_printer(output_values.snapshot),
+        3220: _distinct_printer(output_values.lsn),
+        3614: _distinct_printer(output_values.tsvector),
+        3615: _distinct_printer(output_values.tsquery),
         3802: _print_json,
         4072: _print_json,
-        5038: _print_distinct(output_values.snapshot),
-        5069: _integers(">u8"),
-        6437: _integers(">u8"),
+        5038: _distinct_printer(output_values.snapshot),
+        5069: _integer_printer(">u8"),
+        6437: _integer_printer(">u8"),
     }
 )

@@ -34,7 +34,7 @@ class Parts:
     values: dict[int, list[bytes]] = field(default_factory=dict)
     texts: dict[int, Iterator[str]] = field(default_factory=dict)
 
-    def take(self, type_oid: int, value: bytes) -> Assemble:
+    def add(self, type_oid: int, value: bytes) -> Assemble:
         """Add a part, and return a function that later returns its text."""
         self.values.setdefault(type_oid, []).append(value)
         return lambda: next(self.texts[type_oid])
@@ -58,7 +58,7 @@ def print_values(values: pa.Array, split: Split, printer: Print) -> pa.Array:
 
 
 def _quote(text: str, special: re.Pattern[str], escape: str) -> str:
-    r"""Put text between quotes if necessary; `escape` precedes each `\` and `"` in it, '' doubles them."""
+    r"""Put text between quotes if necessary; `escape` precedes each `\` and `"`, which '' doubles."""
     if text and not special.search(text):
         return text
     return '"' + re.sub(r'["\\]', lambda match: (escape or match[0]) + match[0], text) + '"'
@@ -75,20 +75,20 @@ def split_array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
         cursor.fail("at most 6 dimensions", back=4)
     cursor.i32("flags")
     element = cursor.u32("an element's type")
-    split_range = [(cursor.i32("a size"), cursor.i32("a lower bound")) for _ in range(count)]
-    total = 1 if split_range else 0
-    for size, _ in split_range:
+    dimensions = [(cursor.i32("a size"), cursor.i32("a lower bound")) for _ in range(count)]
+    total = 1 if dimensions else 0
+    for size, _ in dimensions:
         total = cursor.check_count(total * size, "elements", item_size=4)
     elements = [_take_length_prefixed(cursor, element, parts) for _ in range(total)]
     cursor.end()
     bounds_prefix = ""
-    if any(low != 1 for _, low in split_range):
-        bounds_prefix = "".join(f"[{low}:{low + size - 1}]" for size, low in split_range) + "="
+    if any(low != 1 for _, low in dimensions):
+        bounds_prefix = "".join(f"[{low}:{low + size - 1}]" for size, low in dimensions) + "="
     special = re.compile(rf'["\\{{}}{delimiter}\s]|^NULL$', re.IGNORECASE | re.ASCII)
 
     def assemble() -> str:
         texts = ["NULL" if e is None else _quote(e(), special, "\\") for e in elements]
-        for size, _ in reversed(split_range[1:]):
+        for size, _ in reversed(dimensions[1:]):
             texts = ["{" + delimiter.join(texts[at : at + size]) + "}" for at in range(0, len(texts), size)]
         return bounds_prefix + "{" + delimiter.join(texts) + "}"
 
@@ -98,7 +98,7 @@ def split_array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
 def _take_length_prefixed(cursor: Cursor, type_oid: int, parts: Parts) -> Assemble | None:
     """Read a value after its length, which is -1 for NULL."""
     size = cursor.i32("a length")
-    return None if size == -1 else parts.take(type_oid, cursor.byten(size, "a value"))
+    return None if size == -1 else parts.add(type_oid, cursor.byten(size, "a value"))
 
 
 def split_vector(value: bytes, parts: Parts) -> Assemble:
@@ -149,6 +149,6 @@ def split_multirange(value: bytes, parts: Parts, range_type: int) -> Assemble:
     """Split a multirange into its ranges, each of which follows its length."""
     cursor = Cursor(value, "multirange")
     count = cursor.check_count(cursor.i32("a number of ranges"), "ranges", item_size=5)
-    ranges = [parts.take(range_type, cursor.length_prefixed("a range")) for _ in range(count)]
+    ranges = [parts.add(range_type, cursor.length_prefixed("a range")) for _ in range(count)]
     cursor.end()
     return lambda: "{" + ",".join(assemble() for assemble in ranges) + "}"

@@ -180,7 +180,7 @@ def like_expression(pattern: str) -> str:
 
 
 def regex(pattern: str) -> Callable[[str], bool]:
-    """The search for a regular expression in RE2's syntax."""
+    """The search for a match of a regular expression in RE2's syntax."""
     return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
 
 
