@@ -72,7 +72,7 @@ class Transformation:
     Spark sends it to executors.
 
     - `schema` is the schema of the replica's changes (`changes_schema`), `key` the replica's key.
-    - `read` has the columns that the filters read, or is None without filters.
+    - `filter_columns` has the columns that the filters read, or is None without filters.
     - `origin` is the relation by which changes are counted.
     - `metadata` are the columns of `schema` that the table does not have.
     """
@@ -83,7 +83,7 @@ class Transformation:
     operations: frozenset[str]
     filters: Filters
     added: Sequence[AddedColumn] = ()
-    read: FilterColumns | None = None
+    filter_columns: FilterColumns | None = None
     origin: Origin = field(default_factory=Origin)
     metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
@@ -110,8 +110,10 @@ class Transformation:
             chosen, sent_codes = each.batch, None
             if not chosen.num_rows:
                 continue
-            if self.read is not None:
-                sent_codes = self._codes(self._decode_filter_columns(self.read, each), conditions, counts)
+            if self.filter_columns is not None:
+                sent_codes = self._codes(
+                    self._decode_filter_columns(self.filter_columns, each), conditions, counts
+                )
                 is_sent = sent_codes != NOTHING
                 chosen, sent_codes = chosen.filter(pa.array(is_sent)), sent_codes[is_sent]
             if chosen.num_rows:

@@ -1,9 +1,9 @@
 """Buffers a transaction in memory until it commits or is prepared.
 
 In: the messages of its changes, with the relations as they are described at that point. Out: the changes that
-were not aborted, in order. Output plugins without streaming, or without two-phase commit, need it. It does
-the work of the server's reorder buffer (src/backend/replication/logical/reorderbuffer.c). Raises the errors
-of `decode`.
+were not aborted, in order. Raises the errors of `decode`. For output plugins without streaming or two-phase
+commit, the class does the work of the server's reorder buffer
+(src/backend/replication/logical/reorderbuffer.c).
 """
 
 from __future__ import annotations

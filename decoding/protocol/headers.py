@@ -116,7 +116,7 @@ class HeaderScanner:
         ends = np.zeros(len(kind), np.int64)
         at = starts[commits]
         _require(
-            _signed(octets.words(at + 2)) == commit_lsn[commits], kind[commits], "is not that of its Begin"
+            _signed(octets.words(at + 2)) == commit_lsn[commits], kind[commits], "does not match its Begin"
         )
         ends[commits] = _signed(octets.words(at + 10))
 

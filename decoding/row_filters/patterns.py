@@ -113,7 +113,7 @@ def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = No
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
         if not mapping.has_english_ascii_case():
-            # Regular expressions treat ASCII letters as in English under some collations (regc_pg_locale.c).
+            # Under some collations, regular expressions treat ASCII letters as C does (regc_pg_locale.c).
             raise RefusedError("its collation does not change the case of ASCII letters as English does")
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")

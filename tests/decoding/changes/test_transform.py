@@ -36,7 +36,7 @@ def transformation(texts: list[str] | None, operations: tuple[str, ...] = EVERY)
     filters = dict.fromkeys(EVERY, None if texts is None else [row_filter(text) for text in texts])
     used = frozenset(name for each in filters["insert"] or () for name in each.columns)
     read = None if texts is None else FilterColumns(used, COLUMNS)
-    return Transformation(COLUMNS, SCHEMA, ["a"], frozenset(operations), filters, read=read)
+    return Transformation(COLUMNS, SCHEMA, ["a"], frozenset(operations), filters, filter_columns=read)
 
 
 def encoded(messages: list[Message]) -> EncodedMessages:

@@ -63,7 +63,7 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
     filters = FILTERS[text]
     names = {name for each in filters.values() for one in each or () for name in one.columns}
     read = FilterColumns(frozenset(names), COLUMNS) if text else None
-    return Transformation(COLUMNS, _SCHEMA, ("a",), frozenset(operations), filters, read=read)
+    return Transformation(COLUMNS, _SCHEMA, ("a",), frozenset(operations), filters, filter_columns=read)
 
 
 def sent_changes(
@@ -199,7 +199,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
             readings = [Reading(Messages(no_frame, stored=of_choice), transformation(text))]
             if text:  # the same messages and column, read as another type
                 read = FilterColumns(frozenset("a"), other_types)
-                other = replace(readings[0].transformation, filters=of_text, read=read)
+                other = replace(readings[0].transformation, filters=of_text, filter_columns=read)
                 readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
             changes = readable(SentChanges(readings, (), _END, ("a",), _SCHEMA))
