@@ -68,6 +68,32 @@ class DecidedKeys:
     rows: SharedRows = field(default_factory=lambda: SharedRows(0))
 
 
+class DecidedTables:
+    """The decided changes of a batch's tables, as far as they fit in memory. Tables are applied by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rows, self._keys = list[SharedRows](), dict[Name, DecidedKeys]()
+
+    def room(self) -> SharedRows:
+        """Memory for the rows of another table: what the rows of earlier tables leave."""
+        with self._lock:
+            self._rows.append(SharedRows(SHARED_BYTES - sum(rows.nbytes for rows in self._rows)))
+            return self._rows[-1]
+
+    def add(self, name: Name, decided: DecidedKeys) -> None:
+        """Add the changes of a table, unless the keys of all tables become too many."""
+        with self._lock:
+            size = sum(each.keyed.nbytes for each in self._keys.values())
+            if size + decided.keyed.nbytes <= KEY_BYTES:
+                self._keys[name] = decided
+
+    def get(self, name: Name) -> DecidedKeys | None:
+        """The changes of a table; None if they are not in memory."""
+        with self._lock:
+            return self._keys.get(name)
+
+
 @dataclass(frozen=True)
 class Batch:
     """The changes in consecutive slices up to `end`, by table, oldest first.
@@ -81,7 +107,7 @@ class Batch:
     end: int
     changes: Sequence[TableChanges]
     shared: Collection[Name] = ()
-    decided: dict[Name, DecidedKeys] = field(default_factory=dict, compare=False)
+    decided: DecidedTables = field(default_factory=DecidedTables, compare=False)
 
     def plan(
         self, only: Collection[Name] | None
@@ -247,13 +273,12 @@ class Batch:
         """Memory for the rows of a table that the versions of its rows use too; None if the table has no such versions."""
         if many.net is None or pending.name not in self.shared:
             return None
-        return SharedRows(SHARED_BYTES - sum(each.rows.nbytes for each in self.decided.values()))
+        return self.decided.room()
 
     def _share(self, pending: PendingChanges, many: ManyChanges, rows: SharedRows | None) -> None:
         keyed = many.net.keyed if many.net is not None and rows is not None else None
-        size = sum(each.keyed.nbytes for each in self.decided.values())
-        if keyed is not None and rows is not None and size + keyed.nbytes <= KEY_BYTES:
-            self.decided[pending.name] = DecidedKeys(pending.slice_ends, pending.since, keyed, rows)
+        if keyed is not None and rows is not None:
+            self.decided.add(pending.name, DecidedKeys(pending.slice_ends, pending.since, keyed, rows))
 
 
 def _conflict_result(name: Name, error: KeyConflictError) -> Applied:

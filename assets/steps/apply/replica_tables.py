@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied
-from pgsieve.assets.steps.apply.batch import Batch, DecidedKeys, Plan
+from pgsieve.assets.steps.apply.batch import Batch, DecidedTables, Plan
 from pgsieve.assets.steps.apply.damaged import IntactVersions, put_back_problem, set_aside_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
@@ -208,7 +208,7 @@ class _Apply:
                 self._behind.add(done.name)
             self._count(applied)
 
-    def _follow_versions(self, changes: Sequence[TableChanges], decided: Mapping[Name, DecidedKeys]) -> None:
+    def _follow_versions(self, changes: Sequence[TableChanges], decided: DecidedTables) -> None:
         """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
         row_versions, states = self._replicas.row_versions, self._replicas.states
         self._set_aside(row_versions.follow(states, changes, self._behind, decided))

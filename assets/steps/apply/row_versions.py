@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.applied import PendingChanges
-from pgsieve.assets.steps.apply.batch import DecidedKeys, lacking_changes
+from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables, lacking_changes
 from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, may_have_former_key
 from pgsieve.assets.steps.apply.completion import NetRows, completions
 from pgsieve.assets.steps.apply.damaged import IntactVersions, is_put_back
@@ -108,7 +108,7 @@ class VersionsDuringApply:
         states: Mapping[Name, TableState],
         changes: Sequence[TableChanges],
         behind: Collection[Name],
-        decided: Mapping[Name, DecidedKeys],
+        decided: DecidedTables,
     ) -> dict[Name, str]:
         """Apply the changes that the replicas have to their versions; returns the problems by table.
 

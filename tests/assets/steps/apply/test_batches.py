@@ -1,10 +1,17 @@
-"""Batches end so that the changes of a table in memory are bounded, however large the backlog is."""
+"""Batches end so that the changes of a table in memory are bounded, however large the backlog is. Threads apply their tables."""
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables
 from pgsieve.assets.steps.records.transformed import TableChanges
 
 
@@ -20,3 +27,23 @@ def test_a_batch_ends_before_a_table_has_too_many_changes(monkeypatch: pytest.Mo
     }
     assert replica_tables.batches_in_memory([*slices], slices) == [[1, 2], [3], [4, 5], [6]]
     assert replica_tables.batches_in_memory([4], slices) == [[4]]
+
+
+def test_threads_share_decided_changes_of_many_tables() -> None:
+    decided, rows = DecidedTables(), pa.RecordBatch.from_pydict({"k": [1]})
+    keyed: Any = rows  # Only its size counts.
+
+    def apply(table: str) -> None:
+        room = decided.room()
+        room.add_came(np.arange(1), rows)
+        decided.add(("public", table), DecidedKeys([1], 0, keyed, room))
+
+    names, interval = [f"t{number}" for number in range(300)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(apply, names))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(decided.get(("public", name)) is not None for name in names)
+    assert decided.get(("public", "other")) is None
