@@ -7,15 +7,16 @@ from dataclasses import dataclass
 class TableOfMoment:
     """A table as of a moment: its number of rows, and the Delta table and version that contain them.
 
-    `changes` is the number of changes that were applied to the replica's last version before the moment.
+    `changes` is the number of changes that were applied to the replica's last version before the moment. `path` and
+    `version` are None if the rows were in a clone, which is deleted already.
     """
 
     schema: str
     name: str
     rows: int
     changes: int
-    path: str
-    version: int
+    path: str | None
+    version: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,12 @@ def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> M
 
 def moment_report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
     """The result of `read` or `restore` for these tables."""
-    return MomentReport(
-        moment.subscription,
-        format_lsn(moment.lsn),
-        tuple(
-            TableOfMoment(*each.name, each.count(), each.changes, each.path, each.version)
-            for each in sorted(tables, key=lambda each: each.name)
-        ),
-        folder,
-    )
+
+    def reported(table: TableAt) -> TableOfMoment:
+        # The clones of a `read` end with the command.
+        stays = folder is not None or table.lake is moment.lake
+        place = (table.path, table.version) if stays else (None, None)
+        return TableOfMoment(*table.name, table.count(), table.changes, *place)
+
+    ordered = sorted(tables, key=lambda each: each.name)
+    return MomentReport(moment.subscription, format_lsn(moment.lsn), tuple(map(reported, ordered)), folder)

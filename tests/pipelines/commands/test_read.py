@@ -27,6 +27,14 @@ def test_one_table_is_read_as_of_an_lsn_between_two_cuts(shop: Shop, monkeypatch
     assert {"id": 77, "n": 1} in rows
     assert {"id": 77, "n": 2} not in rows
     assert clones == ["orders"], "other tables are cloned, too"
+    code, printed = shop.cli("read", "one", "--at", row[0], "--json")
+    assert code == 0, printed
+    listed = {table["name"]: table for table in json.loads(printed)["tables"]}
+    assert listed["orders"]["path"] is listed["orders"]["version"] is None, "its clone is gone by now"
+    code, printed = shop.cli("read", "one", "--json")
+    assert code == 0, printed
+    listed = {table["name"]: table for table in json.loads(printed)["tables"]}
+    assert Path(listed["orders"]["path"], "_delta_log").is_dir()
     code, refused = shop.cli("read", "one", "public.order", "--at", row[0])
     assert code == 2
     assert "42P01" in refused
