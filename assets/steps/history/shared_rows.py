@@ -5,7 +5,6 @@ places of their changes, and the removed rows by their keys; None if some are mi
 executors wrote the files.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,12 +70,12 @@ class SharedRows:
         """The removed rows by key; there are `count` keys. None without rows, or if they do not have these columns."""
         if not self.removed_rows:
             return None
-        tables = [pa.Table.from_batches([rows]) for _, rows in self.removed_rows]
-        if not all(set(columns.names) <= set(table.column_names) for table in tables):
+        if not all(set(columns.names) <= set(rows.schema.names) for _, rows in self.removed_rows):
             return None
-        rows = pa.concat_tables([table.select(columns.names) for table in tables])
-        if not rows.schema.equals(columns):
+        batches = [rows.select(columns.names) for _, rows in self.removed_rows]
+        if not all(rows.schema.equals(columns) for rows in batches):
             return None
+        rows = pa.concat_batches(batches)
         row_of = np.full(count, NONE, np.int64)
         row_of[np.concatenate([numbers for numbers, _ in self.removed_rows])] = np.arange(rows.num_rows)
         return KeyedRows(rows, row_of)
@@ -86,10 +85,15 @@ class SharedRows:
 class KeyedRows:
     """Rows by key: `row_of` has the number of each key's row, `NONE` if there is none."""
 
-    rows: pa.Table
+    rows: pa.RecordBatch
     row_of: Numbers
 
-    def of(self, keys: Sequence[int] | Numbers) -> pa.Table | None:
+    def of(self, keys: Numbers) -> pa.RecordBatch | None:
         """The rows of some keys, in this order; None if a key has no row."""
         at = self.row_of[keys]
-        return None if (at == NONE).any() else self.rows.take(pa.array(at))
+        if not len(at) or (at == NONE).any():
+            return None
+        # Often both tables have the rows in the same order.
+        if (np.diff(at) == 1).all():
+            return self.rows.slice(at[0], len(at))
+        return self.rows.take(pa.array(at))

@@ -6,7 +6,7 @@ copies. Raises LakeError and OvertakenError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
@@ -37,7 +37,7 @@ from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
-from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
 from pgsieve.resources.lake.executors import INLINE
@@ -247,14 +247,15 @@ class _FileWithEnds:
     """A file with versions that end: their ascending row numbers, and for each the number of the commit that ends it.
 
     `is_replaced` says that the file's other rows are written again too. `data` has the versions without their validity,
-    if they are in memory already.
+    if they are in memory already. `has_one_begin` says that all versions of the file began with the same commit.
     """
 
     name: str
     rows: Numbers
     until: Numbers
     is_replaced: bool
-    data: pa.Table | None = None
+    data: pa.RecordBatch | None = None
+    has_one_begin: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,18 +275,30 @@ class _EndingTask:
         if file.is_replaced:
             yield from self._rewrite(file, guard)
             return
-        data, schema = file.data, self.schema
-        if data is not None:
-            schema = pa.schema([self.schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
-        rows = rows_at(self.store, join_path(self.folder, file.name), schema, file.rows)
-        whole = rows if data is None else ((at, self._complete_versions(data[at], each)) for at, each in rows)
+        whole = self._rows(file, self.schema) if file.data is None else self._of_memory(file, file.data)
         yield from self._write(guard(end_versions(each, file.until[at], self.commits) for at, each in whole))
 
-    def _complete_versions(self, data: pa.Table, begun: pa.RecordBatch) -> pa.RecordBatch:
+    def _rows(self, file: _FileWithEnds, schema: pa.Schema) -> Iterator[tuple[slice, pa.RecordBatch]]:
+        return rows_at(self.store, join_path(self.folder, file.name), schema, file.rows)
+
+    def _of_memory(self, file: _FileWithEnds, data: pa.RecordBatch) -> Iterator[tuple[slice, pa.RecordBatch]]:
+        """The versions whose data are in memory: of the file only their begin is read."""
+        begin = pa.schema([self.schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
+        if not file.has_one_begin:
+            for at, begun in self._rows(file, begin):
+                yield at, self._complete_versions(data[at], begun)
+            return
+        for _, first in self._rows(replace(file, rows=file.rows[:1]), begin):
+            for start in range(0, data.num_rows, ROW_GROUP):
+                part = data.slice(start, ROW_GROUP)
+                begun = first.take(pa.array(np.zeros(part.num_rows, np.int64)))
+                yield slice(start, start + part.num_rows), self._complete_versions(part, begun)
+
+    def _complete_versions(self, data: pa.RecordBatch, begun: pa.RecordBatch) -> pa.RecordBatch:
         """Present versions, put together from their data and their begin."""
         columns = [
-            data[field.name].combine_chunks()
-            if field.name in data.column_names
+            data[field.name]
+            if field.name in data.schema.names
             else begun[field.name]
             if field.name in begun.schema.names
             else pa.nulls(begun.num_rows, field.type)
@@ -380,7 +393,7 @@ class VersionChange:
         def written() -> pa.Table:
             # A former column of the replica has values in the table of versions alone: then the rows have to be read.
             went = self.replica_rows if set(whole.names) == set(table.schema.names) else None
-            size, files = committer.file_bytes(path, {}), list(self._files_with_ends(went))
+            size, files = committer.file_bytes(path, {}), list(self._files_with_ends(table, went))
             old = _EndingTask(lake.store, path, whole, size, self.commits, files)
             read = sum(m.size for m, f in zip(self.ended_rows.matches, files, strict=True) if f.data is None)
             runner = lake.policy.runner(read) if read else INLINE
@@ -396,9 +409,13 @@ class VersionChange:
             raise _altered(path)
         committer.commit_marked(written, path, marked, position, base)
 
-    def _files_with_ends(self, went: KeyedRows | None) -> Iterator[_FileWithEnds]:
+    def _files_with_ends(self, table: StoredVersions, went: KeyedRows | None) -> Iterator[_FileWithEnds]:
         replaced = not self.ended_rows.marked
+        local = table.committer.local
+        begun = set[str]() if went is None else local.files_of_one_value(table.path, VALID_FROM_LSN)
         for match, until in zip(self.ended_rows.matches, self.until, strict=True):
             order = np.argsort(match.rows)
             data = None if went is None or replaced else went.of(match.keys[order])
-            yield _FileWithEnds(match.name, match.rows[order], until[order], replaced, data)
+            yield _FileWithEnds(
+                match.name, match.rows[order], until[order], replaced, data, match.name in begun
+            )

@@ -17,7 +17,14 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.commits import Commits
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
-from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag, flagged_rows, matches_among, rows_of
+from pgsieve.resources.lake.delta.key_lookup import (
+    FileMatches,
+    Flag,
+    files_of_one_value,
+    flagged_rows,
+    matches_among,
+    rows_of,
+)
 from pgsieve.resources.lake.delta.queries import query_table, quoted_column
 from pgsieve.resources.lake.delta.records import LAST_COMMITS, has_repair, version_with
 from pgsieve.resources.lake.delta.slices import Slices
@@ -50,6 +57,10 @@ class LocalRecords(Commits):
     def flagged(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
         """The rows with a flag, file by file, as `key_lookup.flagged_rows` returns them."""
         return flagged_rows(self.table_at(path), path, self.store, flag, among)
+
+    def files_of_one_value(self, path: str, column: str) -> set[str]:
+        """The files of a table, relative to its folder, whose rows all have the same integer in a column."""
+        return files_of_one_value(self.table_at(path), column)
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table, as an Arrow schema."""

@@ -169,7 +169,7 @@ def _matched_files(
 class Flag:
     """Selects rows by a boolean column: true if `is_set`, otherwise false or NULL.
 
-    All selected rows have NULL in the column `null_column`, if given.
+    Exactly the selected rows have NULL in the column `null_column`, if given.
     """
 
     column: str
@@ -182,10 +182,14 @@ def flagged_rows(
 ) -> list[FileMatches]:
     """The rows with a flag, file by file, in order: of the rows in `among`, or of the table (None), with key 0."""
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
+    selected = {} if flag.null_column is None else _files_of_nulls(table, flag.null_column)
     for match in every_file(table, flag.null_column) if among is None else among:
-        flags = [batch.column(0) for batch in store.batches(join_path(path, match.name), schema)]
-        is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
-        chosen = is_set == flag.is_set
+        if match.name in selected:
+            chosen = np.ones(selected[match.name], np.bool_)
+        else:
+            flags = [batch.column(0) for batch in store.batches(join_path(path, match.name), schema)]
+            is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
+            chosen = is_set == flag.is_set
         if among is None:
             rows = np.setdiff1d(np.flatnonzero(chosen), match.deleted)
             matches.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
@@ -194,6 +198,28 @@ def flagged_rows(
                 replace(match, rows=match.rows[chosen[match.rows]], keys=match.keys[chosen[match.rows]])
             )
     return [match for match in matches if len(match.rows)]
+
+
+def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
+    """The files that have only NULLs in a column by their statistics, and the number of their rows."""
+    files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
+    if nulls not in files.column_names:
+        return {}
+    whole = files.filter(pc.fill_null(pc.equal(files[nulls], files["num_records"]), False))
+    return {
+        unquote(path): rows
+        for path, rows in zip(whole["path"].to_pylist(), whole["num_records"].to_pylist(), strict=True)
+    }
+
+
+def files_of_one_value(table: DeltaTable, column: str) -> set[str]:
+    """The files whose rows all have the same integer in a column by their statistics."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    least, greatest, nulls = f"min.{column}", f"max.{column}", f"null_count.{column}"
+    if not {least, greatest, nulls} <= set(files.column_names):
+        return set()
+    is_one = pc.and_kleene(pc.equal(files[least], files[greatest]), pc.equal(files[nulls], 0))
+    return {unquote(path) for path in files["path"].filter(pc.fill_null(is_one, False)).to_pylist()}
 
 
 def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
@@ -240,11 +266,12 @@ class _SoughtKeys:
         """The numbers of the rows that have one of the keys, and the numbers of these keys."""
         column = rows.column(0)
         if self.numbers is not None and not column.null_count:
-            values = np.asarray(column).astype(np.int64)
-            near = (values >= self.least) & (values <= self.least + len(self.numbers) - 1)
-            row = np.flatnonzero(near)
-            key = self.numbers[values[row] - self.least]
-            return row[key >= 0], key[key >= 0]
+            # Numbers below `least` become large ones.
+            offset = (np.asarray(column).astype(np.int64, copy=False) - self.least).view(np.uint64)
+            row = np.flatnonzero(offset < len(self.numbers))
+            key = self.numbers[offset if len(row) == len(offset) else offset[row]]
+            is_key = key >= 0
+            return row[is_key], key[is_key]
         if rows.num_columns > 1 or not _has_bounds(column.type):
             return _equal_rows(rows, self.keys)
         found = pc.index_in(column, value_set=self.keys.column(0).combine_chunks(), skip_nulls=True)

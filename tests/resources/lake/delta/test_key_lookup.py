@@ -11,7 +11,14 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import _equal_rows, _SoughtKeys, bounds_of, files_within, rows_of
+from pgsieve.resources.lake.delta.key_lookup import (
+    _equal_rows,
+    _SoughtKeys,
+    bounds_of,
+    files_of_one_value,
+    files_within,
+    rows_of,
+)
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -163,3 +170,21 @@ def test_keys_of_one_column_are_found_as_a_join_finds_them(rows: pa.Array, keys:
     expected = sorted(zip(*(each.tolist() for each in _equal_rows(*both)), strict=True))
     row, key = _SoughtKeys.of(both[1]).within(both[0])
     assert list(zip(row.tolist(), key.tolist(), strict=True)) == expected
+
+
+def test_numbers_far_from_the_keys_are_no_keys() -> None:
+    sought = _SoughtKeys.of(pa.table({"k": pa.array([10, 12], pa.int64())}))
+    row, key = sought.within(pa.table({"k": pa.array([-(2**63), 12, 9, 10, 11, 13, 2**63 - 1], pa.int64())}))
+    assert (row.tolist(), key.tolist()) == ([1, 3], [1, 0])
+    row, key = sought.within(pa.table({"k": pa.array([12, 10], pa.int64())}))
+    assert (row.tolist(), key.tolist()) == ([0, 1], [1, 0])
+
+
+def test_statistics_name_the_files_with_one_value(tmp_path: Path) -> None:
+    for values in ([5, 5], [5, 6], [None, None], [7, None], [8]):
+        _by_executors(tmp_path, pa.table({"n": pa.array(values, pa.int64())}))
+    table = DeltaTable(tmp_path)
+    names = files_of_one_value(table, "n")
+    paths = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert sorted(file["min.n"] for file in paths if file["path"] in names) == [5, 8]
+    assert files_of_one_value(table, "none") == set()
