@@ -121,10 +121,10 @@ def copy_sensor(
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(
-                    run_key=f"{number} {stretch[0]}",
-                    tags={LACKING_TAG: subscription.name, **range_tags(stretch)},
+                    run_key=f"{number} {key_range[0]}",
+                    tags={LACKING_TAG: subscription.name, **range_tags(key_range)},
                 )
-                for stretch in partition_ranges(order, keys)
+                for key_range in partition_ranges(order, keys)
             ],
             dynamic_partitions_requests=[partitions.build_add_request(new)] if new else [],
         )

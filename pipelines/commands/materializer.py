@@ -125,16 +125,16 @@ class Materializer:
             seconds=seconds,
             callbacks=StepCallbacks(report=self._record_copies, add_work=self.work.add),
         )
-        lacking = {} if chosen else {LACKING_TAG: "true"}
+        lacking_tags = {} if chosen else {LACKING_TAG: "true"}
         partitions = tables_partitions(self.subscription.name)
         assert partitions.name is not None
         keys = {table_partition(name) for name in names}
         self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
         order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
-        for stretch in partition_ranges(order, keys):
-            task = f"copy {quantity(len(stretch), 'table')} of {self.subscription.name}"
+        for key_range in partition_ranges(order, keys):
+            task = f"copy {quantity(len(key_range), 'table')} of {self.subscription.name}"
             materialize(
-                self.dagster, self.project, [asset], self.progress, task, range_tags(stretch) | lacking
+                self.dagster, self.project, [asset], self.progress, task, range_tags(key_range) | lacking_tags
             )
 
     def _tables_to_copy(self) -> list[Name]:
@@ -202,17 +202,17 @@ class Materializer:
         name = self.subscription.name
         paths = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
         with self.lake.consistent_read(*paths):
-            stale = (
+            changed = (
                 ReplicaProgress(self.subscription, self.lake).tables_beyond_cut() | self._newly_set_aside()
             )
-        if not stale:
+        if not changed:
             return {}, {}
-        return split_tables(published()[self.subscription.name], stale)
+        return split_tables(published()[self.subscription.name], changed)
 
     def _newly_set_aside(self) -> set[Name]:
         """The tables that are set aside without a failed run that reports it."""
-        states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
-        problems = subscription_problems(self.name, self.lake, states, whole.state())
+        states, record = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
+        problems = subscription_problems(self.name, self.lake, states, record.state())
         key = NAMING.key(subscription_asset(self.subscription, AssetKind.CUT))
         reported = reported_problems(self.dagster, key) if problems else set()
         return {name for name, problem in problems.items() if name is not None and problem not in reported}
@@ -241,17 +241,19 @@ class Materializer:
             self.sent_as[change.name] = sum_counts(self.sent_as.get(change.name, {}), change.sent_as)
 
     def _record_applied(self, result: ApplyResult) -> None:
-        for name, done in result.tables.items():
-            if not (done.inserted or done.updated or done.deleted or done.truncated):
+        for name, applied in result.tables.items():
+            if not (applied.inserted or applied.updated or applied.deleted or applied.truncated):
                 continue
             earlier = self.applied.get(name)
             self.applied[name] = AppliedTable(
                 *name,
-                inserted=done.inserted + (earlier.inserted if earlier else 0),
-                updated=done.updated + (earlier.updated if earlier else 0),
-                deleted=done.deleted + (earlier.deleted if earlier else 0),
-                truncated=done.truncated or bool(earlier and earlier.truncated),
-                version=result.cut.tables.get(name, done.head.version) if result.cut else done.head.version,
+                inserted=applied.inserted + (earlier.inserted if earlier else 0),
+                updated=applied.updated + (earlier.updated if earlier else 0),
+                deleted=applied.deleted + (earlier.deleted if earlier else 0),
+                truncated=applied.truncated or bool(earlier and earlier.truncated),
+                version=result.cut.tables.get(name, applied.head.version)
+                if result.cut
+                else applied.head.version,
             )
 
     def register(self) -> None:
@@ -314,14 +316,14 @@ class Materializer:
 def _transformed_table(
     name: Name, source: str, row_filter: str | None, counts: SentCounts
 ) -> TransformedTable:
-    came, updates = received_counts(counts), counts_by_result(counts)
+    received, updates = received_counts(counts), counts_by_result(counts)
     return TransformedTable(
         *name,
         source=source,
         row_filter=row_filter,
-        inserts=came["insert"],
-        updates=came["update"],
-        deletes=came["delete"],
+        inserts=received["insert"],
+        updates=received["update"],
+        deletes=received["delete"],
         updates_sent_as_insert=updates["insert"],
         updates_sent_as_update=updates["update"],
         updates_sent_as_delete=updates["delete"],

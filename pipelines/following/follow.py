@@ -160,7 +160,7 @@ def _is_behind(feed: Feed, pulse: Pulse) -> bool:
 
 @dataclass
 class _StopSignal:
-    """The time of the signal that ends the process; None before a signal."""
+    """The signal that ends the process: `since` is its time, None before a signal."""
 
     since: float | None = None
 

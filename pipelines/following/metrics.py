@@ -261,19 +261,19 @@ class FollowMetrics:
                 self._received.labels(subscription, *change.name, kind).inc(count)
             for sent, count in counts_by_result(change.sent_as).items():
                 self._updates.labels(subscription, *change.name, sent or "nothing").inc(count)
-        for name, done in result.tables.items():
+        for name, applied in result.tables.items():
             kinds = {
-                "insert": done.inserted,
-                "update": done.updated,
-                "delete": done.deleted,
-                "truncate": int(done.truncated),
+                "insert": applied.inserted,
+                "update": applied.updated,
+                "delete": applied.deleted,
+                "truncate": int(applied.truncated),
             }
             for kind, count in kinds.items():
                 self._changes.labels(subscription, *name, kind).inc(count)
             conflicts = {
-                "insert_exists": done.insert_exists,
-                "update_exists": done.update_exists,
-                "missing": done.missing,
+                "insert_exists": applied.insert_exists,
+                "update_exists": applied.update_exists,
+                "missing": applied.missing,
             }
             for conflict, count in conflicts.items():
                 self._conflicts.labels(subscription, *name, conflict).inc(count)
