@@ -204,7 +204,7 @@ def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
     """The lake's last catalog of a feed; empty if only Spark can read the lake, as that takes long."""
     try:
         lake = project.lake.open()
-        newest = None if lake.local is None else Catalogs(lake, feed).newest()
+        newest = None if lake.by_spark_alone else Catalogs(lake, feed).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{feed.name}: {error}")
         return []
@@ -234,7 +234,9 @@ def _replica_tables(project: Project, subscription: Subscription, *, without_spa
     publications = subscription.feed.subscriptions[subscription.name]
     try:
         lake = project.lake.open()
-        states = {} if without_spark and lake.local is None else TableStates(lake, subscription.name).newest()
+        states = (
+            {} if without_spark and lake.by_spark_alone else TableStates(lake, subscription.name).newest()
+        )
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return {}

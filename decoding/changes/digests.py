@@ -45,6 +45,16 @@ def row_digests(rows: pa.RecordBatch) -> pa.Table:
     return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST_SCHEMA)
 
 
+def encoded_rows(rows: pa.RecordBatch, *, one_zero: bool = False) -> pa.Array:
+    """Each row as bytes, which are the same if all values are equal as in digests.
+
+    With `one_zero`, 0.0 equals -0.0, as in PostgreSQL.
+    """
+    return pc.binary_join_element_wise(
+        *(_value_octets(column, one_zero=one_zero) for column in rows.columns), pa.scalar(b"", _OCTETS)
+    )
+
+
 def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
     """The mark of each row, which depends on numbers and times, and on the lengths of texts and lists."""
     marks = np.zeros(rows.num_rows, np.uint64)
@@ -129,35 +139,39 @@ def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray
 
 
 def _digest_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    octets = [_value_octets(column) for column in rows.columns]
-    every = pc.binary_join_element_wise(*octets, pa.scalar(b"", _OCTETS)).to_pylist()
+    every = encoded_rows(rows).to_pylist()
     made = b"".join([blake2b(each, digest_size=_DIGEST_BYTES).digest() for each in every])
     return np.frombuffer(made, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
-def _value_octets(column: pa.Array) -> pa.Array:
-    """Each value as bytes, also NULL; no value's bytes are a prefix of another value's."""
+def _value_octets(column: pa.Array, *, one_zero: bool) -> pa.Array:
+    """Each value as bytes, also NULL; the bytes of no value are a prefix of another's."""
     presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = (
         [_fixed_width_octets(pc.fill_null(lengths, 0))] if (lengths := _lengths(column)) is not None else []
     )
-    parts.append(
-        _join_elements(column, lengths) if pa.types.is_list(column.type) else _content_octets(column)
-    )
+    is_list = pa.types.is_list(column.type)
+    parts.append(_join_elements(column, lengths, one_zero) if is_list else _content_octets(column, one_zero))
     empty = pa.scalar(b"", _OCTETS)
     return pc.binary_join_element_wise(presence, *(pc.fill_null(part, empty) for part in parts), empty)
 
 
-def _join_elements(lists: pa.Array, lengths: pa.Array) -> pa.Array:
+def _join_elements(lists: pa.Array, lengths: pa.Array, one_zero: bool) -> pa.Array:
     """The concatenated bytes of each list's elements."""
     offsets = np.zeros(len(lists) + 1, np.int64)
     np.cumsum(pc.fill_null(lengths, 0), out=offsets[1:])
-    elements = pa.LargeListArray.from_arrays(pa.array(offsets), _value_octets(lists.flatten()))
+    elements = pa.LargeListArray.from_arrays(
+        pa.array(offsets), _value_octets(lists.flatten(), one_zero=one_zero)
+    )
     return pc.binary_join(elements, pa.scalar(b"", _OCTETS))
 
 
-def _content_octets(column: pa.Array) -> pa.Array:
-    return column.cast(_OCTETS) if _is_octets(column.type) else _fixed_width_octets(_unify_nan(column))
+def _content_octets(column: pa.Array, one_zero: bool) -> pa.Array:
+    if _is_octets(column.type):
+        return column.cast(_OCTETS)
+    if one_zero and pa.types.is_floating(column.type):
+        column = pc.add(column, pa.scalar(0.0, column.type))
+    return _fixed_width_octets(_unify_nan(column))
 
 
 def _fixed_width_octets(column: pa.Array) -> pa.Array:

@@ -1,22 +1,29 @@
-"""Numbers keys: a table of the key's columns in, one integer per row out.
+"""Keys as numbers, and rows by their keys: Arrow tables of key columns in, numbers out.
 
-Keys are equal if all their values are equal in PostgreSQL (`equality`); NULL equals NULL. Raises Arrow's
-errors.
+Rows have the same key if all their values are equal in PostgreSQL (`equality`). Raises Arrow's errors.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.equality import to_comparable
-from pgsieve.decoding.changes.net_change import Numbers
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+
+#: Integer keys are looked up in an array if it has at most so many elements for each key, and so many more.
+_DENSE, _FEW = 16, 1 << 20
 
 
 def key_numbers(keys: pa.Table) -> Numbers:
-    """Return a number for each row, from 0 on; equal keys have the same number."""
+    """A number for each row, from 0 on; equal keys have the same number.
+
+    NULL counts as a value here, although no table has NULL in a key.
+    """
     return reduce(_combine, (_encode(to_comparable(column)) for column in keys.columns))
 
 
@@ -27,3 +34,109 @@ def _combine(left: Numbers, right: Numbers) -> Numbers:
 def _encode(column: pa.ChunkedArray) -> Numbers:
     indices = column.combine_chunks().dictionary_encode(null_encoding="encode").indices
     return np.asarray(indices).astype(np.int64)
+
+
+def equal_rows(left: pa.Table, right: pa.Table) -> tuple[Numbers, Numbers]:
+    """The indices of rows that are equal in PostgreSQL's sense, of both tables in the same order.
+
+    NULL equals nothing.
+    """
+    # Both tables are converted together, as a list's comparable value depends on the other lists of its
+    # column.
+    columns = [
+        to_comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
+        for name in left.column_names
+    ]
+    both = pa.table(columns, left.column_names)
+    sides = _numbered(both.slice(0, left.num_rows), "left"), _numbered(both.slice(left.num_rows), "right")
+    equal = sides[0].join(sides[1], left.column_names, join_type="inner")
+    return np.asarray(equal["left"]), np.asarray(equal["right"])
+
+
+def _numbered(rows: pa.Table, label: str) -> pa.Table:
+    return rows.append_column(label, pa.array(np.arange(rows.num_rows)))
+
+
+@dataclass(frozen=True)
+class SoughtKeys:
+    """Distinct keys that are sought in rows, batch by batch. It is sent to executors.
+
+    One column needs no join, which takes several times as long. `numbers` has the number of each integer from `least`
+    on that is a key, else -1; None where keys are no integers, or far apart.
+    """
+
+    keys: pa.Table
+    least: int = 0
+    numbers: Numbers | None = None
+
+    @classmethod
+    def of(cls, keys: pa.Table) -> SoughtKeys:
+        """Prepare the search for keys; their columns must not be called `left` or `right`."""
+        column = keys.column(0)
+        is_integer = keys.num_columns == 1 and pa.types.is_signed_integer(column.type)
+        if not is_integer or column.null_count or not len(column):
+            return cls(keys)
+        values = np.asarray(column).astype(np.int64)
+        least, greatest = int(values.min()), int(values.max())
+        if greatest - least > _DENSE * len(values) + _FEW:
+            return cls(keys)
+        numbers = np.full(greatest - least + 1, NONE, np.int64)
+        numbers[values - least] = np.arange(len(values))
+        return cls(keys, least, numbers)
+
+    def within(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
+        """The rows that have a key, and the numbers of their keys."""
+        column = rows.column(0)
+        if self.numbers is not None and not column.null_count:
+            # Numbers below `least` become large ones.
+            offset = (np.asarray(column).astype(np.int64, copy=False) - self.least).view(np.uint64)
+            row = np.flatnonzero(offset < len(self.numbers))
+            key = self.numbers[offset if len(row) == len(offset) else offset[row]]
+            is_key = key >= 0
+            return row[is_key], key[is_key]
+        if rows.num_columns > 1 or not has_bounds(column.type):
+            return equal_rows(rows, self.keys)
+        number = pc.index_in(column, value_set=self.keys.column(0).combine_chunks(), skip_nulls=True)
+        is_key = number.is_valid()
+        return np.flatnonzero(np.asarray(is_key)), np.asarray(number.filter(is_key)).astype(np.int64)
+
+
+def has_bounds(kind: pa.DataType) -> bool:
+    """Whether Arrow and PostgreSQL agree on which values of a type are equal, and Arrow orders them."""
+    return bool(
+        pa.types.is_integer(kind) or is_text(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's texts."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+@dataclass(frozen=True)
+class PresentKeys:
+    """The rows of a replica that have some of a batch's keys: the numbers of the keys, and the keys as these rows have them.
+
+    Keys that are equal may differ, as 0.0 and -0.0 do. `lives` is false for rows that have ended and are kept.
+    """
+
+    numbers: Numbers
+    keys: pa.Table
+    lives: Mask
+
+    @classmethod
+    def none(cls, keys: pa.Table) -> PresentKeys:
+        """No rows."""
+        return cls(np.empty(0, np.int64), keys.slice(0, 0), np.empty(0, np.bool_))
+
+    def mask(self, count: int) -> Mask:
+        """Whether a row lives, for each of `count` keys; one element more, for no key."""
+        present = np.zeros(count + 1, np.bool_)
+        present[self.numbers[self.lives]] = True
+        return present
+
+    def own(self, keys: pa.Table) -> pa.Table:
+        """The keys as the replica has them; other keys as they are."""
+        which = np.arange(keys.num_rows)
+        which[self.numbers] = keys.num_rows + np.arange(len(self.numbers))
+        return pa.concat_tables([keys, self.keys]).take(pa.array(which))

@@ -159,7 +159,14 @@ def select_living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
     """
     # Casts before it filters: DataFusion reads texts as views, which Arrow cannot filter.
     typed = rows.select(schema.names).cast(schema)
-    return typed if deleted is None else typed.filter(pc.invert(pc.fill_null(rows[deleted], False)))
+    return typed if deleted is None else typed.filter(lives(rows, deleted))
+
+
+def lives(rows: pa.Table | pa.RecordBatch, deleted: str | None) -> pa.BooleanArray | pa.ChunkedArray:
+    """The mask of the rows that the column `deleted` does not mark; None: all rows live."""
+    if deleted is None:
+        return pa.repeat(pa.scalar(True), rows.num_rows)
+    return pc.invert(pc.fill_null(rows[deleted], False))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +13,7 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import SIDES, struct_field
 from pgsieve.decoding.changes.equality import to_comparable
+from pgsieve.decoding.changes.sent_as import SentAs, counts_from_rows, counts_to_rows
 
 #: Counts by name: a JSON object.
 Tally = dict[str, Any]
@@ -40,6 +44,42 @@ def count_changes_and_bytes(batch: pa.RecordBatch, key: Sequence[str], tally: Ta
     """Add the same for a batch with all columns, and its size in memory (`bytes`)."""
     count_changes(batch, key, tally)
     tally["bytes"] = tally.get("bytes", 0) + batch.nbytes
+
+
+def added_tallies(tallies: Iterable[Tally]) -> Tally:
+    """The sum of some tallies; their `unchanged` columns together."""
+    total = empty_tally()
+    for tally in tallies:
+        for name, value in tally.items():
+            if name == "unchanged":
+                total[name] = sorted({*total[name], *value})
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+@dataclass
+class ChangeCounts:
+    """Counts of changes that a part of the transformation has made, and which add up.
+
+    `sent_as` counts the changes that came by the operation that they were sent as. `sent` is the tally of the changes
+    that were sent, with their size in memory.
+    """
+
+    sent_as: Counter[SentAs] = field(default_factory=Counter)
+    sent: Tally = field(default_factory=lambda: {**empty_tally(), "bytes": 0})
+
+    def text(self) -> str:
+        """The counts as JSON."""
+        return json.dumps({"sent_as": counts_to_rows(self.sent_as), "sent": self.sent})
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> ChangeCounts:
+        """The sum of the counts of some parts."""
+        parts, total = [json.loads(text) for text in texts], cls()
+        for part in parts:
+            total.sent_as.update(counts_from_rows(part["sent_as"]))
+        return cls(total.sent_as, added_tallies([total.sent, *(part["sent"] for part in parts)]))
 
 
 def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:

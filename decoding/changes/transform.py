@@ -90,13 +90,7 @@ class Transformation:
     def changes(
         self, messages: Iterable[EncodedMessages], counts: Counter[SentAs]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the subscription's changes in the columns of `schema` without the slice, and count them."""
-        return (sent for sent, _ in self.changes_with_operations(messages, counts))
-
-    def changes_with_operations(
-        self, messages: Iterable[EncodedMessages], counts: Counter[SentAs]
-    ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-        """Yield the same batches, each with the operations of its changes before row filters.
+        """The subscription's changes, in the columns of `schema` except the slice; counts them in `counts`.
 
         An UPDATE that becomes an INSERT or DELETE is sent even if `operations` lacks these. Of changes that
         the filters reject, only the filter columns are decoded.
@@ -201,8 +195,8 @@ def _match_mask(verdicts: Verdicts | None, rows: pa.StructArray, is_evaluated: _
 
 def _sent_changes(
     changes: pa.RecordBatch, sent_codes: _Codes, schema: pa.Schema, metadata: MetadataColumns
-) -> tuple[pa.RecordBatch, pa.Array]:
-    """Return the sent changes in the columns of `schema` without the slice, and their original operations."""
+) -> pa.RecordBatch:
+    """The changes that are sent, in the columns of `schema` except the slice."""
     original_operations = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
     columns["operation"] = _OPERATIONS.take(pa.array(sent_codes, mask=sent_codes == NOTHING))
@@ -210,9 +204,8 @@ def _sent_changes(
         columns[name] = _set_null(columns[name], sent_codes == _CODES[operation])
     sent = _project(columns, schema_without_slice(schema), metadata, original_operations)
     if (sent_codes != NOTHING).all():
-        return sent, original_operations
-    is_sent = columns["operation"].is_valid()
-    return sent.filter(is_sent), original_operations.filter(is_sent)
+        return sent
+    return sent.filter(columns["operation"].is_valid())
 
 
 def _set_null(values: pa.Array, absent: _Mask) -> pa.Array:

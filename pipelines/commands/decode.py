@@ -86,19 +86,20 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
     """The messages of the change log, a slice at a time."""
     lake = project.lake.open()
     path = ChangeLog(lake, feed).path
-    if lake.local is None:
-        raise PgsieveError(
+    local = lake.local_or(
+        PgsieveError(
             f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
             hint="leave out --from-change-log to read the changes that wait in the slot",
             sqlstate="0A000",
         )
+    )
     with lake.access.translate_errors(path):
-        if not lake.local.exists(path):
+        if not local.exists(path):
             raise PgsieveError(
                 f'source "{feed.source.name}": the change log has nothing of slot "{feed.slot}" yet',
                 hint="`pgsieve run` reads the slot into it",
             )
-        slices = lake.local.change_log(path)
+        slices = local.change_log(path)
         for end in slices.ends(0):
             yield from slices.messages(end)
 

@@ -96,13 +96,13 @@ class _TableExplainer:
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types = self.subscription.column_types(replicated)
-        many, reason = policy.committer_with_reason(path, schema.names, None, lambda: schema)
-        if isinstance(many, FileCommitter):
+        if policy.by_files(path, schema) is not None:
             because = "its files are written anew, and this process commits them"
             return self._apply_entry(name, because, DRIVER, self.engine)
         key = [types[column].spark for column in replicated.key]
-        few, why_not = policy.committer_with_reason(path, schema.names, 0, key=key)
-        if isinstance(few, InProcessCommitter) and key:
+        _, reason = policy.committer_with_reason(path, schema.names, None, lambda: schema)
+        _, why_not = policy.committer_with_reason(path, schema.names, 0, key=key)
+        if key and policy.in_process(path, schema.names, 0, key=key) is not None:
             return self._apply_entry(
                 name, f"rows are merged, as the table takes no files: {reason}", DRIVER, _SPARK
             )

@@ -6,7 +6,7 @@ expects. `pgsieve.resources.lake.policy` chooses the committer.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from pgsieve.decoding.changes.digests import WantedDigests
+from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
-from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.log import UnmarkableError
+from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.row_lookup import row_matches
@@ -47,6 +49,16 @@ class InProcessCommitter:
         """Append rows to a table, or overwrite it with them."""
         with self.access.translate_errors(path):
             self.local.write(path, rows, commit)
+
+    def merge(self, path: str, source: pa.Table, merge: Merge, commit: Commit) -> None:
+        """Merge a net change into a table with a key."""
+        with self.access.translate_errors(path):
+            self.local.merge(path, source, merge, commit)
+
+    def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[Numbers, pa.Table]:
+        """The indices of the keys that a table has, and its rows with these keys in the columns of a schema."""
+        with self.access.translate_errors(path):
+            return self.local.rows_of(path, keys, schema)
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,28 @@ class FileCommitter:
         """The rows of a table with one of the `sought` digests. The `keys` of a match are indices into the digests."""
         with self.access.translate_errors(path):
             return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
+
+    def key_matches(
+        self,
+        path: str,
+        keys: pa.Table,
+        among: Iterable[Mask],
+        most_bytes: int | None,
+        lacking: str | None = None,
+    ) -> list[FileMatches] | None:
+        """The rows of a table with some keys, file by file; the parameters are those of `matches_among`."""
+        with self.access.translate_errors(path):
+            return self.local.matches(path, keys, among, most_bytes, lacking)
+
+    def flagged(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
+        """The rows with a flag, file by file: those in `among`, or of the whole table (None)."""
+        with self.access.translate_errors(path):
+            return self.local.flagged(path, flag, among)
+
+    def schema(self, path: str) -> pa.Schema:
+        """The columns of a table."""
+        with self.access.translate_errors(path):
+            return self.local.arrow_schema(path)
 
     def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
         """Whether files of a table with these columns may be replaced by files with fewer rows."""

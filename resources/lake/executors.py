@@ -66,6 +66,13 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema)
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Spark's schema as Arrow's."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema)
+
+
 class Executors(Protocol):
     """The interface of a runner."""
 

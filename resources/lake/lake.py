@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,7 @@ from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, by_
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
-from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, with_costs
+from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, arrow_schema, with_costs
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
@@ -124,6 +125,17 @@ class Lake:
         return rows[-1].get("folders") if rows else None
 
     @property
+    def by_spark_alone(self) -> bool:
+        """Whether only Spark reaches the lake."""
+        return self.local is None
+
+    def local_or(self, refusal: Exception) -> LocalRecords:
+        """delta-rs, for work that Spark does not do; raises `refusal` if only Spark reaches the lake."""
+        if self.local is None:
+            raise refusal
+        return self.local
+
+    @property
     def parallelism(self) -> int:
         """How many tables are processed at a time."""
         return _STORE_PARALLELISM if self.local is not None and is_uri(self.uri) else _FOLDER_PARALLELISM
@@ -190,6 +202,28 @@ class Lake:
             names: list[str] = self.current(path).columns
             return names
 
+    def schema(self, path: str) -> pa.Schema:
+        """The columns of a table as Arrow."""
+        with self.access.translate_errors(path):
+            if self.local is not None:
+                return self.local.arrow_schema(path)
+            return arrow_schema(self.current(path).schema)
+
+    def bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
+        """The least or the greatest value of a column in the rows that fulfil an SQL condition; None without such rows."""
+        with self.access.translate_errors(path):
+            if (local := self.policy.reader(path)) is not None:
+                return (local.least if bound == "min" else local.greatest)(path, column, where)
+            rows = self.current(path).where(where).select(F.expr(f"{bound}({quoted(column)})"))
+            return rows.collect()[0][0]
+
+    def written_at(self, path: str) -> datetime | None:
+        """The time of a table's newest commit; None if only Spark reaches it, which would take long."""
+        if self.local is None:
+            return None
+        with self.access.translate_errors(path):
+            return self.local.written_at(path)
+
     def columns_at(self, path: str, version: int) -> list[str]:
         """The names of a table's columns at one version."""
         with self.access.translate_errors(path):
@@ -249,6 +283,13 @@ class Lake:
 
     # writing
 
+    def remove(self, folder: str) -> bool:
+        """Remove a folder with all tables in it; False if it does not exist, or if only Spark reaches it."""
+        if self.local is None:
+            return False
+        with self.access.translate_errors(folder):
+            return self.local.remove(folder)
+
     def remove_log(self, path: str) -> None:
         """Remove the log of a damaged table, so that the table can be made again. Its files stay until a vacuum."""
         if self.local is None:
@@ -301,6 +342,14 @@ class Lake:
                 committer.write(
                     frame, path, commit, exists=lambda: self.records.exists(path), options=options
                 )
+
+    def commit_files(
+        self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
+    ) -> None:
+        """Commit files that this process has written: rows of `FILE_SCHEMA`."""
+        local = self.local_or(LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000"))
+        with self.access.translate_errors(path):
+            local.commit(path, schema, files, commit)
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set missing descriptions of a table and its columns, unless only Spark reaches the lake."""
@@ -386,9 +435,9 @@ class Lake:
         """
         size, target = (self.records.size(path) if self.local else None), into or path
         commit = Commit(position, overwrite=True, base=base)
-        committer = self.policy.committer(target, change.schema.names, size)
+        committer = self.policy.in_process(target, change.schema.names, size)
         local = self.policy.reader(path, size)
-        if isinstance(committer, InProcessCommitter) and local is not None:
+        if committer is not None and local is not None:
             with self.access.translate_errors(path):
                 batches = local.table(path).select(list(change.columns)).to_batches()
                 changed = writable_rows(pa.Table.from_batches(map(change.of, batches), change.schema))

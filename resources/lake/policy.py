@@ -146,18 +146,33 @@ class Policy:
                 reason = "partitions by a column that is dropped"
             else:
                 return InProcessCommitter(local, self.access), f"{size} bytes"
-            if schema is not None and local.can_add_files(path, schema(), overwrite=overwrite):
-                return FileCommitter(local, self.access, self.vectors), reason
-        return SparkCommitter(self.access), reason
+        files = None if schema is None else self.by_files(path, schema(), overwrite=overwrite)
+        return (SparkCommitter(self.access) if files is None else files), reason
 
-    def file_committer(self, path: str, schema: pa.Schema) -> FileCommitter | SparkCommitter:
-        """The committer of any number of rows to a table: of files with this schema if possible, otherwise Spark."""
+    def in_process(
+        self,
+        path: str,
+        columns: Sequence[str],
+        size: int | None,
+        *,
+        overwrite: bool = False,
+        key: Iterable[str] = (),
+    ) -> InProcessCommitter | None:
+        """The committer of rows that pass through this process; None if they are too many, or the table needs another one.
+
+        The parameters are those of `explained`.
+        """
+        committer = self.committer(path, columns, size, overwrite=overwrite, key=key)
+        return committer if isinstance(committer, InProcessCommitter) else None
+
+    def by_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> FileCommitter | None:
+        """The committer of few or many rows as files with this schema; None if only Spark commits them."""
         local = self.local_writer(path)
-        if local is not None:
-            with self.access.translate_errors(path):
-                if local.can_add_files(path, schema):
-                    return FileCommitter(local, self.access, self.vectors)
-        return SparkCommitter(self.access)
+        if local is None:
+            return None
+        with self.access.translate_errors(path):
+            is_taken = local.can_add_files(path, schema, overwrite=overwrite)
+        return FileCommitter(local, self.access, self.vectors) if is_taken else None
 
     def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
         """The access by delta-rs, if it can read the table, and this process may read `size` bytes; otherwise None.

@@ -1,10 +1,11 @@
 """A batch's input for one replica table (`PendingChanges`), and its result (`Applied`), whichever engine applies it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.net_change import Mask, NetChange
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
@@ -69,6 +70,11 @@ class PendingChanges:
         return self.head.position or 0
 
     @property
+    def extent(self) -> Extent:
+        """The changes that count."""
+        return Extent(self.slice_ends, self.since, self.truncated_at)
+
+    @property
     def size(self) -> int:
         """An upper bound of the messages' bytes."""
         return sum(c.size for c in self.slices)
@@ -130,25 +136,3 @@ def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **cou
         head=head,
         through=pending.through,
     )
-
-
-def merge_result(
-    lake: Lake,
-    path: str,
-    pending: PendingChanges,
-    end: int,
-    counts: Mapping[str, int],
-    expected: int,
-    soft_delete_counts: Mapping[str, int] | None = None,
-) -> Applied:
-    """The result of a MERGE.
-
-    `counts` are its rows by kind; empty if the replica had reached the position already. `expected` is the number of
-    rows that it should update or delete. `soft_delete_counts` are the rows by kind for a replica that keeps deleted
-    rows: there a MERGE counts a deleted row as updated.
-    """
-    if soft_delete_counts is not None:
-        return batch_result(lake, path, pending, end, **(soft_delete_counts if counts else {}))
-    matched = counts.get("updated", 0) + counts.get("deleted", 0)
-    missing = max(0, expected - matched) if counts else 0
-    return batch_result(lake, path, pending, end, **counts, missing=missing)

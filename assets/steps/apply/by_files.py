@@ -13,16 +13,15 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result
+from pgsieve.assets.steps.apply.chosen_rows import ChosenRows
 from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions, net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, Endings
 from pgsieve.assets.steps.apply.keyed_changes import (
     KeyConflict,
     KeyedChanges,
     keyed_changes,
-    places_of,
     stored_changes,
 )
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, first_matches, stored_digests
@@ -30,10 +29,8 @@ from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
-from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
+from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.committers import FileCommitter
-from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -41,7 +38,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import rows_without
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
-from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups, join_path
+from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
 from pgsieve.resources.parts import Guard
 
 #: The most memory for the keys of a batch. If they need more, Spark applies the batch.
@@ -114,8 +111,8 @@ def many_changes(
     rows = stored.schema.field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
     empties = _empties_replica(definition, pending)
-    committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=empties)
-    if not isinstance(committer, FileCommitter):
+    committer = lake.policy.by_files(path, schema, overwrite=empties)
+    if committer is None:
         return None
     stamp = definition.metadata_column(APPLIED_AT)
     if not (definition.key or pending.count("update", "delete")):
@@ -145,9 +142,7 @@ class _Decider:
         with lake.access.translate_errors(self.log):
             files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
             stored = stored_changes(lake.store, files, keys, unsent, soft_delete_columns)
-            keyed = keyed_changes(
-                stored, keys, unsent, pending.slice_ends, pending.since, KEY_BYTES, soft_delete_columns
-            )
+            keyed = keyed_changes(stored, keys, unsent, pending.extent, KEY_BYTES, soft_delete_columns)
         matches = None if keyed is None else self._matching_rows(keyed)
         if keyed is None or matches is None:
             return None
@@ -179,8 +174,7 @@ class _Decider:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
         deleted = self.definition.deleted_column
         assert deleted is not None
-        with self.lake.access.translate_errors(self.path):
-            return self.committer.local.flagged(self.path, Flag(deleted, is_set=False), matches)
+        return self.committer.flagged(self.path, Flag(deleted, is_set=False), matches)
 
     def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""
@@ -201,7 +195,7 @@ class _Decider:
 
         with lake.access.translate_errors(self.log):
             digests = stored_digests(lake.store, self.groups, self.schema, lake.policy.runner(pending.size))
-        changes = KeylessChanges.of(digests, pending.slice_ends, pending.since)
+        changes = KeylessChanges.of(digests, pending.extent)
         outcome = changes.net_change(count_rows)
         net = outcome.net
         gone = self._deletion.of(first_matches(matches, net.deleted[outcome.looked_up]))
@@ -214,9 +208,8 @@ class _Decider:
 
     def _matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
-        with self.lake.access.translate_errors(self.path):
-            most = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-            return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
+        most = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
+        return self.committer.key_matches(self.path, keyed.keys, keyed.lookups, most)
 
     @cached_property
     def _deletion(self) -> RowDeletion:
@@ -271,7 +264,7 @@ class FilesWriter:
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
         rewritten = net.deleted_rows.rewritten if net is not None else ()
-        replica_schema, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
+        replica_schema, size = committer.schema(path), committer.file_bytes(path, {})
         runner = lake.policy.runner(self.pending.size)
         ended_rows = net.ended_rows if net is not None else ()
 
@@ -296,84 +289,16 @@ class FilesWriter:
             files = committer.commit(written, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _chosen_rows(self, changes: ManyChanges) -> Iterator["ChosenRows"]:
+    def _chosen_rows(self, changes: ManyChanges) -> Iterator[ChosenRows]:
         """The changes with the new rows, in several parts if the values that rows lack do not fit in memory."""
         pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
-            yield ChosenRows(pending.slice_ends, pending.since, stamp, after=pending.truncated_at)
+            yield ChosenRows(pending.extent, stamp)
             return
         read = self.lake.store, self.path, changes.groups, pending.slice_ends, net.deleted_rows.matches
-        for places, completed in completions(*read, net.new_rows, changes.schema):
+        for kept, completed in completions(*read, net.new_rows, changes.schema):
             columns = [*completed, *net.ended_metadata]
-            yield ChosenRows(pending.slice_ends, pending.since, stamp, places, columns, shared=self.shared)
-
-
-@dataclass(frozen=True)
-class Validity:
-    """The commits that begin and end the versions of rows, by the ascending places of the changes that begin them."""
-
-    places: Numbers
-    begun: Numbers
-    until: Numbers
-    commits: Commits
-
-    def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """Add their validity to the rows of the changes at some places."""
-        at = np.searchsorted(self.places, places)
-        return add_validity(rows, self.begun[at], self.until[at], self.commits)
-
-    def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The same as an iterator of one batch, for `WrittenRows`."""
-        yield self.of(rows, places)
-
-
-@dataclass(frozen=True)
-class ChosenRows:
-    """The changes whose new rows are written: those at `places`, or all INSERTs since an LSN and after a TRUNCATE.
-
-    `places` ascends. `completed` has values that these changes did not send. `stamp` sets the time of the apply.
-    `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they replace.
-    """
-
-    slices: Sequence[int]
-    since: int
-    stamp: Stamp
-    places: Numbers | None = None
-    completed: Sequence[Completion] = ()
-    after: tuple[int, int] | None = None
-    validity: Validity | None = None
-    shared: SharedRows | None = None
-
-    def schema(self, rows: pa.Schema) -> pa.Schema:
-        """The columns of the files: those of the rows, and validity if versions are written."""
-        return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
-
-    def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
-        """The new rows of these changes in a row group, None if there are none; `kind` is the type of a row."""
-        changes = read(["slice", "number", "commit_lsn", "ordinal", "operation"])
-        places = places_of(changes, self.slices)
-        chosen = self._inserted(changes, places) if self.places is None else is_in(places, self.places)
-        if not chosen.any():
-            return None
-        rows = read(["new"])
-        rows = rows if chosen.all() else rows.filter(pa.array(chosen))
-        batch = pa.RecordBatch.from_struct_array(
-            conform(rows, pa.schema([("new", kind)]))["new"].combine_chunks()
-        )
-        for completion in self.completed:
-            batch = completion.of(batch, places[chosen])
-        batch = self.stamp.apply(batch)
-        if self.shared is not None:
-            self.shared.add_new(places[chosen], batch)
-        return batch if self.validity is None else self.validity.of(batch, places[chosen])
-
-    def _inserted(self, changes: pa.Table, places: Numbers) -> Mask:
-        lsns, inserted = np.asarray(changes["commit_lsn"]), pc.equal(changes["operation"], "insert")
-        chosen: Mask = (places >= 0) & (lsns >= self.since) & np.asarray(inserted)
-        if self.after is not None:
-            lsn, ordinal = self.after
-            chosen &= (lsns > lsn) | ((lsns == lsn) & (np.asarray(changes["ordinal"]) > ordinal))
-        return chosen
+            yield ChosenRows(pending.extent, stamp, kept, columns, shared=self.shared)
 
 
 @dataclass(frozen=True)
@@ -427,12 +352,3 @@ class RowsTask:
             groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))
         ) as read:
             yield from (rows for rows in read if rows is not None)
-
-
-def is_in(places: Numbers, chosen: Numbers) -> Mask:
-    """A mask of the places that are among `chosen`, which ascend."""
-    if not len(chosen):
-        return np.zeros(len(places), np.bool_)
-    at = np.minimum(np.searchsorted(chosen, places), len(chosen) - 1)
-    match: Mask = chosen[at] == places
-    return match

@@ -39,8 +39,8 @@ def set_aside_damaged(
     def damage(state: TableState) -> str | None:
         return _find_damage(subscription, lake, state, cut, read=state.name in changed)
 
-    if is_uri(lake.uri) and lake.local:
-        # Each check waits for the object store.
+    if is_uri(lake.uri) and not lake.by_spark_alone:
+        # Each check of a replica waits for an answer of the store.
         problems = lake.map_in_parallel(damage, applied)
     else:
         problems = list(map(damage, applied))

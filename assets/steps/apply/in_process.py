@@ -4,22 +4,22 @@ In: a batch's changes as an Arrow table, in order. Out: `Applied`. It is for tab
 write. `writer` does the same by Spark, for any number of changes. Raises LakeError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result, merge_result
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import struct_field
+from pgsieve.decoding.changes.keys import PresentKeys
 from pgsieve.decoding.changes.merge_source import merge_source
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, lives
+from pgsieve.decoding.changes.net_change import NONE, NetChange
 from pgsieve.resources.lake.committers import InProcessCommitter
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -34,15 +34,13 @@ class FewChanges:
     """A batch's changes in order, and the reader and writer of the replica."""
 
     rows: pa.Table
-    local: LocalRecords
+    committer: InProcessCommitter
 
-    def present_keys(self, path: str, keys: pa.Table, deleted: str | None) -> Numbers:
-        """The numbers of the `keys` that the replica has in a row that is not marked as deleted in the column `deleted`."""
-        if deleted is None:
-            return self.local.rows_of(path, keys, keys.schema)[0]
-        numbers, rows = self.local.rows_of(path, keys, keys.schema.append(pa.field(deleted, pa.bool_())))
-        living: Numbers = numbers[~np.asarray(rows[deleted].fill_null(False))]
-        return living
+    def present_keys(self, path: str, keys: pa.Table, deleted: str | None) -> PresentKeys:
+        """The rows of the replica with some keys; the column `deleted` marks ended rows."""
+        marked = [] if deleted is None else [pa.field(deleted, pa.bool_())]
+        numbers, rows = self.committer.rows_of(path, keys, pa.schema([*keys.schema, *marked]))
+        return PresentKeys(numbers, rows.select(keys.column_names), np.asarray(lives(rows, deleted)))
 
 
 def few_changes(
@@ -63,11 +61,11 @@ def few_changes(
     replica_size = lake.records.size(path) if finds_rows and not truncated else 0
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size, replica_size // MAX_REPLICA_FACTOR)
-    committer = lake.policy.committer(path, definition.names, size, overwrite=truncated, key=key)
-    if not isinstance(committer, InProcessCommitter):
+    committer = lake.policy.in_process(path, definition.names, size, overwrite=truncated, key=key)
+    if committer is None:
         return None
     rows = lake.slice_rows(log, pending.slice_ends, pending.size, every=True)
-    return None if rows is None else FewChanges(rows, committer.local)
+    return None if rows is None else FewChanges(rows, committer)
 
 
 @dataclass(frozen=True)
@@ -81,69 +79,72 @@ class FewChangesWriter:
     pending: PendingChanges
     end: int
 
-    @property
-    def local(self) -> LocalRecords:
-        """The committer."""
-        return self.few.local
-
     def apply(self) -> Applied:
         """Apply the changes after the last TRUNCATE: an append if all are INSERTs, else a MERGE."""
         add_costs(DRIVER, 1, self.few.rows.nbytes)
         changes = self._effective_changes(self.few.rows)
         if not (self.pending.count("update", "delete") or self.definition.soft_delete_columns):
-            return self._append(self._rows(changes, self.definition.names), changes.num_rows)
+            rows = self._rows(changes, self.definition.names)
+            return self._append(rows, {"inserted": rows.num_rows}, changes=bool(rows.num_rows))
         return self._merge_by_key(changes)
 
     def _effective_changes(self, changes: pa.Table) -> pa.Table:
-        # A slice that was transformed for an earlier copy may have changes that a later copy contains.
-        since = pc.greater_equal(changes["commit_lsn"], self.pending.since)
-        changes = changes.filter(pc.and_(since, pc.not_equal(changes["operation"], "truncate")))
-        if self.pending.truncated_at:
-            lsn, ordinal = self.pending.truncated_at
-            later = pc.and_(pc.equal(changes["commit_lsn"], lsn), pc.greater(changes["ordinal"], ordinal))
-            changes = changes.filter(pc.or_(pc.greater(changes["commit_lsn"], lsn), later))
-        return changes
+        return changes.filter(pa.array(self.pending.extent.effective_changes(changes)))
 
     def _merge_by_key(self, changes: pa.Table) -> Applied:
         """Merge the net change of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, struct_field(changes["new"], name).type) for name in columns])
-        of_key, slices = pa.schema([schema.field(name) for name in key]), pending.slice_ends
-        soft_delete_columns = self.definition.soft_delete_columns
+        of_key, soft_delete_columns = (
+            pa.schema([schema.field(name) for name in key]),
+            self.definition.soft_delete_columns,
+        )
         keyed = keyed_changes(
-            [changes], of_key, sorted(pending.unchanged), slices, 0, soft_delete_columns=soft_delete_columns
+            [changes],
+            of_key,
+            sorted(pending.unchanged),
+            pending.extent,
+            soft_delete_columns=soft_delete_columns,
         )
         assert keyed is not None
         present = self._present_keys(keyed)
-        net, _ = keyed.net_change(present)
+        before = present.mask(keyed.keys.num_rows)
+        net, _ = keyed.net_change(before)
         merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in soft_delete_columns])
-        source = self._merge_source(changes, schema, keyed, net, merge)
-        expected = int(np.count_nonzero(net.expected))
-        if (expected or soft_delete_columns) and not pending.truncated_at:
-            counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
-            soft_delete_counts = pending.row_counts(net, present) if soft_delete_columns else None
-            return merge_result(self.lake, self.path, pending, self.end, counts, expected, soft_delete_counts)
+        source = self._merge_source(changes, schema, keyed, present, net, merge)
+        counts = pending.row_counts(net, before)
+        if len(present.numbers):
+            commit = Commit(self.end, base=pending.head.version)
+            self.few.committer.merge(self.path, source, merge, commit)
+            return batch_result(self.lake, self.path, pending, self.end, **counts)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
-        return self._append(
-            pa.table({name: upserts[merge.values[name]] for name in columns}), upserts.num_rows
-        )
+        rows = pa.table({name: upserts[merge.values[name]] for name in columns})
+        return self._append(rows, counts, changes=bool(rows.num_rows or net.expected.any()))
 
-    def _present_keys(self, keyed: KeyedChanges) -> Mask:
-        """A mask of the keys that the replica has, as far as the changes depend on them."""
+    def _present_keys(self, keyed: KeyedChanges) -> PresentKeys:
+        """The rows of the replica that have one of the keys; none after a TRUNCATE."""
         if self.pending.truncated_at:
-            return np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        return keyed.present_keys(
+            return PresentKeys.none(keyed.keys)
+        return keyed.present(
             lambda keys: self.few.present_keys(self.path, keys, self.definition.deleted_column)
         )
 
     def _merge_source(
-        self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
+        self,
+        changes: pa.Table,
+        schema: pa.Schema,
+        keyed: KeyedChanges,
+        present: PresentKeys,
+        net: NetChange,
+        merge: Merge,
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
         of = merge_source(net, retain_ended=keyed.ended is not None)
         # A row that an UPDATE moved to another key takes values that were not sent from the replica's former row.
         bases = np.flatnonzero(of.base != NONE)
-        numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
+        numbers, base = self.few.committer.rows_of(
+            self.path, keyed.keys.take(pa.array(of.base[bases])), schema
+        )
         base_of = np.full(len(of.keys), NONE)
         base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
         rows = pa.concat_tables([self._rows(changes, schema.names), base])
@@ -160,14 +161,13 @@ class FewChangesWriter:
                 else values
             )
 
-        keys = keyed.keys.take(pa.array(of.keys))
+        keys = present.own(keyed.keys).take(pa.array(of.keys))
         return pa.table(
             {
                 **{k: keys[name] for name, k in merge.key.items()},
                 **{v: value(name) for name, v in merge.values.items()},
                 **{u: of.retains_value[name] for name, u in merge.unknown.items()},
                 "action": of.actions,
-                "expected": of.expected,
             }
         )
 
@@ -180,9 +180,10 @@ class FewChangesWriter:
         rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
         return self._stamp.apply(rows)
 
-    def _append(self, rows: pa.Table, count: int) -> Applied:
+    def _append(self, rows: pa.Table, counts: Mapping[str, int], *, changes: bool) -> Applied:
+        """Append rows, or replace the replica by them after a TRUNCATE; `changes` says whether there is anything to commit."""
         truncated = self.pending.truncated_at is not None
-        if count or truncated:
+        if changes or truncated:
             commit = Commit(self.end, overwrite=truncated, base=self.pending.head.version)
-            self.local.write(self.path, rows, commit)
-        return batch_result(self.lake, self.path, self.pending, self.end, inserted=count)
+            self.few.committer.write(self.path, rows, commit)
+        return batch_result(self.lake, self.path, self.pending, self.end, **counts)

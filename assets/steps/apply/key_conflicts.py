@@ -23,7 +23,6 @@ from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.replica_output import value_texts
-from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.lake import Lake
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
@@ -109,26 +108,25 @@ class ConflictSearch:
     def _read_few_changes(self) -> FewChanges | None:
         """The changes, if they are few and this process can read the replica's keys; otherwise None."""
         lake, size = self.lake, self.pending.size
-        committer = lake.policy.committer(self.path, self.definition.names, size)
-        if not isinstance(committer, InProcessCommitter):
+        committer = lake.policy.in_process(self.path, self.definition.names, size)
+        if committer is None:
             return None
         rows = lake.slice_rows(self.log, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, every=True)
-        return None if rows is None else FewChanges(rows, committer.local)
+        return None if rows is None else FewChanges(rows, committer)
 
     def _find_in_process(self, few: FewChanges) -> KeyConflict | None:
         """The first conflict of few changes, found in this process."""
         key, rows = self.definition.key, few.rows["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([few.rows], of_key, (), self.pending.slice_ends, self.pending.since)
+        keyed = keyed_changes([few.rows], of_key, (), self.pending.extent)
         assert keyed is not None
-        with self.lake.access.translate_errors(self.path):
-            deleted = self.definition.deleted_column
-            present = keyed.present_keys(lambda keys: few.present_keys(self.path, keys, deleted))
-        return keyed.net_change(present)[1]
+        deleted = self.definition.deleted_column
+        present = keyed.present(lambda keys: few.present_keys(self.path, keys, deleted))
+        return keyed.net_change(present.mask(keyed.keys.num_rows))[1]
 
     def _find_by_spark(self) -> KeyConflict | None:
         """The first conflict, found by Spark."""
         with self.lake.access.translate_errors(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed_changes()
-            return keyed.net_change(changes.present_keys(keyed))[1]
+            return keyed.net_change(changes.present(keyed).mask(keyed.keys.num_rows))[1]

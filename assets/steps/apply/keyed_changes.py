@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
-from pgsieve.decoding.changes.keys import key_numbers
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, places_of
+from pgsieve.decoding.changes.keys import PresentKeys, key_numbers
 from pgsieve.decoding.changes.metadata_columns import (
     Metadata,
     Stamp,
@@ -39,11 +40,7 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The index of an operation is its number in `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
-#: The columns that are read of a change, besides its rows and the names of its unchanged columns.
-PLACE_COLUMNS = ("slice", "number", "commit_lsn", "ordinal", "operation")
 _SORT_KEYS = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
-#: The lower bits of a place are the change's number in its slice; the bits above are the slice's number in the batch.
-_NUMBER_BITS = 56
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class KeyConflict:
 
 @dataclass(frozen=True)
 class KeyedChanges:
-    """The row changes of a batch in order. Keys are numbered; `keys` has the key of each number.
+    """The row changes of a batch in order. Keys are number_columns; `keys` has the key of each number.
 
     `places` and `commit_lsns` have an element per change. `truncates` has for each TRUNCATE the number of changes
     before it, `truncate_lsns` its commit LSN.
@@ -94,6 +91,12 @@ class KeyedChanges:
         return self.changes.lookup_masks(self.keys.num_rows)
 
     @property
+    def sought(self) -> Numbers:
+        """The keys that are looked up in the replica."""
+        expected, matters = self.lookups
+        return np.flatnonzero(expected | matters)
+
+    @property
     def first_effective(self) -> int:
         """The number of changes before the last TRUNCATE; the changes from this number on are effective."""
         return self.truncates[-1] if self.truncates else 0
@@ -101,24 +104,23 @@ class KeyedChanges:
     @property
     def since_truncate(self) -> KeyChanges:
         """The changes after the last TRUNCATE."""
-        return self._slice(self.first_effective, len(self.places))
+        return self._file_changes(self.first_effective, len(self.places))
 
-    def _slice(self, begin: int, end: int) -> KeyChanges:
+    def _file_changes(self, begin: int, end: int) -> KeyChanges:
         every, part = self.changes, slice(begin, end)
         sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
         return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
 
-    def present_keys(self, lookup: Callable[[pa.Table], Numbers]) -> Mask:
-        """A mask of the keys that the replica has, with one more element for "no key"; other keys are not looked up.
+    def present(self, lookup: Callable[[pa.Table], PresentKeys]) -> PresentKeys:
+        """The rows of the replica that have one of the keys, as far as they make a difference.
 
-        `lookup` gets a table of keys, and returns the row numbers of those that the replica has.
+        `lookup` gets a table of keys, and returns the rows that have them.
         """
-        expected, matters = self.lookups
-        wanted = np.flatnonzero(matters if self.ended is None else matters | expected)
-        present = np.zeros(self.keys.num_rows + 1, np.bool_)
-        if len(wanted):
-            present[wanted[lookup(self.keys.take(pa.array(wanted)))]] = True
-        return present
+        wanted = self.sought
+        if not len(wanted):
+            return PresentKeys.none(self.keys)
+        present = lookup(self.keys.take(pa.array(wanted)))
+        return replace(present, numbers=wanted[present.numbers])
 
     def ended_metadata(self, ended: Numbers, stamp: Stamp) -> pa.Table:
         """The metadata of rows, given the numbers of the changes that end them; NULL for NONE.
@@ -143,25 +145,12 @@ class KeyedChanges:
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
             net, conflicting = net_changes(
-                self._slice(begin, end), present, retain_ended=self.ended is not None
+                self._file_changes(begin, end), present, retain_ended=self.ended is not None
             )
             if conflict is None and conflicting is not None:
                 conflict = self._conflict(begin + conflicting)
             present = np.zeros_like(present)
         return net, conflict
-
-
-def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
-    """The places of changes in the slices that end at `slices`; -1 for changes of other slices."""
-    # A TRUNCATE has no number. It gets the highest one, which no change has.
-    slice_of, number = (
-        np.asarray(changes["slice"]),
-        np.asarray(changes["number"].fill_null((1 << _NUMBER_BITS) - 1)),
-    )
-    places = np.full(len(slice_of), -1, np.int64)
-    for turn, end in enumerate(slices):
-        places = np.where(slice_of == end, (turn << _NUMBER_BITS) + number, places)
-    return places
 
 
 @dataclass(frozen=True)
@@ -210,20 +199,21 @@ def keyed_changes(
     changes: Iterable[pa.Table],
     keys: pa.Schema,
     unsent: Sequence[str],
-    slices: Sequence[int],
-    since: int,
+    extent: Extent,
     max_bytes: int | None = None,
     soft_delete_columns: Metadata = (),
 ) -> KeyedChanges | None:
-    """The row changes that committed at or after `since`; None if they need more than `max_bytes` of memory.
+    """The row changes of a change history within an extent; None if their keys have more bytes.
 
     `keys` has the names and types of the key's columns, `unsent` the columns that some change did not send.
     `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows, else empty.
     """
-    empty, size = _empty_changes(keys, soft_delete_columns), 0
-    parts = [_file_changes(empty, keys, unsent, slices, since, soft_delete_columns)]
+    parts, size = (
+        [_file_changes(_empty_changes(keys, soft_delete_columns), keys, unsent, extent, soft_delete_columns)],
+        0,
+    )
     for part in changes:
-        parts.append(_file_changes(part, keys, unsent, slices, since, soft_delete_columns))
+        parts.append(_file_changes(part, keys, unsent, extent, soft_delete_columns))
         size += parts[-1].nbytes
         if max_bytes is not None and size > max_bytes:
             return None
@@ -261,12 +251,11 @@ def _file_changes(
     changes: pa.Table,
     keys: pa.Schema,
     unsent: Sequence[str],
-    slices: Sequence[int],
-    since: int,
+    extent: Extent,
     soft_delete_columns: Metadata,
 ) -> _FileChanges:
-    places, lsns = places_of(changes, slices), np.asarray(changes["commit_lsn"])
-    concerned, truncate = (places >= 0) & (lsns >= since), pc.equal(changes["operation"], "truncate")
+    places, lsns = places_of(changes, extent.slices), np.asarray(changes["commit_lsn"])
+    concerned, truncate = extent.within(changes), pc.equal(changes["operation"], "truncate")
     placed = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
     truncates = changes.select(placed).filter(pc.and_(truncate, pa.array(concerned)))
     concerned &= ~np.asarray(truncate)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.keyed_changes import PLACE_COLUMNS, KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
 from pgsieve.decoding.changes.multiset import (
     MultisetChange,
     mask_first,
@@ -64,14 +65,14 @@ class _DigestTask:
 
 @dataclass(frozen=True)
 class KeylessChanges:
-    """A batch's changes after its last TRUNCATE. Distinct rows are numbered; their digests are the keys of `rows`."""
+    """A batch's changes after its last TRUNCATE. Distinct rows are number_columns; their digests are the keys of `rows`."""
 
     rows: KeyedChanges
 
     @classmethod
-    def of(cls, digests: pa.Table, slices: Sequence[int], since: int) -> "KeylessChanges":
-        """The changes that committed at or after `since`, from a table of changes with digests."""
-        keyed = keyed_changes([digests], DIGEST_SCHEMA, (), slices, since)
+    def of(cls, digests: pa.Table, extent: Extent) -> "KeylessChanges":
+        """The changes of a change history within an extent."""
+        keyed = keyed_changes([digests], DIGEST_SCHEMA, (), extent)
         assert keyed is not None
         return cls(keyed)
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructType
 
-from pgsieve.assets.steps.apply.equal_rows import same_row_sql
 from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_reserved_columns
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
@@ -18,11 +18,30 @@ from pgsieve.resources.work import add_costs, engine_of
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
-    """The clauses that delete and insert rows in a table without a key; `source` has the columns `action` and `row`.
+    """The MERGE of deleted and inserted rows into a table without a key: `action` is delete or insert, `row` the row.
 
-    `action` is `delete` or `insert`.
+    It finds the rows that have the very values of a deleted row. Which rows go is decided before, by their digests
+    (`pgsieve.decoding.changes.digests`).
     """
-    return keyless_clauses(same_row_sql(source, "row", "t", "s.row"), columns)
+    kind = source.schema["row"].dataType
+    assert isinstance(kind, StructType)
+    conditions = []
+    for each in kind:
+        sides = [f"{side}.{quoted(each.name)}" for side in ("t", "s.row")]
+        # To Spark 0.0 and -0.0 are one value, but their texts differ.
+        if (text := _as_text(each.dataType)) is not None:
+            sides = [f"cast({side} as {text})" for side in sides]
+        conditions.append(" <=> ".join(sides))
+    return keyless_clauses(" and ".join(conditions) or "true", columns)
+
+
+def _as_text(kind: DataType) -> str | None:
+    """The type of the text of floating-point numbers; None for other types."""
+    if isinstance(kind, FloatType | DoubleType):
+        return "string"
+    if isinstance(kind, ArrayType) and _as_text(kind.elementType):
+        return "array<string>"
+    return None
 
 
 def merge_by_spark(

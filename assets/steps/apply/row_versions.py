@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables, lacking_changes
-from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, may_have_former_key
+from pgsieve.assets.steps.apply.by_files import RowsTask, may_have_former_key
+from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, Validity
 from pgsieve.assets.steps.apply.completion import NetRows, completions
 from pgsieve.assets.steps.apply.damaged import IntactVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
@@ -33,6 +34,7 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, insert_deletes, row_versions
 from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
@@ -242,7 +244,7 @@ class VersionsWriter:
         keys = pa.schema([table.columns.field(name) for name in table.definition.key])
         unsent = sorted(pending.unchanged)
         stored = stored_changes(table.lake.store, files, keys, unsent)
-        keyed = keyed_changes(stored, keys, unsent, pending.slice_ends, self.since)
+        keyed = keyed_changes(stored, keys, unsent, Extent(pending.slice_ends, self.since))
         assert keyed is not None
         return keyed
 
@@ -261,15 +263,13 @@ class VersionsWriter:
 
     def _present_versions(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """The present versions of the keys, by file."""
-        path, lake = self.table.path, self.table.lake
+        path, committer = self.table.path, self._stored.committer
         expected, matters = keyed.lookups
         # A present row of a key is expected by its first change, except after an UPDATE that moved a missing row.
         among = (expected, matters) if keyed.changes.is_move.any() else (expected,)
-        with lake.access.translate_errors(path):
-            local = self._stored.committer.local
-            matches = local.matches(path, keyed.keys, among, None, VALID_TO_LSN)
-            assert matches is not None
-            return present_rows(local, path, matches)
+        matches = committer.key_matches(path, keyed.keys, among, None, VALID_TO_LSN)
+        assert matches is not None
+        return present_rows(committer, path, matches)
 
     def _ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
         """The present versions that end, by file, and the numbers of the commits that end them."""
@@ -280,8 +280,7 @@ class VersionsWriter:
             return matches, [ends[match.keys] for match in matches]
         of_keys = {match.name: match for match in outcome.matches}
         every, until = list[FileMatches](), list[Numbers]()
-        with self.table.lake.access.translate_errors(self.table.path):
-            every += present_rows(self._stored.committer.local, self.table.path)
+        every += present_rows(self._stored.committer, self.table.path)
         for match in every:
             # Keys without a change end with the first TRUNCATE.
             ended = np.full(len(match.rows), outcome.truncated, np.int64)
@@ -318,9 +317,8 @@ class VersionsWriter:
             read = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):
                 parts = divide_groups(groups, runner.number)
-                of_changes = ChosenRows(
-                    self.pending.slice_ends, self.since, stamp, kept, completed, validity=validity
-                )
+                extent = Extent(self.pending.slice_ends, self.since)
+                of_changes = ChosenRows(extent, stamp, kept, completed, validity=validity)
                 task = RowsTask(
                     lake.store, table.path, table.columns, table.schema, size, (), (), parts, of_changes
                 )

@@ -1,29 +1,37 @@
 """A batch's changes as Spark reads them: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: a change history and a replica that only Spark can read. Out: the keys, from which the driver computes the net
-change (`pgsieve.decoding.changes.net_change`), and a DataFrame with the source of a MERGE. Raises Spark's errors.
+In: the change history and the replica, where only Spark can read them. Out: the keys, whose outcome the
+driver computes (`pgsieve.decoding.changes.net_change`), and a DataFrame with the source of a MERGE. Functions on Arrow
+batches choose the rows and compare their keys; Spark joins rows only by numbers. Raises Spark's errors.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import StructType
 
 from pgsieve.assets.steps.apply.applied import PendingChanges
-from pgsieve.assets.steps.apply.keyed_changes import PLACE_COLUMNS, KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.chosen_rows import ChosenRows
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.apply.keyless_changes import DIGEST_COLUMNS, KeylessChanges
-from pgsieve.assets.steps.records.columns import field, living_rows, order
+from pgsieve.assets.steps.records.columns import field, struct_ddl
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS
+from pgsieve.decoding.changes.keys import PresentKeys, SoughtKeys, has_bounds
 from pgsieve.decoding.changes.merge_source import merge_source
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, lives
+from pgsieve.decoding.changes.net_change import NONE, NetChange, Numbers
+from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quoted
-from pgsieve.resources.lake.executors import spark_schema
+from pgsieve.resources.lake.executors import arrow_schema, spark_schema
 from pgsieve.resources.lake.lake import Lake
 
 #: The net change of up to this many changes is broadcast to all executors.
@@ -42,31 +50,26 @@ class SparkChanges:
     definition: Definition
     pending: PendingChanges
 
-    def _stored_changes(self) -> DataFrame:
-        """The changes that the copy lacks. A slice that was transformed for an earlier copy may have others."""
-        rows = self.lake.read_slices(self.log, self.pending.slice_ends, every=True)
-        return rows.where(F.col("commit_lsn") >= self.pending.since)
+    @cached_property
+    def _stamp(self) -> Stamp:
+        """The time at which all rows of the batch are applied."""
+        return Stamp(self.definition.metadata_column(APPLIED_AT))
 
-    def effective_changes(self) -> DataFrame:
-        """The changes of rows after the last TRUNCATE; all of them if the replica keeps deleted rows."""
-        rows = self._stored_changes().where("operation <> 'truncate'")
-        stamp = self._stamp
-        if stamp.column is not None:
-            now = F.lit(stamp.time.isoformat()).cast("timestamp")
-            applied = F.col("new").withField(stamp.column, now)
-            rows = rows.withColumn("new", F.when(F.col("new").isNotNull(), applied))
-        if self.pending.truncated_at is None or self.definition.soft_delete_columns:
-            return rows
-        return rows.where(order() > F.struct(*(F.lit(n).cast("bigint") for n in self.pending.truncated_at)))
+    def _stored_changes(self) -> DataFrame:
+        return self.lake.read_slices(self.log, self.pending.slice_ends, every=True)
+
+    def inserted(self) -> DataFrame:
+        """The rows of the effective INSERTs."""
+        chosen = ChosenRows(self.pending.extent, self._stamp)
+        return self._placed(chosen, "new").select("row.*")
 
     def keyed_changes(self) -> KeyedChanges:
         """The changes by key."""
         key = self.definition.key
 
         def side(name: str) -> Column:
-            return F.when(F.col(name).isNotNull(), F.struct(*(field(name, n).alias(n) for n in names))).alias(
-                name
-            )
+            fields = F.struct(*(field(name, n).alias(n) for n in names))
+            return F.when(F.col(name).isNotNull(), fields).alias(name)
 
         kept = self.definition.soft_delete_columns
         placed = [*PLACE_COLUMNS, "unchanged", *(["commit_time"] if kept else [])]
@@ -74,8 +77,9 @@ class SparkChanges:
         changes = self._stored_changes().select(*placed, side("new"), side("old")).toArrow()
         rows = changes.schema.field("new").type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        unsent, ends = sorted(self.pending.unchanged), self.pending.slice_ends
-        keyed = keyed_changes([changes], of_key, unsent, ends, 0, soft_delete_columns=kept)
+        keyed = keyed_changes(
+            [changes], of_key, sorted(self.pending.unchanged), self.pending.extent, soft_delete_columns=kept
+        )
         assert keyed is not None
         return keyed
 
@@ -91,7 +95,7 @@ class SparkChanges:
             .select(*DIGEST_COLUMNS.names)
             .mapInArrow(digests, spark_schema(DIGEST_COLUMNS))
         )
-        return KeylessChanges.of(changes.toArrow(), self.pending.slice_ends, 0)
+        return KeylessChanges.of(changes.toArrow(), self.pending.extent)
 
     def count_rows(self, sought: WantedDigests) -> Numbers:
         """The number of the replica's rows of each digest."""
@@ -113,101 +117,92 @@ class SparkChanges:
 
     def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
         """The old or new rows (`side`) of the changes at some places, as the column `row`, each as often as `times` says."""
-        names = self.definition.names
-        wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
-        row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")
-        rows = self.effective_changes().where(F.col(side).isNotNull())
-        placed = rows.select(place_of(self.pending.slice_ends).alias("place"), row)
-        few = len(places) <= BROADCAST_ROWS
-        chosen = placed.join(F.broadcast(wanted) if few else wanted, F.col("place") == F.col("wanted"))
-        return chosen.select("row", F.explode(F.sequence(F.lit(1), F.col("times").cast("int")))).select("row")
+        order = np.argsort(places)
+        stamp = self._stamp if side == "new" else Stamp(None)
+        chosen = ChosenRows(self.pending.extent, stamp, places[order], side=side)
+        return self._placed(chosen, side, times[order]).select("row")
 
-    def present_keys(self, keyed: KeyedChanges) -> Mask:
-        """A mask of the keys that the replica has, as in `KeyedChanges.present`."""
-        return keyed.present_keys(self._present_keys)
+    def _placed(self, chosen: ChosenRows, side: str, times: Numbers | None = None) -> DataFrame:
+        """The chosen rows as the column `row`, with the places of their changes; repeated as `times` says."""
+        row = f"place bigint, row {struct_ddl(self.definition.columns)}"
+        schema = arrow_schema(self.lake.spark.createDataFrame([], row).schema)
+        made = partial(_placed, chosen, schema, times)
+        return self._stored_changes().select(*PLACE_COLUMNS, side).mapInArrow(made, row)
 
-    def living_rows(self) -> DataFrame:
-        """The rows of the replica that are not marked as deleted."""
-        return living_rows(self.lake.current(self.path), self.definition.deleted_column)
+    def present(self, keyed: KeyedChanges) -> PresentKeys:
+        """The rows of the replica that have keys of the changes, as far as they make a difference."""
+        return keyed.present(self._present_keys)
 
-    def _present_keys(self, keys: pa.Table) -> Numbers:
-        names = [f"k{i}" for i in range(keys.num_columns)]
-        types = dict(self.definition.columns)
-        near = self.living_rows().select(
-            *(F.col(quoted(k)).alias(n) for n, k in zip(names, keys.column_names, strict=True))
+    def _present_keys(self, keys: pa.Table) -> PresentKeys:
+        rows = self._with_keys(keys, np.arange(keys.num_rows), ()).toArrow()
+        own = conform(
+            rows.select(_labels("k", keys.column_names)).rename_columns(keys.column_names), keys.schema
         )
-        for name, column in zip(names, keys.column_names, strict=True):
-            if types[column] in _LITERAL_TYPES:
-                values = sorted({value for value in keys[column].to_pylist() if value is not None})
-                if values:
-                    near = near.where(F.col(name).between(F.lit(values[0]), F.lit(values[-1])))
-        wanted = keys.rename_columns(names).append_column("key", pa.array(np.arange(keys.num_rows)))
-        present = self.lake.spark.createDataFrame(wanted).join(near, names, "left_semi").select("key")
-        return np.asarray(present.toArrow()["key"]).astype(np.int64)
+        return PresentKeys(np.asarray(rows["number"]).astype(np.int64), own, np.asarray(rows["lives"]))
 
-    def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
-        """The net change as the source of a MERGE; `merge` has its columns.
+    def _with_keys(self, keys: pa.Table, numbers: Numbers, values: Sequence[str]) -> DataFrame:
+        """The rows of the replica with some keys: their `number`, whether a row `lives`, its key k0, … and values v0, …."""
+        rows = self._replica(keys, values)
+        kinds = {each.name: each for each in rows.schema}
+        shown = [*_labels("k", keys.column_names), *_labels("v", values)]
+        added = spark_schema(pa.schema([("number", pa.int64()), ("lives", pa.bool_())]))
+        schema = StructType([*added, *(kinds[name] for name in shown)])
+        return rows.mapInArrow(_KeyedRows.of(keys, numbers, shown).present, schema)
 
-        The DataFrame `decided` has a row per key, with these columns besides those of `merge`:
+    def _replica(self, keys: pa.Table, values: Sequence[str] = (), *, bounded: bool = True) -> DataFrame:
+        """The rows of the replica that may have some keys: the columns k0, … of the key, v0, … and `deleted`."""
+        names, types = keys.column_names, dict(self.definition.columns)
+        columns = [F.col(quoted(name)).alias(k) for name, k in zip(names, _labels("k", names), strict=True)]
+        columns += [
+            F.col(quoted(name)).alias(v) for name, v in zip(values, _labels("v", values), strict=True)
+        ]
+        if (deleted_column := self.definition.deleted_column) is not None:
+            columns.append(F.col(quoted(deleted_column)).alias(_DELETED))
+        rows = self.lake.current(self.path).select(*columns)
+        # The function compares the keys. These conditions only let Spark skip files by their statistics.
+        for name, k in zip(names, _labels("k", names), strict=True) if bounded else ():
+            if types[name] in _LITERAL_TYPES and has_bounds(keys[name].type):
+                bounds = pc.min_max(keys[name])
+                if bounds["min"].is_valid:
+                    rows = rows.where(
+                        F.col(k).between(F.lit(bounds["min"].as_py()), F.lit(bounds["max"].as_py()))
+                    )
+        return rows
 
-        - `last`: the place of the change that has the new row
-        - `s0`, `s1`, …: for each column that some change did not send, the place of the change that has its value
-        - `b0`, `b1`, …: the former key of a row that was moved; the replica's row of that key has values not sent
-        - `e0`, `e1`, …: the metadata of an ended row
+    def merge_source(
+        self, keyed: KeyedChanges, present: PresentKeys, net: NetChange, merge: Merge
+    ) -> DataFrame:
+        """The net change as the source of a MERGE: `merge` has its columns.
+
+        The DataFrame of the decided keys has more columns. `last` is the place of the change with the row. `s0`, …
+        are the places of the changes that sent the columns which some change left out. If no change sent a value, a
+        row that comes from another key takes it from the replica's row of the key with the number `base`. `e0`, … are
+        the metadata of a row that has ended.
         """
-        key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
-        endings = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.soft_delete_columns)}
-        of, places = (
-            merge_source(net, retain_ended=keyed.ended is not None),
-            np.append(keyed.places[keyed.first_effective :], 0),
-        )
+        unsent, endings = sorted(merge.unknown), _endings(self.definition)
+        of, own = merge_source(net, retain_ended=keyed.ended is not None), present.own(keyed.keys)
+        places = np.append(keyed.places[keyed.first_effective :], 0)
         metadata = keyed.ended_metadata(of.ended, self._stamp)
 
         def place(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
 
-        bases = pa.array(np.where(of.base == NONE, 0, of.base), mask=of.base == NONE)
         table = pa.table(
             {
-                **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
-                **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(key)},
+                **{k: own[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
+                "base": pa.array(of.base, mask=of.base == NONE),
                 **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
                 **{merge.unknown[name]: of.retains_value[name] for name in unsent},
                 "last": place(of.last),
                 **{e: metadata[name] for name, e in endings.items()},
                 "is_ended": of.ended != NONE,
                 "action": of.actions,
-                "expected": of.expected,
             }
         )
-        has_bases = bool((of.base != NONE).any())
         decided = self.lake.spark.createDataFrame(table)
-        changes = self.effective_changes().where("new is not null")
-        placed = changes.select(place_of(self.pending.slice_ends).alias("place"), "new")
-        few = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
-        rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
-        values = {name: field("new", name) for name in columns}
-        if has_bases:
-            unsent_values = F.struct(*(F.col(quoted(n)).alias(n) for n in unsent)).alias("whole")
-            base = self.lake.current(self.path).select(
-                *(F.col(quoted(k)).alias(f"r{i}") for i, k in enumerate(key)), unsent_values
-            )
-            same = [F.col(f"b{i}") == F.col(f"r{i}") for i in range(len(key))]
-            rows = rows.join(base, same, "left")
-        for i, name in enumerate(unsent):
-            sent = placed.select(F.col("place").alias(f"p{i}"), field("new", name).alias(f"sent{i}"))
-            rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
-            present_value = field("whole", name) if has_bases else F.lit(None)
-            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(present_value)
-        for name, e in endings.items():
-            values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
-        changed = rows.select(
-            *merge.key.values(),
-            *(values[name].alias(v) for name, v in merge.values.items()),
-            *merge.unknown.values(),
-            "action",
-            "expected",
-        )
+        sent = np.concatenate([of.last, *of.sent.values()])
+        bases = np.unique(of.base[of.base != NONE])
+        changed = self._changed(decided, np.unique(places[sent[sent != NONE]]), keyed.keys, bases, merge)
         ended = {
             v: F.col(endings[name]) if name in endings else F.lit(None) for name, v in merge.values.items()
         }
@@ -216,36 +211,128 @@ class SparkChanges:
             *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
             *merge.unknown.values(),
             "action",
-            "expected",
         )
         source = changed.unionByName(ended_only)
-        return (
-            source
-            if keyed.emptied is None
-            else source.unionByName(self._truncated_rows(keyed.emptied, source, merge))
+        if keyed.emptied is None:
+            return source
+        others = keyed.keys.take(pa.array(of.keys))
+        return source.unionByName(self._truncated_rows(keyed.emptied, others, source, merge))
+
+    def _changed(
+        self, decided: DataFrame, places: Numbers, keys: pa.Table, bases: Numbers, merge: Merge
+    ) -> DataFrame:
+        """The decided keys that have a row from one of the changes at these places, with the row's values."""
+        unsent, endings = sorted(merge.unknown), _endings(self.definition)
+        placed = self._placed(ChosenRows(self.pending.extent, self._stamp, places), "new")
+        few = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
+        rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
+        values = {name: field("row", name) for name in self.definition.names}
+        if len(bases):
+            base = self._with_keys(keys.take(pa.array(bases)), bases, unsent)
+            base = base.select("number", *(F.col(v).alias(f"w{v}") for v in _labels("v", unsent)))
+            rows = rows.join(base, F.col("base") == F.col("number"), "left")
+        for i, name in enumerate(unsent):
+            sent = placed.select(F.col("place").alias(f"p{i}"), field("row", name).alias(f"sent{i}"))
+            rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
+            kept = F.col(f"wv{i}") if len(bases) else F.lit(None)
+            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
+        for name, e in endings.items():
+            values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
+        return rows.select(
+            *merge.key.values(),
+            *(values[name].alias(v) for name, v in merge.values.items()),
+            *merge.unknown.values(),
+            "action",
         )
 
-    def _truncated_rows(self, ended: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
-        """The rows of the replica that a TRUNCATE ends, except the keys in `others`; `ended` is their metadata."""
+    def _truncated_rows(self, ended: pa.Table, keys: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
+        """The living rows that a TRUNCATE ends, except those with `keys`, which are in `others`; `ended` is their metadata."""
         (metadata,) = self._stamp.apply(ended).to_pylist()
-        living = self.living_rows().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
+        rows = self._replica(keys, bounded=False)
+        shown = _labels("k", keys.column_names)
+        schema = StructType([each for each in rows.schema if each.name in shown])
+        living = rows.mapInArrow(_KeyedRows.of(keys, np.arange(keys.num_rows), shown).others, schema)
         values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
-        return living.join(others, list(merge.key.values()), "left_anti").select(
-            *merge.key.values(),
+        return living.select(
+            *(F.col(k).alias(merge.key[name]) for name, k in zip(keys.column_names, shown, strict=True)),
             *(value.cast(others.schema[v].dataType).alias(v) for v, value in values.items()),
             *(F.lit(False).alias(u) for u in merge.unknown.values()),
             F.lit("end").alias("action"),
-            F.lit(True).alias("expected"),
         )
 
-    @property
-    def _stamp(self) -> Stamp:
-        return Stamp(self.definition.metadata_column(APPLIED_AT))
+
+#: The column that says whether a row of the replica is deleted.
+_DELETED = "deleted"
 
 
-def place_of(slices: Sequence[int]) -> Column:
-    """The place of a change in the slices that end at `slices`, as in `keyed_changes.places_of`."""
-    turn = F.lit(0).cast("bigint")
-    for i, end in enumerate(slices[1:], 1):
-        turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)
-    return F.shiftleft(turn, 56) + F.col("number")
+@dataclass(frozen=True)
+class _KeyedRows:
+    """Finds rows of a replica by their keys, batch by batch; the batches have the columns of `SparkChanges._replica`.
+
+    `numbers` are the numbers of the sought keys. `shown` are the columns that are passed on. It is sent to executors.
+    """
+
+    sought: SoughtKeys
+    numbers: Numbers
+    shown: Sequence[str]
+
+    @classmethod
+    def of(cls, keys: pa.Table, numbers: Numbers, shown: Sequence[str]) -> "_KeyedRows":
+        """The search for keys with these numbers."""
+        labelled = keys.rename_columns(_labels("k", keys.column_names))
+        return cls(SoughtKeys.of(labelled), numbers, shown)
+
+    def present(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows with one of the keys: the number of the key, whether the row lives, and its columns."""
+        for batch in batches:
+            row, key = self._within(batch)
+            chosen = batch.take(pa.array(row))
+            columns = [pa.array(self.numbers[key]), _lives(chosen), *(chosen.column(n) for n in self.shown)]
+            yield pa.RecordBatch.from_arrays(columns, ["number", "lives", *self.shown])
+
+    def others(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The living rows with none of the keys."""
+        for batch in batches:
+            living = np.array(_lives(batch))
+            living[self._within(batch)[0]] = False
+            yield batch.filter(pa.array(living)).select(list(self.shown))
+
+    def _within(self, batch: pa.RecordBatch) -> tuple[Numbers, Numbers]:
+        keys = self.sought.keys
+        rows = pa.Table.from_batches([batch]).select(keys.column_names)
+        return self.sought.within(conform(rows, keys.schema))
+
+
+def _lives(rows: pa.RecordBatch) -> pa.BooleanArray:
+    return lives(rows, _DELETED if _DELETED in rows.schema.names else None)
+
+
+def _placed(
+    chosen: ChosenRows, schema: pa.Schema, times: Numbers | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The chosen rows of some changes, with their places; `times` says how often, in the order of the places."""
+    kind = schema.field("row").type
+    for batch in batches:
+        if (placed := chosen.placed(_reader(batch), kind)) is None:
+            continue
+        places, rows = placed
+        if times is not None and chosen.kept is not None:
+            again = np.repeat(np.arange(len(places)), times[np.searchsorted(chosen.kept, places)])
+            places, rows = places[again], rows.take(pa.array(again))
+        row = pa.StructArray.from_arrays(rows.columns, fields=list(kind))
+        yield pa.RecordBatch.from_arrays([pa.array(places), row], schema=schema)
+
+
+def _reader(batch: pa.RecordBatch) -> Callable[[Sequence[str]], pa.Table]:
+    rows = pa.Table.from_batches([batch])
+    return lambda names: rows.select(list(names))
+
+
+def _labels(letter: str, names: Sequence[str]) -> list[str]:
+    """Names of columns that mapInArrow takes for no path: it misreads names with dots."""
+    return [f"{letter}{number}" for number in range(len(names))]
+
+
+def _endings(definition: Definition) -> dict[str, str]:
+    """The columns of decided keys with the metadata of ended rows, by the metadata columns."""
+    return {name: f"e{i}" for i, (name, _) in enumerate(definition.soft_delete_columns)}

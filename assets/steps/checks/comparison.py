@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.checks.difference import differing_rows, few_differing_rows
-from pgsieve.assets.steps.checks.segments import replica_checksums, replica_rows
+from pgsieve.assets.steps.checks.segments import living_rows, replica_checksums, replica_rows
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
     SelectedRows,
@@ -26,7 +26,6 @@ from pgsieve.assets.steps.initial_sync.rows import (
     copied_rows,
     replica_schema,
 )
-from pgsieve.assets.steps.records.columns import living_rows
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_column, select_living
 from pgsieve.decoding.checksums.segments import (
@@ -40,7 +39,6 @@ from pgsieve.decoding.checksums.segments import (
 )
 from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
@@ -136,8 +134,8 @@ class TableSides:
         return metadata_column(self.soft_delete_columns, DELETED)
 
     def _replica(self) -> DataFrame:
-        rows = living_rows(self.lake.as_of(self.path, self.version), self._deleted_column)
-        return rows.select(*(F.col(quoted(c.name)) for c in self.columns))
+        rows = self.lake.as_of(self.path, self.version)
+        return living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
     def _local_reader(self, size: int) -> LocalRecords | None:
         """The reader of the replica for `size` bytes in this process; None if they are too many, or only Spark reads them."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.checks.segments import living_rows
 from pgsieve.assets.steps.records.catalogs import Catalogs
-from pgsieve.assets.steps.records.columns import living_rows
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
@@ -30,8 +29,8 @@ from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.replica_output import value_texts
-from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
@@ -182,9 +181,7 @@ class _FilteredReplica:
                 )
                 examined = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
             else:
-                rows = living_rows(lake.current(path), deleted).select(
-                    *(F.col(quoted(name)) for name in stored.names)
-                )
+                rows = number_columns(living_rows(lake.current(path), stored.names, deleted))
                 examined = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
         count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
         keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())

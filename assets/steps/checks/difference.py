@@ -1,60 +1,72 @@
 """Subscriber consistency: expected rows and replica rows -> the rows that one side has more often.
 
-Both sides are multisets of typed rows. NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL. Rows
-are compared, not their hashes. Spark and, for few rows, Arrow give the same result: the columns c0, c1, … in the
-replica's order, and `count`, which is > 0 for rows that the replica lacks, and < 0 for rows that it has too often.
+Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in
+PostgreSQL. The comparison is exact: it compares rows, not their hashes. Spark and, for few rows, Arrow give
+the same result: columns c0, c1, ... in the replica's order, and `count`. `count` is > 0 for rows missing from
+the replica, and < 0 for rows that it has too often. Spark groups rows by the bytes that a function on Arrow batches
+gives them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from pgsieve.assets.steps.apply.equal_rows import exact_values
+from pgsieve.decoding.changes.digests import encoded_rows
 from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.spark_writes import number_columns
+
+#: The column with the bytes of a row.
+_OCTETS = "octets"
 
 
 def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
     """The rows that one side has more often than the other, by Spark."""
-
-    def side(frame: DataFrame, sign: int) -> DataFrame:
-        return frame.select(
-            *(F.col(quoted(name)).alias(f"c{i}") for i, name in enumerate(columns)),
-            F.lit(sign).alias("count"),
-        )
-
-    grouping = [f"c{i}" for i in range(len(columns))]
-    return (
-        side(expected, 1)
-        .unionByName(side(replica, -1))
-        .groupBy(*grouping)
-        .agg(F.sum("count").alias("count"))
-        .where("count <> 0")
-    )
+    counts = _counted(expected, replica, columns, one_zero=True)
+    return counts.select("row.*", (F.col("expected") - F.col("actual")).alias("count")).where("count <> 0")
 
 
 def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
     """The rows that the sides have in different numbers: `row`, `expected` and `actual`. Here -0.0 differs from 0.0."""
+    counts = _counted(expected, replica, columns, one_zero=False).where("expected <> actual")
+    row = F.struct(*(F.col(f"row.c{i}").alias(name) for i, name in enumerate(columns)))
+    return counts.select(row.alias("row"), "expected", "actual")
+
+
+def _counted(expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
+    """Each distinct `row` (the columns c0, c1, …), and how often each side has it."""
 
     def side(frame: DataFrame, is_replica: int) -> DataFrame:
-        row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
-        return frame.select(
-            row.alias("row"), F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
-        )
+        rows = _encode(frame, columns, one_zero=one_zero)
+        row = F.struct(*(f"c{i}" for i in range(len(columns))))
+        counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
+        return rows.select(_OCTETS, row.alias("row"), *counts)
 
     both = side(expected, 0).unionByName(side(replica, 1))
-    return (
-        both.groupBy(*exact_values(both, "row"))
-        .agg(
-            F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
-        )
-        .where("expected <> actual")
-        .select("row", "expected", "actual")
+    return both.groupBy(_OCTETS).agg(
+        F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
     )
+
+
+def _encode(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
+    """The columns c0, c1, … of rows, and their bytes."""
+    # mapInArrow needs a column, also of rows without any.
+    plain = number_columns(
+        frame.select(*(F.col(quoted(name)) for name in columns), F.lit(None).cast("boolean"))
+    )
+    names = plain.columns
+
+    def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            octets = encoded_rows(batch, one_zero=one_zero).cast(pa.binary())
+            yield pa.RecordBatch.from_arrays([*batch.columns, octets], [*names, _OCTETS])
+
+    return plain.mapInArrow(encoded, StructType([*plain.schema, StructField(_OCTETS, BinaryType())]))
 
 
 def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:

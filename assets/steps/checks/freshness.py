@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -134,12 +133,10 @@ def unread_since(
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     """The time of the first commit in the change log from an LSN on."""
-    slices = lake.records.slices(ChangeLog(lake, feed).path, applied)
-    if lake.local is not None:
-        least = slices and lake.local.least(ChangeLog(lake, feed).path, "commit_time", f"slice = {slices[0]}")
-        return least.astimezone(UTC) if least else None
-    row = lake.read_slices(ChangeLog(lake, feed).path, slices[:1]).agg(F.min("commit_time")).first()
-    return None if row is None or row[0] is None else row[0].astimezone(UTC)
+    path = ChangeLog(lake, feed).path
+    slices = lake.records.slices(path, applied)
+    first = lake.bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
+    return None if first is None else first.astimezone(UTC)
 
 
 def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
@@ -184,7 +181,6 @@ def _earliest_unread(
 
     A process that reads the slot writes it within ten seconds, even without changes.
     """
-    if current_lsn(connection) <= durable or lake.local is None:
+    if current_lsn(connection) <= durable:
         return None
-    with lake.access.translate_errors(path := ChangeLog(lake, feed).path):
-        return lake.local.written_at(path)
+    return lake.written_at(ChangeLog(lake, feed).path)

@@ -3,18 +3,35 @@
 Executors hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and send only checksums to the driver.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.decoding.changes.metadata_columns import lives
 from pgsieve.decoding.checksums.segments import Checksums, ChosenSegments, RowHash
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.spark_writes import number_columns
 
 #: A sum of 64-bit hashes is in two halves, so that Spark can add them without an overflow.
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
+
+
+def living_rows(rows: DataFrame, columns: Sequence[str], deleted: str | None) -> DataFrame:
+    """Columns of the rows of a replica that have not ended; the column `deleted` marks rows that have."""
+    wanted = [F.col(quoted(name)) for name in columns]
+    if deleted is None:
+        return rows.select(*wanted)
+    marked = number_columns(rows.select(*wanted, F.col(quoted(deleted))))
+    *names, flag = marked.columns
+
+    def living(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.filter(lives(batch, flag)).select(names)
+
+    return marked.mapInArrow(living, marked.select(*names).schema).toDF(*columns)
 
 
 def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:

@@ -14,7 +14,6 @@ from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import CopiedRows
-from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
@@ -40,8 +39,8 @@ def begin_history(
         return
     source, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
     size = lake.records.size(source)
-    committer, local = lake.policy.file_committer(path, schema), lake.policy.reader(source)
-    if not isinstance(committer, FileCommitter) or local is None:
+    committer, local = lake.policy.by_files(path, schema), lake.policy.reader(source)
+    if committer is None or local is None:
         _begin_by_spark(lake, source, path, rows, definition, position)
         return
     with lake.access.translate_errors(source):

@@ -34,7 +34,6 @@ from pgsieve.decoding.changes.versions import (
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.committers import FileCommitter
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
@@ -92,8 +91,8 @@ class StoredVersions:
     @cached_property
     def committer(self) -> FileCommitter:
         """The committer of the table; raises LakeError if another writer has altered the table."""
-        committer = self.lake.policy.file_committer(self.path, self.schema)
-        if not isinstance(committer, FileCommitter):
+        committer = self.lake.policy.by_files(self.path, self.schema)
+        if committer is None:
             raise _altered(self.path)
         return committer
 
@@ -138,8 +137,8 @@ class VersionTable:
 
     def follow_columns(self) -> None:
         """Add the replica's new columns to the table; they are NULL in all versions."""
-        lake, local = self.lake, self.lake.local
-        if local is None or not lake.records.exists(self.path):
+        lake = self.lake
+        if not lake.records.exists(self.path) or (local := lake.policy.local_writer(self.path)) is None:
             return
         if not set(self.schema.names) <= set(lake.columns(self.path)):
             with lake.access.translate_errors(self.path):
@@ -206,10 +205,8 @@ class VersionTable:
             return
 
         def end() -> None:
-            head, local = self.lake.records.head(path), self.lake.local
-            assert local is not None
-            with self.lake.access.translate_errors(path):
-                former = StoredVersions(self.lake, path, local.arrow_schema(path))
+            head, schema = self.lake.records.head(path), self.lake.schema(path)
+            former = StoredVersions(self.lake, path, schema)
             change = VersionChange.of_all(former, lsn, time)
             if change.ended_rows.matches:
                 change.commit(former, list, None, head.version)
@@ -236,10 +233,10 @@ def _altered(path: str) -> LakeError:
 
 
 def present_rows(
-    local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
+    committer: FileCommitter, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
     """The present versions among the matches `among`; if it is None all of the table, in order, with key number 0."""
-    return local.flagged(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
+    return committer.flagged(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
 
 
 @dataclass(frozen=True)
@@ -373,9 +370,8 @@ class VersionChange:
     def of_all(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
         """The change that ends all present versions before an LSN."""
         lake, matches = table.lake, list[FileMatches]()
-        if lake.local is not None and lake.records.exists(table.path):
-            with lake.access.translate_errors(table.path):
-                matches = list(present_rows(lake.local, table.path))
+        if lake.records.exists(table.path):
+            matches = present_rows(table.committer, table.path)
         until = [np.zeros_like(match.rows) for match in matches]
         size = sum(match.size for match in matches)
         return cls.of(table, matches, until, Commits.one(lsn_before(lsn), time), size)
@@ -399,7 +395,7 @@ class VersionChange:
             runner = lake.policy.runner(read) if read else INLINE
             return pa.concat_tables([runner.run(old, len(files)), *new()])
 
-        whole = committer.local.arrow_schema(path) if lake.records.exists(path) else table.schema
+        whole = committer.schema(path) if lake.records.exists(path) else table.schema
         if not self.ended_rows.marked:
             removed = {match.path: match.size for match in self.ended_rows.matches}
             committer.commit(written, path, table.schema, Commit(position, base=base), removed)

@@ -256,13 +256,8 @@ class _Search:
         return self._lake.paths.changes(self.moment.subscription, *name, state.definition.history.generation)
 
     def _local(self, name: Name) -> LocalRecords:
-        if self._lake.local is None:
-            raise self._unreadable(
-                name,
-                "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there",
-                "0A000",
-            )
-        return self._lake.local
+        reason = "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there"
+        return self._lake.local_or(self._unreadable(name, reason, "0A000"))
 
     def _unreadable(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         cuts = [format_lsn(cut.lsn) for cut in (self.before, self.after) if cut is not None]

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
 from pgsieve.assets.steps.records.table_states import TableStates, history_paths
 from pgsieve.decoding.changes.copied_rows import IS_CHANGE
 from pgsieve.decoding.errors import PgsieveError
@@ -74,7 +72,7 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
     changes = history_paths(lake.paths.changes, subscription, states.newest())
     paths = [path for path in changes if lake.records.exists(path)]
     micros = round(time.timestamp() * 1_000_000)
-    later = _bounds(lake, paths, "least", "commit_time > {time}", micros)
+    later = _bounds(lake, paths, "min", "commit_time > {time}", micros)
     subject = f'subscription "{subscription}" at {time.isoformat(" ")}'
     if not later:
         raise MomentError(
@@ -83,7 +81,7 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
             sqlstate="22023",
         )
     first = min(later)
-    before = _bounds(lake, paths, "greatest", f"commit_lsn < {first:d}", micros)
+    before = _bounds(lake, paths, "max", f"commit_lsn < {first:d}", micros)
     if not before:
         raise MomentError(
             f"{subject}: the first change that is kept, at LSN {format_lsn(first)}, is later",
@@ -95,21 +93,13 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
 
 
 def _bounds(
-    lake: Lake, paths: Sequence[str], bound: Literal["least", "greatest"], where: str, micros: int
+    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], where: str, micros: int
 ) -> list[int]:
     """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
     bounds, where = [], f"{where} and {IS_CHANGE}"
     for path in paths:
-        with lake.access.translate_errors(path):
-            local = lake.policy.reader(path)
-            if local is not None:
-                ask = local.least if bound == "least" else local.greatest
-                lsn = ask(path, "commit_lsn", where.format(time=_TIME.format(micros)))
-            else:
-                rows = lake.current(path).where(where.format(time=_SPARK_TIME.format(micros)))
-                of = F.min("commit_lsn") if bound == "least" else F.max("commit_lsn")
-                (row,) = rows.agg(of).collect()
-                lsn = row[0]
+        time = _SPARK_TIME if lake.policy.reader(path) is None else _TIME
+        lsn = lake.bound(bound, path, "commit_lsn", where.format(time=time.format(micros)))
         if lsn is not None:
             bounds.append(int(lsn))
     return bounds

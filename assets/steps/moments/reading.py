@@ -57,13 +57,14 @@ class TableAt:
 
     def table(self) -> DeltaTable:
         """The table for delta-rs; raises MomentError if delta-rs cannot reach the lake."""
-        if self.lake.local is None:
-            raise MomentError(
+        local = self.lake.local_or(
+            MomentError(
                 f'table "{self.qualified}": only Spark reaches its lake',
                 hint="read it with `read_at`, in Spark",
                 sqlstate="0A000",
             )
-        return self.lake.local.as_of(self.path, self.version)
+        )
+        return local.as_of(self.path, self.version)
 
     def schema(self) -> pa.Schema:
         """The table's columns as an Arrow schema."""
@@ -158,10 +159,10 @@ def clone_up_to(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[Tabl
 def _clone(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
     """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
     lake, subscription = moment.lake, moment.subscription
-    assert lake.local is not None
     path = into.paths.replica(subscription, *base.name)
     with lake.access.translate_errors(base.path), into.access.translate_errors(path):
-        clone(lake.local.as_of(base.path, base.version), base.path, lake.store, path, into.store)
+        table = TableAt(base.name, lake, base.path, base.version).table()
+        clone(table, base.path, lake.store, path, into.store)
     history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
     changes = [copy_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
     return [each for each in changes if each.has_changes]

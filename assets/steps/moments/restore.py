@@ -20,7 +20,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
     """Restore the tables of a subscription at a moment into a folder."""
     lake, subscription = moment.lake, moment.subscription
     into = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
-    if lake.local is None or into.local is None:
+    if lake.by_spark_alone or into.by_spark_alone:
         raise MomentError(
             f'subscription "{subscription}" cannot be restored to "{folder}": Spark alone reaches one of them',
             hint="read the tables with `read_at`, and write them with Spark",
@@ -35,14 +35,14 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
         made = clone_up_to(moment, chosen, into)
     except PgsieveError:
         for path in (f"{into.uri}/{subscription}", own):
-            into.local.remove(path)
+            into.remove(path)
         raise
     into.access.make_durable()
     # The change history and the table states were needed only to apply the changes.
     for path in (f"{into.uri}/{subscription}/_changes", into.paths.table_states(subscription)):
-        into.local.remove(path)
+        into.remove(path)
     into.access.make_durable()
-    into.local.remove(own)
+    into.remove(own)
     return made
 
 

@@ -6,24 +6,53 @@ LakeError, also if files of the slice are lost.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.moments.bases import Base
-from pgsieve.assets.steps.observations import aggregate_metrics
+from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.assets.steps.update_transformation.changes import spark_tally, written_changes
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
-from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
-from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.decoding.changes.tally import Tally, added_tallies, count_changes_and_bytes, empty_tally
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.executors import arrow_schema, spark_schema
 from pgsieve.resources.lake.lake import Lake, StoredSlices
+
+
+@dataclass
+class _NumberedRows:
+    """A part of a slice that is copied: the changes that committed before `lsn`. It counts them as they pass.
+
+    In the copy their slice ends at `end`. `truncates` are the order keys of TRUNCATEs. It is sent to executors.
+    """
+
+    end: int
+    lsn: int
+    key: Sequence[str]
+    tally: Tally = field(default_factory=empty_tally)
+    truncates: list[Order] = field(default_factory=list)
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes that are copied; `slice` is their first column."""
+        for batch in batches:
+            part = batch.filter(pc.less(batch.column("commit_lsn"), self.lsn))
+            count_changes_and_bytes(part, self.key, self.tally)
+            emptied = part.filter(pc.equal(part.column("operation"), "truncate"))
+            self.truncates += zip(
+                *(emptied.column(name).to_pylist() for name in ("commit_lsn", "ordinal")), strict=True
+            )
+            slices = pa.array([self.end] * part.num_rows, pa.int64())
+            yield part.set_column(0, part.schema.field(0), slices)
+
+    def note(self) -> str:
+        """The counts as JSON."""
+        return json.dumps({"tally": self.tally, "truncates": self.truncates})
 
 
 def copy_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
@@ -32,66 +61,50 @@ def copy_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: 
     The copied slice ends at `lsn` if that is earlier than `end`. Returns the record of a run for these rows.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
-    if stored is None:
+    committer = None if stored is None else into.policy.by_files(history, stored.schema)
+    if stored is None or committer is None:
         return _copy_by_spark(lake, into, base, end, lsn, history)
-    tally, truncates, size, ends = empty_tally(), list[Order](), 0, min(end, lsn)
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        nonlocal size
-        for part in _rows(lake, stored, end, lsn):
-            size += part.nbytes
-            emptied = part.filter(pc.equal(part["operation"], "truncate"))
-            truncates.extend(
-                zip(emptied["commit_lsn"].to_pylist(), emptied["ordinal"].to_pylist(), strict=True)
-            )
-            slices = pa.array([ends] * part.num_rows, pa.int64())
-            yield from part.set_column(0, part.schema.field(0), slices).to_batches()
-
-    def count(batch: pa.RecordBatch, _: Tally) -> None:
-        count_changes(batch, base.definition.key, tally)
+    part = _NumberedRows(min(end, lsn), lsn, base.definition.key)
 
     def written() -> pa.Table:
-        files = write_files(history, stored.schema, rows(), count, into.store)
+        files = write_files(history, stored.schema, part.of(_rows(lake, stored, end)), into.store)
         return pa.Table.from_batches(files, FILE_SCHEMA)
 
-    committer = into.policy.file_committer(history, stored.schema)
-    assert isinstance(committer, FileCommitter)
-    committer.commit(written, history, stored.schema, Commit(ends))
-    return _changes(base, ends, size, tally, truncates)
+    committer.commit(written, history, stored.schema, Commit(part.end))
+    return _changes(base, part.end, [part.note()])
 
 
-def _rows(lake: Lake, stored: StoredSlices, end: int, lsn: int) -> Iterator[pa.Table]:
-    """The rows of a slice that committed before an LSN, with all columns of the history, of which `slice` is the first."""
+def _rows(lake: Lake, stored: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a slice, with all columns of their history; `slice` is the first."""
     assert stored.schema.names[0] == "slice"
     for _, read in lake.store.readers(stored.groups):
         rows = read(stored.schema.names)
-        within = pc.and_(pc.equal(rows["slice"], end), pc.less(rows["commit_lsn"], lsn))
-        if (part := rows.filter(within)).num_rows:
-            yield conform(part, stored.schema)
+        if (part := rows.filter(pc.equal(rows["slice"], end))).num_rows:
+            yield from conform(part, stored.schema).to_batches()
 
 
 def _copy_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
-    ends, key = min(end, lsn), base.definition.key
-    rows = lake.read_slices(base.history, [end], every=True).where(F.col("commit_lsn") < lsn)
-    into.write(
-        rows.withColumn("slice", F.lit(ends).cast("bigint")),
-        history,
-        Commit(ends),
-    )
-    counts = aggregate_metrics(written_changes(rows, key), spark_tally())
-    emptied = rows.where(F.col("operation") == "truncate").select("commit_lsn", "ordinal").collect()
-    tally = {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
-    size = lake.records.size(base.history)
-    return _changes(base, ends, size, tally, [(row["commit_lsn"], row["ordinal"]) for row in emptied])
+    rows = lake.read_slices(base.history, [end], every=True)
+    part, schema = _NumberedRows(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
+
+    def copied(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from with_note(part.of(batches), schema, part.note)
+
+    made = NotedRows(rows.mapInArrow(copied, spark_schema(noted_schema(schema))))
+    notes = made.write(lambda frame: into.write(frame, history, Commit(part.end)))
+    return _changes(base, part.end, made.notes() if notes is None else notes)
 
 
-def _changes(base: Base, end: int, size: int, tally: Tally, truncates: list[Order]) -> TableChanges:
-    """The record of a run for a slice of a table."""
+def _changes(base: Base, end: int, notes: Sequence[str]) -> TableChanges:
+    """What a run records of a slice of a table; `notes` are the counts of its parts."""
+    parts = [json.loads(note) for note in notes]
+    tally = added_tallies(part["tally"] for part in parts)
+    truncates = [(lsn, ordinal) for part in parts for lsn, ordinal in part["truncates"]]
     return TableChanges(
         slice=end,
         schema=base.name[0],
         table=base.name[1],
-        size=size,
+        size=tally.get("bytes", 0),
         sent={operation: tally.get(operation, 0) for operation in ROW_OPERATIONS},
         truncates=len(truncates),
         truncated_at=max(truncates, default=None),

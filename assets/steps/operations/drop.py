@@ -62,14 +62,14 @@ def drop_subscription(
     With `leave_slot` the server is not contacted, as after ALTER SUBSCRIPTION ... SET (slot_name = NONE).
     """
     feed, name = subscription.feed, subscription.name
-    local = lake.local
-    if delete_tables and local is None:
-        raise PgsieveError(
-            f'subscription "{name}": a lake that only Spark reaches cannot be deleted from here',
-            hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",
-            sqlstate="0A000",
-        )
     if delete_tables:
+        lake.local_or(
+            PgsieveError(
+                f'subscription "{name}": a lake that only Spark reaches cannot be deleted from here',
+                hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",
+                sqlstate="0A000",
+            )
+        )
         _refuse_lake_within(lake, name)
     others = tuple(s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use())
     # A lake that cannot be written fails here, before anything is dropped.
@@ -102,10 +102,9 @@ def drop_subscription(
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
     dropped = replace(dropped, unregistered=unregister(Registered(lake, name)))
-    if delete_tables and local:
+    if delete_tables:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
-        with lake.access.translate_errors(f"{lake.uri}/{name}"):
-            dropped = replace(dropped, folders=tuple(f for f in folders if local.remove(f)))
+        dropped = replace(dropped, folders=tuple(folder for folder in folders if lake.remove(folder)))
     return dropped
 
 

@@ -172,17 +172,15 @@ class Refilter:
         """Raise if an UPDATE may have become an INSERT that lacks values which were not sent: a copy has these values."""
         deleted = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
         path = self.lake.paths.changes(source.name, *state.name, of_source.history.generation)
-        local = self.lake.local
-        if deleted is None or deleted > state.lsn or local is None or of_source.history.generation:
+        if deleted is None or deleted > state.lsn or of_source.history.generation:
             raise PgsieveError(
                 "it is no longer known whether UPDATEs became INSERTs without their unchanged values"
             )
         if not self.lake.records.exists(path):
             return
-        with self.lake.access.translate_errors(path):
-            where = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
-            if local.least(path, "commit_lsn", where) is not None:
-                raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
+        where = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
+        if self.lake.bound("min", path, "commit_lsn", where) is not None:
+            raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _filters(
         self, source: Subscription, replicated: ReplicatedTable, of_source: Definition

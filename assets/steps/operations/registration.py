@@ -96,7 +96,7 @@ class Registration:
 
     def _comment(self, replicas: list[Name]) -> None:
         """Set the comments in the Delta metadata of replicas to the publisher's."""
-        if self.lake.local is None or not replicas:
+        if self.lake.by_spark_alone or not replicas:
             return
         with self.subscription.feed.source.connect() as connection:
             comments: Mapping[Name, Comments] = read_comments(connection, replicas)

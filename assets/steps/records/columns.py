@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.records import quoted
 
-#: The order key of a change: the LSN of its commit record, and its number in the transaction.
-ORDER = ("commit_lsn", "ordinal")
+#: The order key of a change: the LSN of its commit record and its place in the transaction.
 Order = tuple[int, int]
 
 
@@ -34,13 +33,3 @@ def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
 def field(struct: str, name: str) -> Column:
     """A field of a struct column; its name may have any characters."""
     return F.col(struct).getField(name)
-
-
-def living_rows(rows: DataFrame, deleted: str | None) -> DataFrame:
-    """The rows that are not marked in the column `deleted`, as `pgsieve.decoding.changes.metadata_columns.select_living` does."""
-    return rows if deleted is None else rows.where(~F.coalesce(F.col(quoted(deleted)), F.lit(False)))
-
-
-def order() -> Column:
-    """The order key as one comparable value."""
-    return F.struct(*ORDER)

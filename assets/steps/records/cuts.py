@@ -128,12 +128,13 @@ class Cuts:
 
     def tables(self, cut: Cut) -> dict[str, DeltaTable]:
         """The replicas at a cut as delta-rs tables; raises LakeError if delta-rs cannot reach the lake."""
-        if self.lake.local is None:
-            raise LakeError(
+        self.lake.local_or(
+            LakeError(
                 f'only Spark reaches the lake of subscription "{self.subscription}"',
                 hint="read it with `read_at_cut`",
                 sqlstate="0A000",
             )
+        )
         options = dict(self.lake.store.options)
         return {
             quote_qualified(*name): DeltaTable(self._replica(name), version=version, storage_options=options)

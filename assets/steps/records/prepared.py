@@ -81,14 +81,14 @@ class Prepared:
         self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:
-        if self.lake.local is None:
-            raise PgsieveError(
+        return self.lake.local_or(
+            PgsieveError(
                 f'source "{self.feed.source.name}": replication slot "{self.feed.slot}" sends prepared transactions, which cannot be'
                 " kept in a lake at a URI",
                 hint="drop the slot and copy the tables again without `two_phase`, or use a lake in the file system",
                 sqlstate="0A000",
             )
-        return self.lake.local
+        )
 
 
 def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:

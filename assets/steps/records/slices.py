@@ -3,14 +3,13 @@
 Slot consumption writes it after the slice. A missing row is computed again from the slice.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION
@@ -34,23 +33,13 @@ SLICES = pa.schema(
 _CHANGES, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 
 
-def slice_summary() -> list[Column]:
-    """Spark's aggregates over a slice's messages that make its summary."""
-    at = F.struct("commit_lsn", "ordinal", "data")
-    return [
-        F.coalesce(F.sum(F.length("data")), F.lit(0)).alias("bytes"),
-        F.collect_set(F.when(F.col("kind").isin(*_CHANGES), F.col("relation_id"))).alias("relations"),
-        F.collect_list(F.when(F.col("kind").isin(*_KEPT_KINDS), at)).alias("messages"),
-    ]
-
-
 class SliceSummary:
-    """Makes the summary of a slice from batches of messages that pass through this process.
+    """Summarises a slice's messages, batch by batch as they pass: its transformation needs that before it reads rows.
 
     `expect` is called with a lower bound for the bytes of the largest table.
     """
 
-    def __init__(self, expect: Callable[[int], None]) -> None:
+    def __init__(self, expect: Callable[[int], None] | None = None) -> None:
         self._expect = expect
         self._bytes = 0
         self._relations: set[int] = set()
@@ -74,7 +63,8 @@ class SliceSummary:
             self._bytes += batch.column("data").nbytes
             changes = pc.is_in(kind, pa.array(_CHANGES))
             self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
-            self._expect(self._bytes // max(len(self._relations), 1))
+            if self._expect is not None:
+                self._expect(self._bytes // max(len(self._relations), 1))
             self.transactions.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
             described = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
             self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
@@ -93,6 +83,23 @@ class SliceSummary:
     def row(self) -> Mapping[str, Any]:
         """The summary."""
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
+
+    def text(self) -> str:
+        """The recorded contents as JSON."""
+        messages = [{**each, "data": each["data"].hex()} for each in self._messages]
+        return json.dumps({**self.row(), "messages": messages})
+
+
+def summary_of(texts: Iterable[str]) -> Mapping[str, Any]:
+    """The contents of a slice whose parts have these contents (`SliceSummary.text`)."""
+    parts = [json.loads(text) for text in texts]
+    return {
+        "bytes": sum(part["bytes"] for part in parts),
+        "relations": sorted({relation for part in parts for relation in part["relations"]}),
+        "messages": [
+            {**each, "data": bytes.fromhex(each["data"])} for part in parts for each in part["messages"]
+        ],
+    }
 
 
 @dataclass(frozen=True)

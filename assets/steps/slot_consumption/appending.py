@@ -11,12 +11,11 @@ from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Observation
 
 from pgsieve.assets.steps.records.catalogs import Unaltered
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary, summary_of
 from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.subscription import Feed
@@ -24,7 +23,6 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -108,7 +106,6 @@ class UnprovenError(Exception):
 
 def append_slice(
     lake: Lake,
-    local: LocalRecords,
     feed: Feed,
     messages: Iterable[pa.Array],
     end: int,
@@ -120,7 +117,7 @@ def append_slice(
     Raises errors of the messages, OvertakenError if the change log's position is not `after` or its version not `base`,
     else LakeError.
     """
-    commit_slice(lake, local, feed, _write_slice(lake, feed, messages, end), after, base)
+    commit_slice(lake, feed, _write_slice(lake, feed, messages, end), after, base)
 
 
 def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
@@ -139,15 +136,12 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
     return WrittenSlice(end, files, summary.row(), frozenset(summary.transactions))
 
 
-def commit_slice(
-    lake: Lake, local: LocalRecords, feed: Feed, written: WrittenSlice, after: int, base: int | None
-) -> None:
-    """Commit a written slice; raises OvertakenError as `append_slice` does, else LakeError."""
+def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base: int | None) -> None:
+    """Commit a written slice; raises OverrunError as `append_slice` does, else LakeError."""
     path = ChangeLog(lake, feed).path
-    with lake.access.translate_errors(path):
-        reach(Failpoint.SLICE_WRITTEN)
-        local.commit(path, CHANGE_LOG, written.files, Commit(written.end, base=base, after=after))
-        reach(Failpoint.SLICE_COMMITTED)
+    reach(Failpoint.SLICE_WRITTEN)
+    lake.commit_files(path, CHANGE_LOG, written.files, Commit(written.end, base=base, after=after))
+    reach(Failpoint.SLICE_COMMITTED)
     Slices(lake, feed).append(written.end, written.summary)
 
 
@@ -160,7 +154,7 @@ def append_slices(
     only Spark reaches, a reading has one slice. Raises OvertakenError if the change log's position is not `after` or its
     version not `base`; UnprovenError before the first slice with changes that `unaltered` does not cover.
     """
-    if (local := lake.local) is None:
+    if lake.by_spark_alone:
         (end,) = reading.ends
         yield end, _append_by_executor(lake, reading.peek, reading.begin, end, after, base)
         return
@@ -172,7 +166,7 @@ def append_slices(
             if written is not None:
                 if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
                     raise UnprovenError
-                commit_slice(lake, local, feed, written, after, base)
+                commit_slice(lake, feed, written, after, base)
                 if reading.prepared:
                     Prepared(lake, feed).save(assembler, end, waiting)
             yield end, written is not None
@@ -256,14 +250,11 @@ def _append_by_spark(lake: Lake, peek: Peek, begin: int, end: int, after: int, b
     """Append the slice of a slot that has changes; returns True."""
     feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
-    # Made after the session: the kind of an observation depends on the session's.
-    summary = Observation()
-    path = ChangeLog(lake, feed).path
-    observed = drained.observe(summary, *slice_summary())
-    lake.write(observed, path, Commit(end, base=base, after=after), options=_FILE_OPTIONS)
-    # Spark 4.0 observes an array as a Java object: then the summary is computed when the slice is read.
-    if isinstance(summary.get.get("relations"), list):
-        Slices(lake, feed).append(end, summary.get)
+    path, commit = ChangeLog(lake, feed).path, Commit(end, base=base, after=after)
+    summary = drained.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
+    # Without it, the summary is made when the slice is read.
+    if summary is not None:
+        Slices(lake, feed).append(end, summary_of(summary))
     return True
 
 

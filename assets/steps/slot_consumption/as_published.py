@@ -36,7 +36,7 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     Empty as long as a prepared transaction waits, since it was received as captured.
     """
     path = Prepared(lake, feed).path
-    if lake.local and lake.records.exists(path) and lake.records.count(path):
+    if not lake.by_spark_alone and lake.records.exists(path) and lake.records.count(path):
         return ()
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 

@@ -74,7 +74,7 @@ class StreamedFeed:
     def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
         version = feed.source.check_ready()
         lake.access.check_writable()
-        if (local := lake.local) is None:
+        if lake.by_spark_alone:
             raise PgsieveError(
                 f'source "{feed.source.name}": a lake at a URI cannot be written continuously',
                 hint="run `pgsieve run` on a schedule, or use a lake in the file system",
@@ -89,7 +89,7 @@ class StreamedFeed:
                 publications = readable_publications(connection, feed, lake, catalog, publications)
                 refresh_sequences(connection, feed, lake)
                 state = present_slot(connection, feed)
-            self._feed, self._lake, self._local, self._log = feed, lake, local, log
+            self._feed, self._lake, self._log = feed, lake, log
             self._leaves = feed.leaves_captured(catalog)
             self._keeps_prepared = keeps_prepared(feed, state)
             options = replace(feed.options, publications=tuple(publications))
@@ -217,7 +217,7 @@ class StreamedFeed:
         messages = chain.from_iterable(
             map(self._session.relations.insert_missing, self._session.waiting.complete())
         )
-        append_slice(self._lake, self._local, self._feed, messages, end, begin)
+        append_slice(self._lake, self._feed, messages, end, begin)
         self._session.waiting.drop()
         self._confirm(end)
         self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")

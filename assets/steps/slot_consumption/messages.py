@@ -5,13 +5,15 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql import SparkSession
 
+from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.slices import SliceSummary
 from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
+from pgsieve.resources.lake.executors import spark_schema
 from pgsieve.resources.postgres.errors import without_values
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
@@ -21,21 +23,29 @@ _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 
 def drained_messages(
     spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
-) -> DataFrame:
-    """The rows of the slice [begin, slice_end), which one executor reads from the slot."""
+) -> NotedRows:
+    """The change log's rows of the slice [begin, slice_end), read from the slot by one executor; the note is its summary."""
 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             if batch.num_rows:
+                summary = SliceSummary()
+
+                def note(summary: SliceSummary = summary) -> str:
+                    summary.refuse_undescribed()
+                    return summary.text()
+
                 with without_values():
                     arrays = (messages.column("data") for messages in read_messages(conninfo, query))
                     relations = RelationDescriptions()
                     transactions = transactions_from(begin, arrays, relations)
                     relations.begin_slice()
                     described = map(relations.insert_missing, transactions.before(None))
-                    yield from change_log_rows(chain.from_iterable(described), slice_end)
+                    rows = change_log_rows(chain.from_iterable(described), slice_end)
+                    yield from with_note(summary.of(rows), CHANGE_LOG, note)
 
-    return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))
+    noted = spark_schema(noted_schema(CHANGE_LOG))
+    return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, noted))
 
 
 def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:

@@ -172,7 +172,7 @@ class _SlotReader:
         """Append and confirm the next slices; False if the last one is empty and ends at the target."""
         begin = self.position
         is_asked = self._unaltered is None or self._is_unproven
-        is_single = is_asked or self._keeps_prepared or self._lake.local is None
+        is_single = is_asked or self._keeps_prepared or self._lake.by_spark_alone
         ends = self._stride.next_ends(begin, self._target, single=is_single)
         self._end = ends[-1]
         is_asked = is_asked or self._must_publisher_decide()
@@ -300,7 +300,7 @@ class _SlotReader:
         If only Spark writes the lake, this peeks at the slice; otherwise a slice is examined when it is read.
         """
         unaltered = self._unaltered
-        if self._lake.local is None and unaltered is not None and not unaltered.covers_all:
+        if self._lake.by_spark_alone and unaltered is not None and not unaltered.covers_all:
             query = self._peek.query(self._end)
             begun, described = transactions_and_relations(
                 self._connection, self._feed.source.name, self._feed.slot, query

@@ -1,29 +1,35 @@
 """A subscription's changes of a table in a slice, written as files, or made as a DataFrame for Spark to write.
 
 In: readings of relation versions, and TRUNCATEs. Out: files, which the caller commits, or a DataFrame. Both
-use `pgsieve.decoding.changes.transform`. The runner's workers write the files part by part, so each has only one
-row group in memory at a time. Raises errors of decoding and of row filters, OSError.
+run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The runner's workers
+write files part by part, so each has only one row group in memory at a time. Raises errors of decoding and of row
+filters, OSError.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from itertools import product
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Observation
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql import DataFrame
 
+from pgsieve.assets.steps.observations import NOTE, NotedRows, notes_of, with_note
 from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, MessageSource, ReadableMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
-from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
-from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, counts_from_rows, counts_to_rows, sum_counts
-from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, key_changes
+from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, SIDES
+from pgsieve.decoding.changes.tally import (
+    ChangeCounts,
+    Tally,
+    added_tallies,
+    count_changes,
+    count_changes_and_bytes,
+    empty_tally,
+)
 from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.executors import Executors
@@ -31,20 +37,51 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
-#: Columns that Spark counts and does not write: whether a change moves its row to another key, and the received operation.
-MOVES, CAME_AS = "moves", "came_as"
-#: The order key of a TRUNCATE (commit LSN, ordinal), and its commit time, None if the change log does not have it.
+#: The order key of a TRUNCATE, and its commit time where the change log has it.
 TruncateAt = tuple[int, int, datetime | None]
 #: Some messages, and the transformation for them.
 _Share = tuple[Transformation, MessageSource]
 
 
 @dataclass(frozen=True)
+class SliceOfTable:
+    """The slice of a table's changes that ends at `end`; it makes and counts them. It is sent to executors.
+
+    `schema` is the schema of the changes, `key` the table's key.
+    """
+
+    end: int
+    key: Sequence[str]
+    schema: pa.Schema
+
+    def changes(
+        self,
+        messages: Iterable[tuple[Transformation, Iterable[EncodedMessages]]],
+        emptied: Iterable[pa.RecordBatch],
+        counts: ChangeCounts,
+    ) -> Iterator[pa.RecordBatch]:
+        """The changes of some messages, then the TRUNCATEs `emptied`; counts them in `counts`."""
+        made = (
+            changes
+            for transformation, encoded in messages
+            for changes in transformation.changes(encoded, counts.sent_as)
+        )
+        for batch in chain(made, emptied):
+            changes = add_slice(batch, self.end, self.schema)
+            count_changes_and_bytes(changes, self.key, counts.sent)
+            yield changes
+
+    def emptied(self, places: Sequence[TruncateAt]) -> list[pa.RecordBatch]:
+        """TRUNCATEs as changes."""
+        return [truncate_changes(places, self.schema)] if places else []
+
+
+@dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `FILE_SCHEMA`), and the numbers of received changes by the operations that they are sent as."""
+    """Files of changes (rows of `FILE_SCHEMA`), and their counts."""
 
     files: pa.Table
-    sent_as: SentCounts
+    counts: ChangeCounts
 
 
 @dataclass(frozen=True)
@@ -56,46 +93,30 @@ class ReadableChanges:
 
     read: Sequence[tuple[Transformation, ReadableMessages]]
     truncates: Sequence[TruncateAt]
-    end: int
-    key: Sequence[str]
-    schema: pa.Schema
+    slice: SliceOfTable
 
     def write(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
-        """Let the runner write the changes into files of a folder.
-
-        A file's tally counts its changes by operation, their `bytes`, its `key_changes`, and by name the columns that
-        some change left out as unchanged (`unchanged`).
-        """
-        parts, end, key, schema = self._parts(runner), self.end, self.key, self.schema
-        emptied = [truncate_changes(self.truncates, schema)] if self.truncates else []
-        last = len(parts) - 1
-
-        def count(batch: pa.RecordBatch, tally: Tally) -> None:
-            count_changes_and_bytes(batch, key, tally)
+        """Let the runner write the changes into files of a folder."""
+        parts, of_slice, schema = self._parts(runner), self.slice, self.slice.schema
+        emptied, last = of_slice.emptied(self.truncates), len(parts) - 1
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-            counts = Counter[SentAs]()
-
-            def rows() -> Iterator[pa.RecordBatch]:
-                for batch in _changes(parts[number], counts):
-                    yield add_slice(batch, end, schema)
-                for batch in emptied if number == last else ():
-                    yield add_slice(batch, end, schema)
-
-            yield from write_files(folder, schema, guard(rows()), count, store)
+            counts = ChangeCounts()
+            made = of_slice.changes(_encode(parts[number]), emptied if number == last else (), counts)
+            yield from write_files(folder, schema, guard(made), store)
             yield _counts_row(counts)
 
         rows = runner.run(write, len(parts))
         is_file = rows["path"].is_valid()
         return WrittenChanges(rows.filter(is_file), _total_counts(rows.filter(pc.invert(is_file))))
 
-    def attempt(self, runner: Executors) -> SentCounts:
+    def attempt(self, runner: Executors) -> ChangeCounts:
         """Transform the changes without writing them, for the errors that this raises; returns their counts."""
-        parts = self._parts(runner)
+        parts, of_slice = self._parts(runner), self.slice
 
         def make(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-            counts = Counter[SentAs]()
-            for _ in guard(_changes(parts[number], counts)):
+            counts = ChangeCounts()
+            for _ in guard(of_slice.changes(_encode(parts[number]), (), counts)):
                 pass
             yield _counts_row(counts)
 
@@ -115,16 +136,11 @@ class ReadableChanges:
 
 @dataclass(frozen=True)
 class SentChanges:
-    """A subscription's changes of a table in the slice that ends at `end`, and its TRUNCATEs.
-
-    `schema` is the schema of the changes, `key` has the names of the replica's key columns.
-    """
+    """A subscription's changes of a table in a slice, and its TRUNCATEs."""
 
     readings: Sequence[Reading]
     truncates: Sequence[TruncateAt]
-    end: int
-    key: Sequence[str]
-    schema: pa.Schema
+    slice: SliceOfTable
 
     @property
     def readable(self) -> ReadableChanges | None:
@@ -136,132 +152,64 @@ class SentChanges:
         ]
         if len(read) < len(self.readings):
             return None
-        return ReadableChanges(read, self.truncates, self.end, self.key, self.schema)
+        return ReadableChanges(read, self.truncates, self.slice)
 
-    def attempt(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> SentCounts:
-        """Transform the changes without writing them; returns their counts.
-
-        The runner is chosen for `size` bytes. `columns` is as in `frame`.
-        """
+    def attempt(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> ChangeCounts:
+        """Make the changes with the runner for `size` bytes, and keep only their counts; `columns` as in `rows`."""
         if (readable := self.readable) is not None:
             return readable.attempt(lake.policy.runner(size))
-        made = self.frame(lake, columns)
-        made.rows.write.format("noop").mode("overwrite").save()
-        return made.sent_as()
+        return ChangeCounts.of(self.rows(lake, columns).notes())
 
-    def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
-        """The changes as a DataFrame; `columns` are the replica's columns with their Spark types."""
-        ddl = f"{changes_ddl(columns)}, {MOVES} boolean, {CAME_AS} string"
-        session, observed = lake.spark, list[_ObservedReading]()
-        places = [
-            (self.end, lsn, ordinal, None, time, "truncate", None, None, None, False, None)
-            for lsn, ordinal, time in self.truncates
-        ]
-        frames = [session.createDataFrame(places, ddl)] if places else []
+    def rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
+        """Let Spark make the changes; the notes are their counts. `columns` are the replica's, with their Spark types."""
+        ddl = f"{changes_ddl(columns)}, {NOTE} string"
+        of_slice, schema = self.slice, self.slice.schema
+        frames = []
+        if self.truncates:
+            counts = ChangeCounts()
+            made = of_slice.changes((), of_slice.emptied(self.truncates), counts)
+            rows = pa.Table.from_batches(with_note(made, schema, counts.text))
+            frames.append(lake.spark.createDataFrame(rows.to_pylist(), ddl))
         for reading in self.readings:
-            observed.append(_ObservedReading(reading.transformation))
-            messages = observed[-1].of_messages(reading.messages.frame)
-            made = messages.select(*ENCODED_COLUMNS).mapInArrow(
-                _change_maker(reading.transformation, self.end), ddl
-            )
-            frames.append(observed[-1].of_changes(made))
-        return ChangesFrame(reduce(DataFrame.unionByName, frames), observed)
+            messages = reading.messages.frame.select(*ENCODED_COLUMNS)
+            frames.append(messages.mapInArrow(_change_maker(of_slice, reading.transformation), ddl))
+        return NotedRows(reduce(DataFrame.unionByName, frames))
 
 
-@dataclass(frozen=True)
-class ChangesFrame:
-    """Changes as a DataFrame with the columns `MOVES` and `CAME_AS`; their counts are known after an action on the rows."""
+def stored_tally(rows: DataFrame, key: Sequence[str]) -> Tally:
+    """The tally of stored changes that Spark reads."""
 
-    rows: DataFrame
-    observed: Sequence["_ObservedReading"]
-
-    def sent_as(self) -> SentCounts:
-        """The numbers of received changes by the operations that they are sent as."""
-        return sum_counts(*(each.counts() for each in self.observed))
-
-
-class _ObservedReading:
-    """Counts the messages of a reading, and the changes that are sent for them, while Spark processes them."""
-
-    def __init__(self, transformation: Transformation) -> None:
-        self._origin = transformation.origin
-        # The kind of an observation depends on the session, which exists by now.
-        self._came, self._sent = Observation(), Observation()
-
-    def of_messages(self, messages: DataFrame) -> DataFrame:
-        """The messages, which are counted when Spark processes them."""
-        counts = [F.count_if(F.col("kind") == o[0].upper()).alias(o) for o in ROW_OPERATIONS]
-        return messages.observe(self._came, *counts)
-
-    def of_changes(self, changes: DataFrame) -> DataFrame:
-        """The changes, which are counted when Spark processes them."""
-        counts = [
-            F.count_if((F.col(CAME_AS) == came) & (F.col("operation") == sent)).alias(f"{came} {sent}")
-            for came, sent in product(ROW_OPERATIONS, repeat=2)
-        ]
-        return changes.observe(self._sent, *counts)
-
-    def counts(self) -> SentCounts:
-        """The counts; a message without a change counts as not sent."""
-        came, sent, counts = self._came.get, self._sent.get, Counter[SentAs]()
-        for operation in ROW_OPERATIONS:
-            not_sent = came.get(operation) or 0
-            for kind in ROW_OPERATIONS:
-                if count := sent.get(f"{operation} {kind}") or 0:
-                    counts[self._origin.sent_as(operation, kind)] = count
-                    not_sent -= count
-            if not_sent > 0:
-                counts[self._origin.sent_as(operation, None)] = not_sent
-        return counts
-
-
-def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Changes that are already written, in the columns that `spark_tally` counts."""
-
-    def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def counted(batches: Iterable[pa.RecordBatch]) -> str:
+        tally = empty_tally()
         for batch in batches:
-            yield batch.select(["operation", "unchanged"]).append_column(MOVES, key_changes(batch, key))
+            count_changes(batch, key, tally)
+        return json.dumps(tally)
 
-    return rows.select("operation", "unchanged", *SIDES).mapInArrow(
-        counted, f"operation string, unchanged array<string>, {MOVES} boolean"
-    )
-
-
-def spark_tally() -> list[Column]:
-    """Spark's aggregates that make the tally of changes."""
-    return [
-        *(F.count_if(F.col("operation") == operation).alias(operation) for operation in ROW_OPERATIONS),
-        F.count_if(F.col(MOVES)).alias("key_changes"),
-        # As a text, since Spark 4.0 observes an array as a Java object.
-        F.to_json(F.array_distinct(F.flatten(F.collect_set("unchanged")))).alias("unchanged"),
-    ]
+    notes = notes_of(rows.select("operation", "unchanged", *SIDES), counted)
+    return added_tallies(map(json.loads, notes))
 
 
 def _change_maker(
-    transformation: Transformation, end: int
+    of_slice: SliceOfTable, transformation: Transformation
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for Spark that makes batches of a slice's changes of batches of messages."""
-    key, schema = transformation.key, transformation.schema
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for changes, came_as in transformation.changes_with_operations(
-            map(EncodedMessages, batches), Counter()
-        ):
-            moves = key_changes(changes, key)
-            yield add_slice(changes, end, schema).append_column(MOVES, moves).append_column(CAME_AS, came_as)
+        counts = ChangeCounts()
+        changes = of_slice.changes([(transformation, map(EncodedMessages, batches))], (), counts)
+        yield from with_note(changes, of_slice.schema, counts.text)
 
     return made
 
 
-def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
-    for transformation, source in shares:
-        yield from transformation.changes(source.encoded(), counts)
+def _encode(shares: Sequence[_Share]) -> Iterator[tuple[Transformation, Iterable[EncodedMessages]]]:
+    return ((transformation, source.encoded()) for transformation, source in shares)
 
 
-def _counts_row(counts: SentCounts) -> pa.RecordBatch:
+def _counts_row(counts: ChangeCounts) -> pa.RecordBatch:
     """A row without a file, which has the counts of a part's changes, even if none is sent."""
-    return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(counts_to_rows(counts))}], FILE_SCHEMA)
+    return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.text()}], FILE_SCHEMA)
 
 
-def _total_counts(rows: pa.Table) -> SentCounts:
-    return sum_counts(*(counts_from_rows(json.loads(tally)) for tally in rows["tally"].to_pylist()))
+def _total_counts(rows: pa.Table) -> ChangeCounts:
+    return ChangeCounts.of(rows["tally"].to_pylist())

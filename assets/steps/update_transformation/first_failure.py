@@ -15,7 +15,7 @@ from pgsieve.assets.steps.records.failures import (
 )
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.changes import SentChanges
+from pgsieve.assets.steps.update_transformation.changes import SentChanges, SliceOfTable
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
 from pgsieve.assets.steps.update_transformation.windows import WindowWork
@@ -75,5 +75,5 @@ class FailureSearch:
         if not readings:
             return
         schema = readings[0].transformation.schema
-        changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
-        changes.attempt(self.lake, state.definition.columns, work.contents.size)
+        of_slice = SliceOfTable(work.contents.end, state.definition.key, schema)
+        SentChanges(readings, (), of_slice).attempt(self.lake, state.definition.columns, work.contents.size)

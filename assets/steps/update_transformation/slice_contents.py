@@ -4,15 +4,17 @@ In: the slice's Relation and Truncate messages, and its catalog (`slices_to_read
 relation versions with changes for it (`published_versions`), and the TRUNCATEs of it (`table_truncates`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgsieve.assets.steps.observations import aggregate_metrics
+import pyarrow as pa
+
+from pgsieve.assets.steps.observations import notes_of
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary, summary_of
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
@@ -103,12 +105,12 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
 
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Compute the summary of a slice of the change log at `path`."""
-    # The size of the whole change log is an upper bound, as the slice's own size is not recorded.
-    size = lake.records.size(path) if lake.local else None
+    # The size of the whole change log, since the slice's own is not recorded.
+    size = None if lake.by_spark_alone else lake.records.size(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
     if rows is None:
-        return aggregate_metrics(lake.read_slices(path, [end]), slice_summary())
+        return summary_of(notes_of(lake.read_slices(path, [end]).select(*columns), _summarized))
     passed = SliceSummary(lake.policy.prepare_runner)
     for _ in passed.of(rows.to_batches()):
         pass
@@ -249,3 +251,10 @@ def table_truncates(
 def _described(versions: Sequence[RelationVersion], at: Order) -> Table:
     """The relation as it was described at an order key."""
     return _as_published(next(v for v in reversed(versions) if v.begin < at).relation).publish_as
+
+
+def _summarized(batches: Iterable[pa.RecordBatch]) -> str:
+    passed = SliceSummary()
+    for _ in passed.of(batches):
+        pass
+    return passed.text()

@@ -5,19 +5,16 @@ position. Then one row per table is written to `_transformed`, which the apply r
 crash, the commits that exist already are left out by their position.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.history.copied import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observations import aggregate_metrics, observation_for, observed_metrics
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, full_reason, is_damage, reason
@@ -28,12 +25,10 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.assets.steps.update_transformation.changes import (
-    CAME_AS,
-    MOVES,
     ReadableChanges,
     SentChanges,
-    spark_tally,
-    written_changes,
+    SliceOfTable,
+    stored_tally,
 )
 from pgsieve.assets.steps.update_transformation.first_failure import FailureSearch
 from pgsieve.assets.steps.update_transformation.messages import Messages
@@ -49,8 +44,7 @@ from pgsieve.assets.steps.update_transformation.windows import (
 )
 from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_reason
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
-from pgsieve.decoding.changes.sent_as import SentCounts
-from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
+from pgsieve.decoding.changes.tally import ChangeCounts, Tally, count_changes, empty_tally
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.evolution import SchemaChangedError
@@ -271,7 +265,7 @@ class _SliceTransformation:
         )
         with lake.consistent_read():
             position = lake.records.position(path) or 0
-            committer = lake.policy.file_committer(path, schema)
+            committer = lake.policy.by_files(path, schema)
         if self.reached.cut is not None:
             self.reached.cut.refuse_earlier_history(path, state, position)
         # A history that begins with the copied rows has the position of the copy.
@@ -279,13 +273,14 @@ class _SliceTransformation:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"
             )
-        changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
+        changes = SentChanges(readings, truncates, SliceOfTable(contents.end, definition.key, schema))
         if position >= contents.end:
-            # A run that died has written the changes: only their counts are made again.
-            sent_as = changes.attempt(lake, definition.columns, result.size)
-            return _with_counts(result, sent_as, [_stored_tally(lake, path, contents.end, definition.key)])
+            # A run that died has written the changes: only the counts are made again.
+            came = changes.attempt(lake, definition.columns, result.size)
+            sent = _stored_tally(lake, path, contents.end, definition.key)
+            return _with_counts(result, replace(came, sent=sent))
         readable = changes.readable
-        if isinstance(committer, FileCommitter) and readable is not None:
+        if committer is not None and readable is not None:
             return _write_files(lake, committer, path, result, readable, position)
         return _write_by_spark(lake, path, result, changes, definition, position)
 
@@ -299,18 +294,18 @@ def _write_files(
     position: int,
 ) -> TableChanges:
     """Let the runner write the files of a table's changes, and commit them."""
-    sent_as: SentCounts = {}
+    counts = ChangeCounts()
 
     def written() -> pa.Table:
-        nonlocal sent_as
+        nonlocal counts
         made = changes.write(lake.policy.runner(result.size), path, lake.store)
-        sent_as = made.sent_as
+        counts = made.counts
         return made.files
 
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
-    files = committer.commit(written, path, changes.schema, commit)
+    committer.commit(written, path, changes.slice.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
-    return _with_counts(result, sent_as, [json.loads(file["tally"]) for file in files])
+    return _with_counts(result, counts)
 
 
 def _write_by_spark(
@@ -322,24 +317,18 @@ def _write_by_spark(
     position: int,
 ) -> TableChanges:
     """Let Spark write a table's changes, and count them while it writes."""
-    counted, tally = observation_for(lake), spark_tally()
-    made = changes.frame(lake, definition.columns)
+    made = changes.rows(lake, definition.columns)
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
-    lake.write(made.rows.observe(counted, *tally).drop(MOVES, CAME_AS), path, commit, size=result.size)
+    counts = made.write(lambda rows: lake.write(rows, path, commit, size=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
-    counts = observed_metrics(
-        counted, tally, lambda: written_changes(lake.read_slices(path, [result.slice]), definition.key)
-    )
-    return _with_counts(result, made.sent_as(), [_spark_tally(counts)])
+    return _with_counts(result, ChangeCounts.of(made.notes() if counts is None else counts))
 
 
 def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """The tally of a slice's changes that a run has written before it died."""
     stored = lake.stored_slices(path, [end])
     if stored is None:
-        return _spark_tally(
-            aggregate_metrics(written_changes(lake.read_slices(path, [end]), key), spark_tally())
-        )
+        return stored_tally(lake.read_slices(path, [end]), key)
     tally = empty_tally()
     with lake.access.translate_errors(path):
         for _, read in lake.store.readers(stored.groups):
@@ -351,22 +340,17 @@ def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     return tally
 
 
-def _spark_tally(counts: Mapping[str, Any]) -> Tally:
-    """Spark's counts in the form of `count_changes`."""
-    return {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
-
-
-def _with_counts(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
-    """Add the counts of received changes, and the tallies of sent changes, to a result.
+def _with_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
+    """The result with the counts of its changes.
 
     If the tallies have the size of the sent changes, it lowers `size`: a row filter may let few changes pass.
     """
-    is_counted = all("bytes" in tally for tally in tallies)
+    sent = counts.sent
     return replace(
         result,
-        size=min(result.size, sum(tally["bytes"] for tally in tallies)) if is_counted else result.size,
-        sent_as=sent_as,
-        sent={o: sum(tally.get(o, 0) for tally in tallies) for o in ROW_OPERATIONS},
-        key_changes=sum(tally["key_changes"] for tally in tallies),
-        unchanged=tuple(sorted({name for tally in tallies for name in tally["unchanged"]})),
+        size=min(result.size, sent.get("bytes", result.size)),
+        sent_as=counts.sent_as,
+        sent={operation: sent.get(operation, 0) for operation in ROW_OPERATIONS},
+        key_changes=sent["key_changes"],
+        unchanged=tuple(sent["unchanged"]),
     )

@@ -211,15 +211,10 @@ class Commits:
         path: str,
         source: pa.Table,
         merge: Merge,
-        position: int,
-        base: int,
-    ) -> Mapping[str, int]:
-        """Merge a net change into a table with a key, in one commit, once per position; `base` as in `Commit`.
-
-        Returns the numbers of rows by "inserted", "updated" and "deleted".
-        """
-        metrics: dict[str, Any] = {}
-        clauses, commit = merge.clauses(quoted_column), Commit(position, base=base)
+        commit: Commit,
+    ) -> None:
+        """Merge a net change into a table with a key in one commit, once per position."""
+        clauses = merge.clauses(quoted_column)
 
         def attempt(table: DeltaTable | None) -> None:
             assert table is not None
@@ -244,10 +239,9 @@ class Commits:
                 )
                 return result
 
-            metrics.update(write_with_bounds(merge_once, arrow_schema(target), source))
+            write_with_bounds(merge_once, arrow_schema(target), source)
 
         self.commit_with_retries(path, attempt, commit)
-        return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
 
     def missing_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]

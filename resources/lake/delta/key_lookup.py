@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.decoding.changes.equality import to_comparable
+from pgsieve.decoding.changes.keys import SoughtKeys, equal_rows, has_bounds, is_text
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.requirements import is_plain
@@ -29,11 +30,8 @@ Key = tuple[object, ...]
 #: How many files are searched in parallel. The keys of a file may take tens of megabytes.
 _PARALLEL_FILES = 2
 
-#: Integer keys are looked up in an array if it has at most this many elements per key, and this many more.
-_MAX_ELEMENTS_PER_KEY, _MAX_EXTRA_ELEMENTS = 16, 1 << 20
-
-#: Delta may truncate times in statistics to milliseconds, so the greatest time of a file may be later by up to
-#: this (Delta protocol, Per-file Statistics).
+#: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to
+#: this (Per-file Statistics of its protocol).
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
@@ -46,7 +44,7 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
     """The bounds of the key columns whose types have comparable statistics in files, by name."""
     bounds = {}
     for name in keys.column_names:
-        if _has_bounds(keys[name].type):
+        if has_bounds(keys[name].type):
             least_greatest = pc.min_max(keys[name])
             bounds[name] = least_greatest["min"], least_greatest["max"]
     return bounds
@@ -63,7 +61,7 @@ def rows_of(
     labels = [f"k{number}" for number in range(keys.num_columns)]
     wanted = keys.rename_columns(labels)
     for rows in _candidates(table, path, store, keys, schema):
-        row, key = _equal_rows(rows.select(keys.column_names).rename_columns(labels), wanted)
+        row, key = equal_rows(rows.select(keys.column_names).rename_columns(labels), wanted)
         numbers.append(key)
         parts.append(rows.take(pa.array(row)))
     return np.concatenate(numbers), pa.concat_tables(parts)
@@ -144,7 +142,7 @@ def _matched_files(
     are marked as deleted. The columns of `keys` and of the files have the table's names.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    sought, no_rows = _SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
+    sought, no_rows = SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
 
     def matches_in(name: str, log_path: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(join_path(path, name), keys.schema), keys.schema)
@@ -235,70 +233,6 @@ def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMa
     ]
 
 
-@dataclass(frozen=True)
-class _SoughtKeys:
-    """Distinct keys to search for in one file after another. A key of one column needs no join, which is slower.
-
-    For integers that are close to each other, `numbers` maps each integer from `least` on to the number of its
-    key, or to -1; otherwise it is None.
-    """
-
-    keys: pa.Table
-    least: int = 0
-    numbers: npt.NDArray[np.int64] | None = None
-
-    @classmethod
-    def of(cls, keys: pa.Table) -> "_SoughtKeys":
-        """Prepare the search for these keys."""
-        column = keys.column(0)
-        is_integer = keys.num_columns == 1 and pa.types.is_signed_integer(column.type)
-        if not is_integer or column.null_count or not len(column):
-            return cls(keys)
-        values = np.asarray(column).astype(np.int64)
-        least, greatest = int(values.min()), int(values.max())
-        if greatest - least > _MAX_ELEMENTS_PER_KEY * len(values) + _MAX_EXTRA_ELEMENTS:
-            return cls(keys)
-        numbers = np.full(greatest - least + 1, -1, np.int64)
-        numbers[values - least] = np.arange(len(values))
-        return cls(keys, least, numbers)
-
-    def within(self, rows: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The numbers of the rows that have one of the keys, and the numbers of these keys."""
-        column = rows.column(0)
-        if self.numbers is not None and not column.null_count:
-            # Numbers below `least` become large ones.
-            offset = (np.asarray(column).astype(np.int64, copy=False) - self.least).view(np.uint64)
-            row = np.flatnonzero(offset < len(self.numbers))
-            key = self.numbers[offset if len(row) == len(offset) else offset[row]]
-            is_key = key >= 0
-            return row[is_key], key[is_key]
-        if rows.num_columns > 1 or not _has_bounds(column.type):
-            return _equal_rows(rows, self.keys)
-        found = pc.index_in(column, value_set=self.keys.column(0).combine_chunks(), skip_nulls=True)
-        is_key = found.is_valid()
-        return np.flatnonzero(np.asarray(is_key)), np.asarray(found.filter(is_key)).astype(np.int64)
-
-
-def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The indices of pairs of rows that are equal as in PostgreSQL, for both tables; NULL equals nothing."""
-    # Both tables are converted together: the comparable value of a list depends on the other lists of the column.
-    columns = [
-        to_comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
-        for name in left.column_names
-    ]
-    both = pa.table(columns, left.column_names)
-    sides = (
-        _with_numbers(both.slice(0, left.num_rows), "left"),
-        _with_numbers(both.slice(left.num_rows), "right"),
-    )
-    equal = sides[0].join(sides[1], left.column_names, join_type="inner")
-    return np.asarray(equal["left"]), np.asarray(equal["right"])
-
-
-def _with_numbers(rows: pa.Table, label: str) -> pa.Table:
-    return rows.append_column(label, pa.array(np.arange(rows.num_rows)))
-
-
 def _candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
@@ -326,7 +260,7 @@ def files_within(
     for name, (least, greatest) in bounds.items():
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
             lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
-            if not (lowest.type.equals(highest.type) and _has_bounds(lowest.type)):
+            if not (lowest.type.equals(highest.type) and has_bounds(lowest.type)):
                 continue
             lowest, highest = lowest.cast(least.type), highest.cast(least.type)
             if pa.types.is_timestamp(least.type):
@@ -351,8 +285,9 @@ def _batches(
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
-    # Files from a MERGE of delta-rs declare text as string views, which Arrow cannot compare with text.
-    compared = {name: each for name, each in bounds.items() if not _is_text(each[0].type)}
+    # A file that delta-rs has rewritten (MERGE) declares its text as string views, which Arrow cannot compare
+    # with text.
+    compared = {name: each for name, each in bounds.items() if not is_text(each[0].type)}
     chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
     chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]
     condition = chosen[0] if chosen else None
@@ -362,16 +297,6 @@ def _batches(
     # With the schema, columns that an older file lacks are NULL.
     dataset = ds.dataset(list(places), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)
-
-
-def _has_bounds(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or _is_text(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
-    )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgsieve.decoding.changes.tally import Tally
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The columns of the rows that describe written files, as Arrow and as Spark's DDL.
+#: The description of a written file, as Arrow and as Spark's DDL. A row without a `path` describes no file: its
+#: `tally` has the counts of a part.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 
@@ -49,16 +49,14 @@ def write_files(
     folder: str,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
-    count: Callable[[pa.RecordBatch, Tally], None] | None = None,
     store: Store = _FOLDER,
     size: int = FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yield one row (`FILE_SCHEMA`) per file.
 
-    A file with `size` bytes or more gets no further row group. `count` adds numbers for each batch to the
-    file's tally, which becomes a JSON object. `encodings` are Parquet's encodings of columns without a
-    dictionary, by default plain. Raises OSError.
+    A file that has `size` bytes gets no further row group. `encodings` are Parquet's encodings for columns without a dictionary, by default
+    plain. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -66,7 +64,6 @@ def write_files(
         name = f"part-{uuid.uuid4()}.parquet"
         files, path = store.system(join_path(folder, name))
         files.create_dir(path.rpartition("/")[0])
-        tally = Tally()
         with (
             files.open_output_stream(path) as stream,
             pq.ParquetWriter(
@@ -81,10 +78,7 @@ def write_files(
         ):
             # A file gets at least one row group, however small `size` is.
             while group is not None:
-                if count:
-                    for batch in group:
-                        count(batch, tally)
-                # Spark may declare fields as not nullable, but the table's fields are nullable.
+                # Spark may declare fields as never NULL, but those of the table are nullable.
                 writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
                 group = next(remaining, None)
                 if stream.tell() >= size:
@@ -94,12 +88,7 @@ def write_files(
             file_bytes = stream.tell()
         # After a failed write, a metadata_collector would raise its own error, and hide the first one.
         footer: pq.FileMetaData = writer.writer.metadata
-        row = {
-            "path": name,
-            "size": file_bytes,
-            "stats": _statistics(footer),
-            "tally": json.dumps(tally),
-        }
+        row = {"path": name, "size": file_bytes, "stats": _statistics(footer)}
         yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 

@@ -123,11 +123,11 @@ def write_parameters(settings: Mapping[str, str], folder: Path, more: Mapping[st
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _substitute_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
-    user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), more.get(JAVA_OPTIONS, "")
-    # A JVM with two garbage collectors does not start, so the user's replaces the other one.
+    user_options, owns = settings.get(JAVA_OPTIONS, ""), more.get(JAVA_OPTIONS, "")
     if _COLLECTOR.search(user_options):
-        jvm_options = _COLLECTOR.sub("", jvm_options)
-    chosen = f"{jvm_options} {user_options}"
+        # A JVM with two collectors does not start: the user's takes the place of the one of this JVM.
+        owns = _COLLECTOR.sub("", owns)
+    chosen = f"{owns} {user_options}"
     is_local = settings["spark.master"].startswith("local")
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
     java = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))

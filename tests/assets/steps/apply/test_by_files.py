@@ -23,6 +23,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
+from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
@@ -167,7 +168,10 @@ class Changes:
         pending = self.pending()
         few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
         assert few is not None
-        small, changes = Lake(self.lake.uri, no_session), FewChanges(few, self.lake.local)
+        small, changes = (
+            Lake(self.lake.uri, no_session),
+            FewChanges(few, InProcessCommitter(self.lake.local, self.lake.access)),
+        )
         ConflictSearch(small, self.path, self.log, replicated, pending).refuse(changes)
         return FewChangesWriter(self.lake, changes, self.path, replicated, pending, _ENDS[-1]).apply()
 

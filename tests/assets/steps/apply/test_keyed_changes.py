@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
+from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.net_change import NONE
 from pgsieve.resources.lake.stores.store import Store
 
@@ -54,7 +55,7 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
 
     def read(most_bytes: int, *paths: str) -> KeyedChanges | None:
         stored = stored_changes(Store(), paths, _KEY, ["other"])
-        return keyed_changes(stored, _KEY, ["other"], _SLICES, since=50, max_bytes=most_bytes)
+        return keyed_changes(stored, _KEY, ["other"], Extent(_SLICES, since=50), max_bytes=most_bytes)
 
     keyed = read(2000, *files)
     assert keyed is not None
@@ -101,7 +102,7 @@ def test_keys_are_equal_if_postgresql_finds_them_equal() -> None:
             }
         ),
     )
-    keyed = keyed_changes([changes], keys, (), [100], 0)
+    keyed = keyed_changes([changes], keys, (), Extent([100]))
     assert keyed is not None
     assert keyed.changes.new.tolist() == [0, 0, 1, 2, 0, 0, 1, 2]
     assert NONE not in keyed.changes.new

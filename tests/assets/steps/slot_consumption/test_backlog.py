@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from pgsieve.assets.steps.records.slices import summary_of
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
 from pgsieve.assets.steps.slot_consumption.appending import peek_options
@@ -183,6 +184,15 @@ def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
     kinds = []
     for since in (0, begin):
         rows = drained_messages(engine().session, feed.source.executor_conninfo(), query, since, end)
-        kinds.append([row["kind"] for row in rows.orderBy("commit_lsn", "ordinal").collect()])
+        written = list[pa.Table]()
+        (summary,) = rows.write(lambda frame, into=written: into.append(frame.toArrow())) or []
+        messages = written[0].sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+        kinds.append(messages["kind"].to_pylist())
+        contents = summary_of([summary])
+        assert [bytes(each["data"])[:1] for each in contents["messages"]] == [
+            kind.encode() for kind in kinds[-1] if kind in "RT"
+        ]
+        assert contents["relations"]
+        assert contents["bytes"]
     assert [each.count("B") for each in kinds] == [6, 3]
     assert kinds[1] == kinds[0][: len(kinds[1])], "a reading does not describe its relations"

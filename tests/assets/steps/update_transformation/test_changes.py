@@ -1,12 +1,12 @@
-"""One thread or several decode, filter and write the changes, with the same result. No JVM."""
+"""One thread or several decode, filter and write the changes, with the same result; so does Spark."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.update_transformation.changes import ReadableChanges, SentChanges, TruncateAt
+from pgsieve.assets.steps.update_transformation.changes import (
+    ReadableChanges,
+    SentChanges,
+    SliceOfTable,
+    TruncateAt,
+    stored_tally,
+)
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.sent_as import SentAs
+from pgsieve.decoding.changes.tally import ChangeCounts
 from pgsieve.decoding.changes.transform import (
     EncodedMessages,
     Filters,
@@ -37,8 +44,10 @@ from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import INLINE, Threads
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, share_reads, shared_reads
 from pgsieve.resources.lake.stores.store import Store
+from tests.fixtures.pgsieve_replica import engine
 
 _INT, _TEXT = 23, 25
 
@@ -69,11 +78,8 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
 def sent_changes(
     messages: Messages, transformation: Transformation, places: Sequence[TruncateAt] = ()
 ) -> ReadableChanges:
-    return readable(
-        SentChanges(
-            [Reading(messages, transformation)], places, _END, transformation.key, transformation.schema
-        )
-    )
+    of_slice = SliceOfTable(_END, transformation.key, transformation.schema)
+    return readable(SentChanges([Reading(messages, transformation)], places, of_slice))
 
 
 def readable(changes: SentChanges) -> ReadableChanges:
@@ -168,16 +174,51 @@ def test_every_runner_writes_the_same_changes(
         files = written.files.to_pylist()
         rows = pa.concat_tables(pq.read_table(folder / file["path"]) for file in files)
         assert rows.sort_by("commit_lsn").to_pylist() == expected.sort_by("commit_lsn").to_pylist()
-        tallies = [json.loads(file["tally"]) for file in files]
+        sent = written.counts.sent
         for operation in (*ROW_OPERATIONS, "truncate"):
-            sent = sum(tally.get(operation, 0) for tally in tallies)
-            assert sent == expected["operation"].to_pylist().count(operation)
-        assert written.sent_as == counts
+            assert sent.get(operation, 0) == expected["operation"].to_pylist().count(operation)
+        assert written.counts.sent_as == counts
         assert sum(n for each, n in counts.items() if each.sent_as) == sum(
-            tally.get(operation, 0) for tally in tallies for operation in ROW_OPERATIONS
+            sent.get(operation, 0) for operation in ROW_OPERATIONS
         )
         assert name != "few" or len(files) == 1
-        assert changes.attempt(runner) == counts
+        assert changes.attempt(runner).sent_as == counts
+
+
+@pytest.mark.spark
+def test_spark_makes_and_counts_the_same_changes(
+    tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
+) -> None:
+    session, (table, stored) = engine().session, messages
+    # Commit times are times in Spark; in these messages they are 0.
+    lake = Lake(tmp_path.as_uri(), lambda: session)
+    columns = [(name, kind.spark) for name, kind in zip(COLUMNS.names, COLUMNS.types, strict=True)]
+    frame = session.createDataFrame(table).repartition(3)
+    places = [(405, 3, _AT), (407, 1, _AT)]
+    for number, text in enumerate(["", "a + 1 > 40 OR a < 20", "a < 0"]):
+        chosen = [transformation(text), transformation(text, {"insert", "delete"})]
+        of_one = Messages(lambda: frame, stored=stored).chosen(Choice(relations=frozenset({1})))
+        readings = [Reading(of_one, each) for each in chosen]
+        changes = SentChanges(readings, places, SliceOfTable(_END, ("a",), _SCHEMA))
+        expected = readable(changes).write(INLINE, str(tmp_path / f"{number}"), Store())
+        rows = pa.concat_tables(
+            pq.read_table(tmp_path / f"{number}" / file) for file in expected.files["path"].to_pylist()
+        )
+        read = Messages(partial(getattr, of_one, "frame"))
+        by_spark = replace(changes, readings=[replace(reading, messages=read) for reading in readings])
+        made, got = by_spark.rows(lake, columns), list[pa.Table]()
+        written = made.write(lambda frame, into=got: into.append(frame.toArrow()))
+        assert written is not None
+        by = [(name, "ascending") for name in ("commit_lsn", "ordinal", "operation")]
+        assert got[0].sort_by(by).to_pylist() == rows.sort_by(by).to_pylist()
+        for counts in (ChangeCounts.of(written), ChangeCounts.of(made.notes())):
+            assert counts.sent_as == expected.counts.sent_as
+            assert {**counts.sent, "bytes": 0} == {**expected.counts.sent, "bytes": 0}
+        assert by_spark.attempt(lake, columns, 1).sent_as == expected.counts.sent_as
+        assert {"bytes": 0, **stored_tally(session.createDataFrame(rows), ["a"])} == {
+            **expected.counts.sent,
+            "bytes": 0,
+        }
 
 
 def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
@@ -202,7 +243,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
                 other = replace(readings[0].transformation, filters=of_text, filter_columns=read)
                 readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
-            changes = readable(SentChanges(readings, (), _END, ("a",), _SCHEMA))
+            changes = readable(SentChanges(readings, (), SliceOfTable(_END, ("a",), _SCHEMA)))
             files = changes.write(Threads(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
@@ -223,7 +264,7 @@ def test_no_file_is_written_if_all_changes_are_filtered_out(
     folder = tmp_path / "changes"
     written = sent_changes(of_one, transformation("a < 0")).write(Threads(2), str(folder), Store())
     assert written.files.num_rows == 0
-    assert sum(written.sent_as.values()) == (_ROWS - 10) // 2
+    assert sum(written.counts.sent_as.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
 
 
@@ -231,7 +272,7 @@ def test_messages_that_only_spark_reads_are_left_to_spark(messages: tuple[pa.Tab
     """A change log with marked rows is no plain table, but its history may still consist of files."""
     by_spark, stored = Messages(no_frame), Messages(no_frame, stored=messages[1])
     readings = [Reading(each, transformation("")) for each in (stored, by_spark)]
-    kept = SentChanges(readings, (), _END, ("a",), _SCHEMA)
+    kept = SentChanges(readings, (), SliceOfTable(_END, ("a",), _SCHEMA))
     assert kept.readable is None
     assert replace(kept, readings=readings[:1]).readable is not None
     assert replace(kept, readings=(), truncates=[(405, 3, _AT)]).readable is not None

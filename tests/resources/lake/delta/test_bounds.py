@@ -39,7 +39,7 @@ def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int
     # Rows of the rewritten file have the distant date, merged rows do not.
     source = pa.table({"action": ["upsert", "delete"], "k0": [4, 3], "v0": [4, 3], "v1": dates(7, None)})
     merge = Merge({"id": "k0"}, {"id": "v0", "day": "v1"}, {})
-    assert local.merge(path, source, merge, 20, 0) == {"inserted": 1, "updated": 0, "deleted": 1}
+    local.merge(path, source, merge, Commit(20, base=0))
     local.write(path, pa.table({"id": [5], "day": dates(5)}), Commit(30))
     assert maintenance(Lake(str(tmp_path), no_session), path).compact() == 1
     assert days(path) == {1: day, 2: _MINUS_INFINITY, 4: 7, 5: 5}
@@ -112,7 +112,8 @@ def _merged(local: LocalRecords, path: str) -> None:
     local.write(path, rows, Commit(10))
     changes = {"action": ["update", "upsert"], "k0": [1, 4], "v0": [1, 4]}
     source = pa.table(changes | {f"v{n}": rows[name].slice(0, 2) for n, name in ((1, "text"), (2, "octets"))})
-    local.merge(path, source, Merge({"id": "k0"}, {"id": "v0", "text": "v1", "octets": "v2"}, {}), 20, 0)
+    merge = Merge({"id": "k0"}, {"id": "v0", "text": "v1", "octets": "v2"}, {})
+    local.merge(path, source, merge, Commit(20, base=0))
 
 
 def _deleted(local: LocalRecords, path: str) -> None:

@@ -78,7 +78,8 @@ def _merge(path: str) -> None:
             | {f"v{n + 1}": rows[name].slice(i, 1) for n, name in enumerate(_NAMES)}
         )
         merge = Merge({"id": "k0"}, {"id": "v0"} | {name: f"v{n + 1}" for n, name in enumerate(_NAMES)}, {})
-        local.merge(path, source.set_column(0, "action", [["update"]]), merge, i + 2, local.version(path))
+        update = source.set_column(0, "action", [["update"]])
+        local.merge(path, update, merge, Commit(i + 2, base=local.version(path)))
 
 
 def _delete(path: str) -> None:

@@ -46,7 +46,7 @@ def _commit(records: LocalRecords, path: str) -> None:
 def _merge(records: LocalRecords, path: str) -> None:
     keys = pa.array([5, 1], pa.int32())
     source = pa.table({"action": ["upsert", "delete"], "k0": keys, "v0": keys})
-    records.merge(path, source, Merge.flat(("a",), ("a",), ()), 20, 0)
+    records.merge(path, source, Merge.flat(("a",), ("a",), ()), Commit(20, base=0))
 
 
 def _merge_with_feed(records: LocalRecords, path: str) -> None:

@@ -10,15 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
+from pgsieve.decoding.changes.keys import SoughtKeys, equal_rows
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import (
-    _equal_rows,
-    _SoughtKeys,
-    bounds_of,
-    files_of_one_value,
-    files_within,
-    rows_of,
-)
+from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_of_one_value, files_within, rows_of
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -99,8 +93,10 @@ def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_
     column, path, local = pa.array(values, type_), str(tmp_path), LocalRecords()
     for added, number in ((column, 1), (column.slice(1), 2)):
         local.write(f"{path}/{number}", pa.table({"k": added, "v": [0] * len(added)}), Commit(1))
-        source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"], "expected": [True]}
-        local.merge(f"{path}/{number}", pa.table(source), Merge.flat(["k"], ["k", "v"], ()), 2, 0)
+        source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"]}
+        local.merge(
+            f"{path}/{number}", pa.table(source), Merge.flat(["k"], ["k", "v"], ()), Commit(2, base=0)
+        )
         keys = pa.table({"k": column})
         schema = pa.schema({"k": type_, "v": pa.int64()})
         numbers, rows = local.rows_of(f"{path}/{number}", keys, schema)
@@ -167,13 +163,13 @@ def test_keys_that_postgresql_finds_equal_are_found(
 )
 def test_keys_of_one_column_are_found_as_a_join_finds_them(rows: pa.Array, keys: pa.Array) -> None:
     both = pa.table({"k0": rows}), pa.table({"k0": keys})
-    expected = sorted(zip(*(each.tolist() for each in _equal_rows(*both)), strict=True))
-    row, key = _SoughtKeys.of(both[1]).within(both[0])
+    expected = sorted(zip(*(each.tolist() for each in equal_rows(*both)), strict=True))
+    row, key = SoughtKeys.of(both[1]).within(both[0])
     assert list(zip(row.tolist(), key.tolist(), strict=True)) == expected
 
 
 def test_numbers_far_from_the_keys_are_no_keys() -> None:
-    sought = _SoughtKeys.of(pa.table({"k": pa.array([10, 12], pa.int64())}))
+    sought = SoughtKeys.of(pa.table({"k": pa.array([10, 12], pa.int64())}))
     row, key = sought.within(pa.table({"k": pa.array([-(2**63), 12, 9, 10, 11, 13, 2**63 - 1], pa.int64())}))
     assert (row.tolist(), key.tolist()) == ([1, 3], [1, 0])
     row, key = sought.within(pa.table({"k": pa.array([12, 10], pa.int64())}))

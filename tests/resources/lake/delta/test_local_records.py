@@ -199,8 +199,8 @@ def test_a_merge_follows_no_later_version_than_its_plans(tmp_path: Path) -> None
     source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
     merge = partial(LocalRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
     with pytest.raises(OvertakenError):
-        merge(3, base=0)
-    assert merge(3, base=1) == {"inserted": 0, "updated": 1, "deleted": 0}
+        merge(Commit(3, base=0))
+    merge(Commit(3, base=1))
     assert LocalRecords().head(path) == TableHead(2, 3)
 
 

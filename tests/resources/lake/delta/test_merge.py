@@ -42,8 +42,7 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
             "action": ["delete", "update", "upsert", "upsert", "update"],
         }
     )
-    counts = local.merge(path, source, MERGE, 20, local.version(path))
-    assert counts == {"inserted": 1, "updated": 2, "deleted": 1}
+    local.merge(path, source, MERGE, Commit(20, base=local.version(path)))
     rows = sorted((row["id"], row["a`b"]) for row in local.rows(path))
     assert rows == [(2, "x"), (4, "z"), (5, "come"), (7, "new")]
     assert local.position(path) == 20
@@ -65,6 +64,6 @@ def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
             "action": ["end", "upsert", "upsert"],
         }
     )
-    local.merge(path, source, merge, 20, local.version(path))
+    local.merge(path, source, merge, Commit(20, base=local.version(path)))
     rows = sorted((row["id"], row["a"], row["gone"]) for row in local.rows(path))
     assert rows == [(1, "w", True), (2, "again", False), (3, "came and went", True)]

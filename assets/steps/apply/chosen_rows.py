@@ -1,0 +1,100 @@
+"""The rows of some changes: the new rows of a batch's net change, or the rows before its changes.
+
+In: columns of changes of a history, from a row group of a file or from a batch of Spark's. Out: the rows that are
+chosen by the places of their changes, with the values that their changes left out. Raises Arrow's errors.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.apply.completion import Completion
+from pgsieve.assets.steps.history.shared_rows import SharedRows
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, places_of
+from pgsieve.decoding.changes.metadata_columns import Stamp
+from pgsieve.decoding.changes.net_change import Mask, Numbers
+from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
+from pgsieve.resources.lake.delta.conforming import conform
+from pgsieve.resources.lake.stores.store import Reader
+
+
+@dataclass(frozen=True)
+class Validity:
+    """The commits that begin and end the versions of rows, by the ascending places of the changes that begin them."""
+
+    places: Numbers
+    begun: Numbers
+    until: Numbers
+    commits: Commits
+
+    def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
+        """Add their validity to the rows of the changes at some places."""
+        at = np.searchsorted(self.places, places)
+        return add_validity(rows, self.begun[at], self.until[at], self.commits)
+
+    def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The same as an iterator of one batch, for `WrittenRows`."""
+        yield self.of(rows, places)
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """The changes whose rows come: those at the places `kept`, or all effective INSERTs of an extent.
+
+    `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
+    which the rows are applied. `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they
+    replace. `side` is `old` for the rows before the changes. It is sent to executors.
+    """
+
+    extent: Extent
+    stamp: Stamp
+    kept: Numbers | None = None
+    completed: Sequence[Completion] = ()
+    validity: Validity | None = None
+    shared: SharedRows | None = None
+    side: str = "new"
+
+    def schema(self, rows: pa.Schema) -> pa.Schema:
+        """The columns of the files: those of the rows, and validity if versions are written."""
+        return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
+
+    def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
+        """The rows of these changes among some changes; None without any. `kind` is the rows' type."""
+        return None if (chosen := self.placed(read, kind)) is None else chosen[1]
+
+    def placed(self, read: Reader, kind: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
+        """The same rows, with the places of their changes."""
+        changes = read(PLACE_COLUMNS)
+        places = places_of(changes, self.extent.slices)
+        chosen = self._inserted(changes) if self.kept is None else is_in(places, self.kept)
+        if not chosen.any():
+            return None
+        rows, places = read([self.side]), places[chosen]
+        rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+        batch = pa.RecordBatch.from_struct_array(
+            conform(rows, pa.schema([(self.side, kind)]))[self.side].combine_chunks()
+        )
+        for completion in self.completed:
+            batch = completion.of(batch, places)
+        batch = self.stamp.apply(batch)
+        if self.shared is not None:
+            self.shared.add_new(places, batch)
+        return places, batch if self.validity is None else self.validity.of(batch, places)
+
+    def _inserted(self, changes: pa.Table) -> Mask:
+        inserted: Mask = self.extent.effective_changes(changes) & np.asarray(
+            pc.equal(changes["operation"], "insert")
+        )
+        return inserted
+
+
+def is_in(places: Numbers, kept: Numbers) -> Mask:
+    """A mask of the places that are among `kept`, which ascend."""
+    if not len(kept):
+        return np.zeros(len(places), np.bool_)
+    at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
+    match: Mask = kept[at] == places
+    return match

@@ -1,0 +1,193 @@
+"""Delta in Spark commits what the functions on Arrow batches decide: the rows and the counts are those of the other ways."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.assets.steps.apply.applied import Applied, PendingChanges
+from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
+from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
+from pgsieve.assets.steps.records.table_states import SyncState, TableState
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.lake import Lake
+from tests.assets.steps.apply.test_by_files import (
+    _COLUMNS,
+    _ENDS,
+    Change,
+    Changes,
+    Columns,
+    Row,
+    _done,
+    _random,
+    definition,
+    delete,
+    followed,
+    insert,
+    row,
+    update,
+)
+from tests.assets.steps.apply.test_kept_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
+from tests.fixtures.pgsieve_replica import engine
+
+pytestmark = pytest.mark.spark
+
+#: How many workloads are tried: each takes seconds.
+_SEEDS = 4
+
+
+def by_spark(changes: Changes, replicated: Definition) -> Applied:
+    """Apply changes as in a lake that only Spark reaches."""
+    session = engine().session.newSession()
+    lake = Lake(Path(changes.lake.uri).as_uri(), lambda: session)
+    assert lake.local is None
+    path, log = (Path(each).as_uri() for each in (changes.path, changes.log))
+    plan = Plan(
+        PendingChanges(changes.slices, lake.records.head(path)),
+        TableState("public", "t", SyncState.READY, 100),
+    )
+    search = ConflictSearch(lake, path, log, replicated, plan.pending)
+    with lake.idempotent_writes(_ENDS[-1], vectors=False):
+        applied = _commit_by_spark(search, plan, _ENDS[-1])
+    assert isinstance(applied, Applied)
+    return applied
+
+
+def _outcome(apply: Callable[[], Applied]) -> Applied | str:
+    try:
+        return apply()
+    except KeyConflictError as conflict:
+        return conflict.message
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("key", [("k",), ("t", "k")])
+def test_random_changes_leave_the_rows_and_counts_of_files(tmp_path: Path, key: tuple[str, ...]) -> None:
+    applied = 0
+    for seed in range(_SEEDS):
+        rows, changes = _random(random.Random(seed))
+        files, spark = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("files", "spark"))
+        expected = _outcome(lambda made=files: made.by_files(definition(*key)))
+        done = _outcome(lambda made=spark: by_spark(made, definition(*key)))
+        if isinstance(expected, str) or isinstance(done, str):
+            assert done == expected, f"seed {seed}"
+            continue
+        applied += 1
+        assert _done(done) == _done(expected), f"seed {seed}"
+        assert spark.rows() == files.rows() == followed(rows, changes, key), f"seed {seed}"
+        written = spark.lake.records.position(spark.path) == _ENDS[-1]
+        assert written == (files.lake.records.position(files.path) == _ENDS[-1]), f"seed {seed}"
+    assert applied
+
+
+@pytest.mark.drawn
+def test_random_changes_keep_deleted_rows(tmp_path: Path) -> None:
+    ended = compared = 0
+    for seed in range(_SEEDS):
+        rows, changes = _random(random.Random(seed))
+        lives, soft = [{**row, **_LIVES} for row in rows], [_soft(each) for each in changes]
+        files, spark = (Changes(tmp_path / f"{seed}{way}", lives, soft, _ALL) for way in ("files", "spark"))
+        expected = _outcome(lambda made=files: made.by_files(_DEFINITION))
+        done = _outcome(lambda made=spark: by_spark(made, _DEFINITION))
+        if isinstance(expected, str) or isinstance(done, str):
+            assert done == expected, f"seed {seed}"
+            continue
+        left = sorted(spark.rows(), key=lambda row: str(row["k"]))
+        assert left == _followed(rows, changes), f"seed {seed}"
+        assert _done(done) == _done(expected), f"seed {seed}"
+        ended += sum(bool(row["_deleted"]) for row in left)
+        compared += 1
+    assert compared
+    assert ended
+
+
+def _values(*rows: Sequence[object]) -> list[Row]:
+    return [dict(zip("kv", row, strict=True)) for row in rows]
+
+
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spark", "stored", "sent"),
+    [
+        (pa.float64(), "double", [-0.0, _NAN, 2.5], [0.0, _NAN, 2.5]),
+        (pa.float32(), "float", [0.0, _NAN, 2.5], [-0.0, _NAN, 2.5]),
+        (pa.list_(pa.float64()), "array<double>", [[-0.0], [_NAN, None], []], [[0.0], [_NAN, None], []]),
+        (pa.string(), "string", ["a", "A ", "ä"], ["a", "A ", "ä"]),
+        (pa.decimal128(38, 4), "decimal(38,4)", [None, 1, 2], [None, 1, 2]),
+    ],
+    ids=str,
+)
+def test_a_key_is_found_whatever_form_its_value_has(
+    tmp_path: Path, kind: pa.DataType, spark: str, stored: list[object], sent: list[object]
+) -> None:
+    """Also by a MERGE, which gets the key as the replica has it. NULL, which no key has, finds nothing."""
+    columns: Columns = (("k", kind), ("v", pa.string()))
+    others = [key for key in sent if key is not None]
+    moved = {"k": others[-1], "v": "moved away and back"}
+    changes = [
+        *(update({"k": key, "v": f"after {number}"}) for number, key in enumerate(others[:-1])),
+        delete({"k": others[-1], "v": None}),
+        insert(moved),
+    ]
+    replicated = Definition((("k", spark), ("v", "string")), ("k",), Layout(1, (), 2, ()))
+    rows = _values(*((key, "before") for key in stored if key is not None))
+    made = Changes(tmp_path / "made", rows, changes, columns)
+    done = by_spark(made, replicated)
+    assert _done(done) == (0, len(rows), 0, 0)
+    texts = sorted(str(each["v"]) for each in made.rows())
+    assert texts == sorted([*(f"after {n}" for n in range(len(others) - 1)), "moved away and back"])
+
+
+def test_a_slice_of_inserts_counts_those_after_a_truncate(tmp_path: Path) -> None:
+    changes = [insert(row(1, "a")), insert(row(2, "b")), Change("truncate"), insert(row(1, "c"))]
+    for number, key in enumerate([("k",), ()]):
+        made = Changes(tmp_path / str(number), [row(7, "before")], changes)
+        assert _done(by_spark(made, definition(*key))) == (1, 0, 0, 0)
+        assert made.rows() == [row(1, "c")]
+
+
+@pytest.mark.drawn
+def test_random_changes_of_a_multiset_leave_the_rows_and_counts_of_files(tmp_path: Path) -> None:
+    columns = (*_COLUMNS, ("f", pa.float64()))
+    replicated = Definition(
+        (("k", "bigint"), ("t", "string"), ("v", "string"), ("f", "double")), (), Layout(1, (), 4, ())
+    )
+    for seed in range(_SEEDS):
+        draw = random.Random(seed)
+
+        def drawn(draw: random.Random = draw) -> Row:
+            value = draw.choice([0.0, -0.0, None, 1.5])
+            return {"k": draw.randrange(2), "t": "t", "v": draw.choice(["v", None]), "f": value}
+
+        rows, changes = [drawn() for _ in range(12)], list[Change]()
+        for _ in range(12):
+            old = drawn()
+            changes.append(draw.choice([insert(drawn()), update(drawn(), old), delete(old)]))
+        if draw.random() < 0.3:
+            changes.insert(draw.randrange(len(changes)), Change("truncate"))
+        files, spark = (
+            Changes(tmp_path / f"{seed}{way}", rows, changes, columns) for way in ("files", "spark")
+        )
+        expected, done = files.by_files(replicated), by_spark(spark, replicated)
+        assert _done(done) == _done(expected), f"seed {seed}"
+        printed = [sorted(map(repr, made.rows())) for made in (spark, files)]
+        assert printed[0] == printed[1], f"seed {seed}"
+
+
+def test_a_moved_row_keeps_unsent_values_of_its_former_key(tmp_path: Path) -> None:
+    columns: Columns = (("k", pa.float64()), ("v", pa.string()))
+    moves = [
+        Change("update", {"k": 1.0}, {"k": 0.0, "v": None}, ("v",)),
+        Change("update", {"k": 2.0}, {"k": 1.0, "v": None}, ("v",)),
+    ]
+    replicated = Definition((("k", "double"), ("v", "string")), ("k",), Layout(1, (), 2, ()))
+    made = Changes(tmp_path, _values((-0.0, "large"), (5.0, "other")), moves, columns)
+    assert _done(by_spark(made, replicated)) == (1, 0, 1, 0)
+    assert made.rows() == _values((2.0, "large"), (5.0, "other"))
