@@ -1,4 +1,4 @@
-"""The metadata of deleted rows that a replica keeps.
+"""The metadata of deleted rows that a replica retains.
 
 This module does not import pyarrow, so that reading pgsieve.yaml does not either.
 """

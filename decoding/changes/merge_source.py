@@ -17,12 +17,13 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 
 @dataclass(frozen=True)
 class MergeSource:
-    """The action of a MERGE for each of `keys`: delete, update or upsert, and end if ended rows are kept.
+    """The action of a MERGE for each of `keys`: delete, update, upsert, or end if ended rows are retained.
 
-    `last` is the change that has the row. For each column that some change left out, `sent` is the change
-    that has the column's value, or `NONE` without one. Then a row that came from another key takes the value
-    of the replica's row of the key `base`, and a row that `keeps` the column has its own value. `ended` is the
-    change that ended a kept row; `end` alters only that row's metadata.
+    - `last` is the change that has the row.
+    - `sent` is, for each column that some change omitted, the change that has the column's value, or `NONE`.
+      In the latter case, a row that moved from another key takes the value of the replica's row with the key
+      `base`, and a row with `retains_value` retains its value.
+    - `ended` is the change that ended a retained row. The action end alters only such a row's metadata.
     """
 
     keys: Numbers

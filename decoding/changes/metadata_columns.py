@@ -1,7 +1,7 @@
 """Metadata columns: data about each row of a replica, as ordinary columns of its changes.
 
 In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the new rows of
-changes, and for deleted rows that are kept. Raises nothing.
+changes, and for deleted rows that are retained. Raises nothing.
 
 A copied row has the snapshot's LSN and time, but no commit; its first change replaces both. The apply adds
 the time at which it applies a row (`Stamp`).
@@ -79,7 +79,7 @@ class MetadataColumns:
     def ended_values(
         self, name: str, changes: Mapping[str, pa.Array], original_operations: pa.Array
     ) -> pa.Array:
-        """The values of a column for old rows: NULL unless the replica keeps deleted rows.
+        """The values of a column for old rows: NULL unless the replica retains deleted rows.
 
         `original_operations` are the operations before row filters.
         """

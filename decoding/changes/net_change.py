@@ -95,7 +95,7 @@ class NetChange:
     - `last` is the change that has the row.
     - `sent` is, for each column that some change omitted, the change that has the value, or `NONE` if only
       the replica's row of `base` has it.
-    - `ended` is, if ended rows are kept, the change that ended the row, else `NONE`. An ended row has its
+    - `ended` is, if ended rows are retained, the change that ended the row, else `NONE`. An ended row has its
       last values. A row of the replica that ended without an earlier change has no `last`.
 
     A key that is neither upserted nor updated has no row afterwards.
@@ -112,7 +112,7 @@ class NetChange:
 
     @property
     def has_row(self) -> Mask:
-        """The mask of keys with a row afterwards, also one that ended and is kept."""
+        """The mask of keys with a row afterwards, also one that ended and is retained."""
         has_row: Mask = self.upserted | self.updated
         return has_row
 
@@ -175,7 +175,7 @@ def net_changes(
     """Return the outcome for each key, and the first change that conflicts with a row of its key, or None.
 
     `present` says for each key whether the replica has a row. If there is a conflict, the outcome is
-    meaningless. With `retain_ended`, the last ended row of each key is kept; this needs `present` of all
+    meaningless. With `retain_ended`, the last ended row of each key is retained; this needs `present` of all
     keys.
     """
     changes = _replace_lost_moves(changes, present)

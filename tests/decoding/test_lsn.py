@@ -1,4 +1,4 @@
-"""pg_lsn text, PostgreSQL documentation 8.20."""
+"""pg_lsn text, PostgreSQL documentation, pg_lsn Type."""
 
 from __future__ import annotations
 

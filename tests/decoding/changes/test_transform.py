@@ -1,4 +1,7 @@
-"""The UPDATE transformation (section 29.4.3): which changes pass the filters, and which rows no filter has to see."""
+"""The UPDATE transformation: which changes pass the filters, and which rows the filters never read.
+
+PostgreSQL documentation, Row Filters: UPDATE Transformations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CopyData messages of a replication connection, PostgreSQL documentation 54.4."""
+"""CopyData messages of a replication connection, PostgreSQL documentation, Streaming Replication Protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pgoutput messages, PostgreSQL documentation 54.9.
+"""pgoutput messages, PostgreSQL documentation, Logical Replication Message Formats.
 
 VECTORS are bytes that PostgreSQL 15.18 sent, and some that follow its message formats. Each has the statement that caused it. The table is
 `CREATE TABLE public.v (id int PRIMARY KEY, b text, e ve)` with the enum `ve`.

@@ -135,7 +135,7 @@ def test_a_tail_is_refused_at_its_offset(recording):
 
 @each
 def test_relations_are_described_before_they_change(recording):
-    """A description within a stream belongs to that transaction until it commits (section 54.5)."""
+    """A description within a stream belongs to that transaction until it commits."""
     session, streamed, types = {}, {}, set()
     transaction = 0
     for message in recording.messages:

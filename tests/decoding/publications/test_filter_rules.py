@@ -1,4 +1,7 @@
-"""Which expressions may be a row filter (section 29.4.2), and the parser of the server's expression trees."""
+"""Which expressions may be a row filter, and the parser of the server's expression trees.
+
+PostgreSQL documentation, Row Filters: Expression Restrictions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The collation that decides (section 23.2.1), and collations that an engine of bytes can follow."""
+"""The collation of an expression, and the collations under which a comparison of bytes is right.
+
+PostgreSQL documentation, Collation Support.
+"""
 
 from __future__ import annotations
 
