@@ -135,7 +135,7 @@ class Cursor:
         return self.u64(field) or self.fail(f"{field}, not zero", back=8)
 
     def check_count(self, count: int, field: str, *, item_size: int) -> int:
-        """Return a count that was just read; raises ProtocolError if so many items cannot remain."""
+        """Return a count that was just read; raises ProtocolError if so many items need more than the rest."""
         if not 0 <= count * item_size <= self.remaining:
             self.fail(f"a number of {field} that {self.remaining} bytes can hold, not {count}")
         return count

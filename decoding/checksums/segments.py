@@ -5,7 +5,8 @@ checksums of each segment, and the same results for a replica's rows as Arrow co
 not matter; equal rows all count. The low bits of a row's hash are the number of its segment. So a row that
 differs usually has different segments at the publisher and in the replica, and both segments differ.
 
-Two different tables have the same checksums with a probability of 2⁻⁶⁴; with another seed these are others.
+Two different tables have the same checksums with a probability of 2⁻⁶⁴. Tables that do under one seed
+should not under another.
 """
 
 from __future__ import annotations

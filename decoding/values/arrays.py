@@ -147,10 +147,8 @@ def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.A
     return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
 
 
-_HEADER_BYTES, _DIMENSION_BYTES = (
-    12,
-    8,
-)  # The number of dimensions, flags, element type; then per dimension size and lower bound.
+_HEADER_BYTES = 12  # The number of dimensions, the flags, and the type of the elements.
+_DIMENSION_BYTES = 8  # The size and the lower bound of a dimension.
 _LENGTH_BYTES = 4
 _NULL_LENGTH = -1
 

@@ -31,8 +31,8 @@ def _date(days: int) -> tuple[str, str]:
 
 def _clock(micros: int) -> str:
     seconds, fraction = divmod(micros, _SECOND)
-    printed_year = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{printed_year}.{fraction:06}".rstrip("0") if fraction else printed_year
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{clock}.{fraction:06}".rstrip("0") if fraction else clock
 
 
 def _read_integer(value: bytes, name: str, bits: int) -> int:
