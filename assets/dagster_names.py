@@ -31,12 +31,12 @@ def decode_identifier(text: str) -> str:
     return _ENCODED.sub(lambda code: chr(int(code.group(1), 16)), text)
 
 
-def table_partition(name: Name) -> str:
+def encode_partition_key(name: Name) -> str:
     """The Dagster partition key of a published table: no part has a dot in it."""
     return ".".join(map(encode_identifier, name))
 
 
-def partition_table(key: str) -> Name:
+def decode_partition_key(key: str) -> Name:
     """The (schema, table) of a Dagster partition key."""
     schema, _, table = key.partition(".")
     return decode_identifier(schema), decode_identifier(table)

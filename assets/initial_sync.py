@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name, partition_table, table_partition
+from pgsieve.assets.dagster_names import Name, decode_partition_key, encode_partition_key
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
@@ -22,7 +22,7 @@ from pgsieve.assets.metadata import (
 from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, as_step
 from pgsieve.assets.published import PublishedTable
 from pgsieve.assets.runless_events import unplanned_event
-from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.registration import Registration
@@ -70,7 +70,7 @@ def initial_sync_asset(
     names: str | None = None,
     tell: Callable[[str], None] = no_log,
     seconds: float = PATIENT_SECONDS,
-    callbacks: StepCallbacks[Sequence[Copied]] = NO_CALLBACKS,
+    callbacks: StepCallbacks[Sequence[CopyResult]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies its table anew.
 
@@ -83,12 +83,12 @@ def initial_sync_asset(
     key = naming.key(data)
     partitions = tables_partitions(subscription.name)
 
-    def copied(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[Copied], Work]:
+    def copied(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
         def log(line: str) -> None:
             context.log.info(line)
             tell(line)
 
-        tables = [partition_table(key) for key in context.partition_keys]
+        tables = [decode_partition_key(key) for key in context.partition_keys]
         lacking = LACKING_TAG in context.run.tags
         with measure() as work:
             return copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds), work
@@ -124,11 +124,11 @@ def initial_sync_asset(
 
 
 def _partition_events(
-    key: dg.AssetKey, partitions: Sequence[str], copied: Sequence[Copied], work: Work
+    key: dg.AssetKey, partitions: Sequence[str], copied: Sequence[CopyResult], work: Work
 ) -> Iterator[Event]:
     """The events for the Dagster partitions that a run has copied: one for all, or one for each if a table failed."""
     metadata = {**_metadata(copied), **work_metadata(work)}
-    failed = {table_partition(name) for name in _problems(copied)}
+    failed = {encode_partition_key(name) for name in _problems(copied)}
     if not failed:
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         return
@@ -137,7 +137,7 @@ def _partition_events(
             yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
 
 
-def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
+def _problems(copied: Sequence[CopyResult]) -> dict[Name, str]:
     """The tables that could not be copied, and why."""
     return {
         (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
@@ -147,7 +147,7 @@ def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
 
 
 def _replica_event(
-    context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: Copied
+    context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: CopyResult
 ) -> dg.AssetMaterialization:
     """The materialization of a replica after its copy; increments report the later ones."""
     name = copied.schema, copied.table
@@ -170,7 +170,7 @@ def _replica_event(
     return unplanned_event(context, made, [changes, source])
 
 
-def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:
+def _metadata(copied: Sequence[CopyResult]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {

@@ -58,8 +58,8 @@ from pgsieve.assets.runless_events import (
     tables_with_failed_check,
     unplanned_event,
 )
-from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
+from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -87,12 +87,12 @@ def replica_tables_asset(
     *,
     unchanged: Tables = MappingProxyType({}),
     freshness_policy: dg.FreshnessPolicy | None = None,
-    done: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None = None,
+    prefetched: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None = None,
     callbacks: StepCallbacks[ApplyResult] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `done` returns the cut before an apply that ran before the step, and the result of that apply; the step then only
+    `prefetched` returns the cut before an apply that ran before the step, and the result of that apply; the step then only
     reports them. `unchanged` are the tables of the cut that are not among `tables`. `freshness_policy` is the cut's.
     """
     assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
@@ -113,7 +113,9 @@ def replica_tables_asset(
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
         with as_step(context), callbacks.reporting_errors():
             lake, request = open_lake(context, naming), _Request(assets, context)
-            (before, result), work = request.apply(lake) if done is None else done(context.log.info)
+            (before, result), work = (
+                request.apply(lake) if prefetched is None else prefetched(context.log.info)
+            )
             callbacks.add_work(work)
             if request.has_assets:
                 callbacks.report(result)
@@ -410,7 +412,7 @@ def _replica_metadata(
     lake: Lake, path: str, table: PublishedTable, result: ApplyResult, state: TableState
 ) -> dict[str, Any]:
     name = (table.schema, table.name)
-    applied = result.tables.get(name, Applied(*name))
+    applied = result.tables.get(name, TableResult(*name))
     cut = result.cut
     version = cut.tables.get(name) if cut else None
     copied = state.definition.published if state.definition else None

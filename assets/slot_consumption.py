@@ -10,7 +10,7 @@ from pgsieve.assets.metadata import LAG_BYTES, standard_metadata, work_metadata
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.reading import Drained
+from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
 from pgsieve.decoding.lsn import format_lsn
@@ -22,7 +22,7 @@ def change_log_asset(
     subscriptions: Sequence[Subscription],
     naming: Naming,
     *,
-    append: Callable[[], Drained] | None = None,
+    append: Callable[[], DrainResult] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm them.
 

@@ -10,7 +10,7 @@ from pgsieve.assets.metadata import transformation_metadata, work_metadata
 from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, as_step
 from pgsieve.assets.runless_events import report_if_disabled
 from pgsieve.assets.steps.prefetched import PrefetchedWork
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
@@ -28,12 +28,12 @@ def table_changes_asset(
     subscription: Subscription,
     naming: Naming,
     *,
-    done: PrefetchedWork[Sequence[TableChanges]] | None = None,
+    prefetched: PrefetchedWork[Sequence[TableChanges]] | None = None,
     callbacks: StepCallbacks[Sequence[TableChanges]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `done` returns changes that a command has transformed before the step; the step then only reports them. The problem
+    `prefetched` returns changes that a command has transformed before the step; the step then only reports them. The problem
     of a table is only logged: the later step of the replicas fails the run. A disabled subscription fails one run, and
     is left out by later runs.
     """
@@ -49,7 +49,7 @@ def table_changes_asset(
     def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
         with as_step(context), callbacks.reporting_errors():
-            if done is None:
+            if prefetched is None:
                 lake = open_lake(context, naming)
                 if report_if_disabled(context.instance, subscription, lake, naming):
                     context.log.warning(f"subscription {subscription.name} is disabled")
@@ -57,7 +57,7 @@ def table_changes_asset(
                 with measure() as work:
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
-                changes, work = done(log)
+                changes, work = prefetched(log)
         callbacks.add_work(work)
         callbacks.report(changes)
         for table in (c for c in changes if c.problem):

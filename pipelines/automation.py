@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgsieve.assets.dagster_names import Name, table_partition
+from pgsieve.assets.dagster_names import Name, encode_partition_key
 from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -71,7 +71,7 @@ def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> 
         for subscription, names in tables.items():
             partitions = tables_partitions(subscription)
             present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-            if new := sorted({*map(table_partition, names)} - set(present)):
+            if new := sorted({*map(encode_partition_key, names)} - set(present)):
                 requests.append(partitions.build_add_request(new))
         if not requests:
             return dg.SkipReason("all tables are listed")
@@ -101,7 +101,7 @@ def copy_sensor(
         lake = getattr(context.resources, naming.lake).open()
         if not SubscriptionRecord(lake, subscription.name).state().enabled:
             return dg.SkipReason("the subscription is disabled")
-        keys = [table_partition(name) for name in tables_to_copy(subscription, lake)]
+        keys = [encode_partition_key(name) for name in tables_to_copy(subscription, lake)]
         if not keys:
             return dg.SkipReason("every published table has its replica")
         last = _last_copy_run(context.instance, subscription)

@@ -19,7 +19,7 @@ from pgsieve.assets.checks import (
     freshness_checks,
     sync_state_checks,
 )
-from pgsieve.assets.dagster_names import Name, table_partition
+from pgsieve.assets.dagster_names import Name, encode_partition_key
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
 from pgsieve.assets.lake import PgsieveLake, lake_resources
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
@@ -180,4 +180,6 @@ def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
     for name, tables in recorded_tables(project, load_published(config)).items():
         partitions = tables_partitions(name)
         assert partitions.name is not None
-        dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))
+        dagster.add_dynamic_partitions(
+            partitions.name, sorted(encode_partition_key(table) for table in tables)
+        )

@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
-from pgsieve.assets.steps.apply.writer import Applied
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.apply.table_result import TableResult
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.sent_as import SentAs
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
 from pgsieve.pipelines.following.metrics import FollowMetrics
@@ -41,7 +41,7 @@ def exported() -> dict[str, set[str]]:
     metrics.count_changes(
         "sales",
         [TableChanges(1, *name, sent_as={SentAs("public.orders", None, "insert", "insert"): 1})],
-        ApplyResult({name: Applied(*name)}),
+        ApplyResult({name: TableResult(*name)}),
     )
     metrics.count_failures(["sales"])
     with metrics.time_step("apply"):

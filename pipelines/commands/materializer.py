@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dagster as dg
 
 from pgsieve.assets.checks import reported_problems
-from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.dagster_names import encode_partition_key
 from pgsieve.assets.initial_sync import (
     LACKING_TAG,
     initial_sync_asset,
@@ -25,7 +25,7 @@ from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.prefetched import PrefetchedWork
@@ -34,7 +34,7 @@ from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
+from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, subscription_asset
@@ -128,7 +128,7 @@ class Materializer:
         lacking_tags = {} if chosen else {LACKING_TAG: "true"}
         partitions = tables_partitions(self.subscription.name)
         assert partitions.name is not None
-        keys = {table_partition(name) for name in names}
+        keys = {encode_partition_key(name) for name in names}
         self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
         order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
         for key_range in partition_ranges(order, keys):
@@ -142,7 +142,7 @@ class Materializer:
         needed = tables_to_copy(self.subscription, self.lake, self.warnings.append)
         return [name for name in needed if name not in self.waiting_tables]
 
-    def _record_copies(self, copied: Sequence[Copied]) -> None:
+    def _record_copies(self, copied: Sequence[CopyResult]) -> None:
         self.waiting_tables |= {(c.schema, c.table): c.awaits for c in copied if c.awaits or c.again}
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
 
@@ -165,7 +165,7 @@ class Materializer:
     ) -> dg.AssetsDefinition:
         """The asset of the transformed changes; with `done`, its step takes the result of prefetched work."""
         callbacks = StepCallbacks(report=self._record_transformed, add_work=self.work.add, fail=fail)
-        return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
+        return table_changes_asset(self.subscription, NAMING, prefetched=done, callbacks=callbacks)
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
         """The work of the asset `table_changes`."""
@@ -184,7 +184,7 @@ class Materializer:
             tables,
             NAMING,
             unchanged=unchanged,
-            done=done,
+            prefetched=done,
             callbacks=StepCallbacks(report=self._record_applied, add_work=self.work.add, fail=fail),
         )
 
@@ -200,7 +200,7 @@ class Materializer:
         table that is set aside counts as changed once, so that exactly one run fails for it.
         """
         name = self.subscription.name
-        paths = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
+        paths = [each(self.lake, name).path for each in (Cuts, TransformedSlices, TableStates)]
         with self.lake.consistent_read(*paths):
             changed = (
                 ReplicaProgress(self.subscription, self.lake).tables_beyond_cut() | self._newly_set_aside()

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import claim_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.wording import quantity
@@ -96,7 +96,7 @@ def _subscription_records(lake: Lake, subscriptions: Sequence[Subscription]) -> 
 
 def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables that every run reads first; they are opened together, in parallel."""
-    states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
+    states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, TransformedSlices)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
         *_subscription_records(lake, subscriptions),

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.history.expected import expected_histories
+from pgsieve.assets.steps.history.expected_histories import expected_histories
 from pgsieve.assets.steps.operations.refilter import Refilter
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.cuts import Cuts

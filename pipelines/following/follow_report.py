@@ -19,8 +19,8 @@ from pgsieve.assets.published import split_tables
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, combine_results
 from pgsieve.assets.steps.prefetched import finished_work
-from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.assets.steps.slot_consumption.reading import Drained
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
+from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
@@ -50,7 +50,7 @@ class FollowReport:
     ) -> None:
         self._project, self._feed, self._subscriptions = project, feed, subscriptions
         self._dagster, self._progress = dagster, progress
-        self._drained: Drained | None = None
+        self._drained: DrainResult | None = None
         self._changes: dict[str, dict[Name, TableChanges]] = {}
         self._applied: dict[str, ApplyResult] = {}
         self._timer: threading.Timer | None = None
@@ -60,13 +60,13 @@ class FollowReport:
         """Whether results are waiting for a report."""
         return self._drained is not None
 
-    def add_slice(self, drained: Drained, on_due: Callable[[], None]) -> None:
+    def add_slice(self, drained: DrainResult, on_due: Callable[[], None]) -> None:
         """Add an appended slice; `on_due` is called when the report is due, in a thread of its own."""
         earlier = self._drained
         self._drained = drained
         if earlier:
             slices = earlier.slices + drained.slices
-            self._drained = Drained(earlier.from_lsn, drained.to_lsn, slices, drained.lag)
+            self._drained = DrainResult(earlier.from_lsn, drained.to_lsn, slices, drained.lag)
         if self._timer is None:
             self._timer = threading.Timer(REPORT_SECONDS, on_due)
             self._timer.daemon = True
@@ -95,7 +95,9 @@ class FollowReport:
                 if (result := applied.get(subscription.name)) is None:
                     continue
                 transformed: Sequence[TableChanges] = list(changes[subscription.name].values())
-                assets.append(table_changes_asset(subscription, NAMING, done=finished_work(transformed)))
+                assets.append(
+                    table_changes_asset(subscription, NAMING, prefetched=finished_work(transformed))
+                )
                 published = published_tables(self._project, [subscription])[subscription.name]
                 tables, unchanged = split_tables(published, result.tables)
                 if tables:
@@ -105,7 +107,7 @@ class FollowReport:
                             tables,
                             NAMING,
                             unchanged=unchanged,
-                            done=finished_work((None, result)),
+                            prefetched=finished_work((None, result)),
                         )
                     )
             task = f"follow {self._feed.slot}"

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from pgsieve import __version__
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.records.table_states import SyncState
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.sent_as import counts_by_result
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from pgsieve.assets.dagster_names import (
     decode_identifier,
+    decode_partition_key,
     encode_identifier,
+    encode_partition_key,
     groups_of_distinct_names,
     output_names,
-    partition_table,
-    table_partition,
 )
 
 #: Characters that PostgreSQL allows in a name: all except NUL. A name has at most 63 bytes.
@@ -47,8 +47,8 @@ def test_names_of_assets_in_dagster(name: str, text: str) -> None:
 @example(("-41-", "41"))
 @example(("...", ",[a...b]\n"))
 def test_a_table_is_read_back_from_its_dagster_partition(name: tuple[str, str]) -> None:
-    key = table_partition(name)
-    assert partition_table(key) == name
+    key = encode_partition_key(name)
+    assert decode_partition_key(key) == name
     assert not set(key) & set(",/\\\n\t \"'[]")
     assert "..." not in key
 

@@ -17,7 +17,7 @@ import pytest
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import TableAt, tables_at
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -93,7 +93,7 @@ def rows_at(
 
 def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
     """Compare the tables at a moment, and return their number. If the workload alters tables, copied ones may be refused."""
-    position = Transformed(replica.lake, "sub").position()
+    position = TransformedSlices(replica.lake, "sub").position()
     complete = ReplicaProgress(replica.subscription, replica.lake).complete_up_to(position)
     # The log ends there: the last transactions changed none of these tables.
     lsn = min(seen.lsn, complete)

@@ -1,6 +1,6 @@
 """A batch of slices: each replica's lacking changes are planned from one version, and applied to exactly that version.
 
-In: a batch's changes by table. Out: `Applied` for each table, with the problem if the table fails. If another process
+In: a batch's changes by table. Out: `TableResult` for each table, with the problem if the table fails. If another process
 has written to the replica meanwhile, the changes that are still lacking are planned anew.
 """
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, heads
 from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChanges, many_changes
-from pgsieve.assets.steps.apply.damaged import altered_columns
+from pgsieve.assets.steps.apply.damaged_tables import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, heads
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.history.shared_rows import SHARED_BYTES, SharedRows
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, full_reason, is_damage
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
@@ -136,18 +136,18 @@ class Batch:
                 plans.append(Plan(PendingChanges(lacking, head), state))
         return plans, advanced, states
 
-    def apply(self, plans: Sequence[Plan]) -> list[Applied]:
+    def apply(self, plans: Sequence[Plan]) -> list[TableResult]:
         """Apply the plans; the result of a table that fails has the problem."""
         if not plans:
             return []
-        lake, applied = self.lake, list[Applied]()
+        lake, applied = self.lake, list[TableResult]()
         paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in plans}
         with lake.consistent_read(*paths.values()):
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in plans if (sizes[p.pending.name] >= LARGE_BYTES) == large]
             done = lake.map_in_parallel(self._apply_in_process, chosen)
-            applied += [each for each in done if isinstance(each, Applied)]
+            applied += [each for each in done if isinstance(each, TableResult)]
             remaining = [each for each in done if isinstance(each, Plan)]
             if remaining and large:
                 for plan in remaining:
@@ -156,12 +156,12 @@ class Batch:
             if remaining:
                 with lake.idempotent_writes(self.end, vectors=large):
                     done = lake.map_in_parallel(self._apply_in_process_or_by_spark, remaining)
-                    applied += [each for each in done if isinstance(each, Applied)]
+                    applied += [each for each in done if isinstance(each, TableResult)]
         return [*self._apply_before_conflicts(applied), *applied]
 
-    def _apply_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
+    def _apply_before_conflicts(self, applied: Sequence[TableResult]) -> list[TableResult]:
         """Apply the slices before the conflict of each table that has one, so that it does not matter where batches end."""
-        earlier: list[Applied] = []
+        earlier: list[TableResult] = []
         for name, at in ((a.name, a.conflict_lsn) for a in applied):
             changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
             if changes:
@@ -171,7 +171,7 @@ class Batch:
 
     def examine(
         self, plans_to_examine: Sequence[Plan]
-    ) -> tuple[list[Plan], tuple[KeyConflictError, Applied] | None]:
+    ) -> tuple[list[Plan], tuple[KeyConflictError, TableResult] | None]:
         """Search the plans for key conflicts, and apply nothing.
 
         Returns the examined plans, and the first conflict of all tables with the result for its table.
@@ -198,17 +198,17 @@ class Batch:
         error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
         return plans, (error, _conflict_result(plan.pending.name, error))
 
-    def _apply_in_process(self, plan: Plan) -> Applied | Plan:
+    def _apply_in_process(self, plan: Plan) -> TableResult | Plan:
         """Apply a plan by this process; returns the plan if only Spark can commit to the table."""
         return self._apply_plan(plan, self._commit)
 
-    def _apply_in_process_or_by_spark(self, plan: Plan) -> Applied | Plan:
+    def _apply_in_process_or_by_spark(self, plan: Plan) -> TableResult | Plan:
         """Apply a plan by this process or by Spark."""
         return self._apply_plan(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
 
     def _apply_plan(
-        self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
-    ) -> Applied | Plan:
+        self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], TableResult | None]
+    ) -> TableResult | Plan:
         """Apply a plan by the function `commit`; returns the plan if that function returns None.
 
         If another process was faster, the changes that are still lacking are planned and applied.
@@ -216,13 +216,13 @@ class Batch:
         name, path = plan.pending.name, self.lake.paths.replica(self.subscription, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
-        def attempt() -> Applied | Plan:
+        def attempt() -> TableResult | Plan:
             if not plans:
                 plans.extend(self.plan([name])[0])
             if not plans:
                 # Another process has applied the changes, or is about to copy the table.
                 head = self.lake.records.head(path)
-                return Applied(*name, head=head, overtaken=(head.position or 0) < self.end)
+                return TableResult(*name, head=head, overtaken=(head.position or 0) < self.end)
             current = plans.pop()
             try:
                 search = _conflict_search(self.subscription, self.lake, current)
@@ -242,9 +242,9 @@ class Batch:
             # Engines report missing columns in different words. This message names them.
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True
-            return Applied(*name, problem=problem, damaged=lost)
+            return TableResult(*name, problem=problem, damaged=lost)
 
-    def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
+    def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | None:
         """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
         with _large_apply_lock(search):
@@ -281,9 +281,9 @@ class Batch:
             self.decided.add(pending.name, DecidedKeys(pending.slice_ends, pending.since, keyed, rows))
 
 
-def _conflict_result(name: Name, error: KeyConflictError) -> Applied:
+def _conflict_result(name: Name, error: KeyConflictError) -> TableResult:
     inserted = error.conflict == INSERT_EXISTS
-    return Applied(
+    return TableResult(
         *name,
         problem=error.message,
         insert_exists=int(inserted),
@@ -324,7 +324,7 @@ def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
     return nullcontext() if search.lake.policy.is_small(search.pending.size) else _LARGE_APPLY
 
 
-def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
+def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult:
     """Apply a plan by a commit of Spark."""
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
     changes = SparkChanges(lake, path, search.log, definition, pending)

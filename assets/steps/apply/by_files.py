@@ -1,6 +1,6 @@
 """Applies a batch to one replica table by writing its files: transformed changes -> one commit of their net change.
 
-In: a batch's changes in the files of the change history. Out: `Applied`. The net change of each key is computed on
+In: a batch's changes in the files of the change history. Out: `TableResult`. The net change of each key is computed on
 whole columns (`pgsieve.decoding.changes.net_change`). Then executors write the new rows from the row groups of the
 history, and rewrite the replica's files that contain deleted rows. If these files are too large, or have deletion
 vectors already, the deleted rows are marked in deletion vectors instead. Raises LakeError.
@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result
 from pgsieve.assets.steps.apply.chosen_rows import ChosenRows
 from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions, net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, Endings
@@ -25,6 +24,7 @@ from pgsieve.assets.steps.apply.keyed_changes import (
     stored_changes,
 )
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, first_matches, stored_digests
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
@@ -242,7 +242,7 @@ class FilesWriter:
     end: int
     shared: SharedRows | None = None
 
-    def apply(self, changes: ManyChanges) -> Applied | None:
+    def apply(self, changes: ManyChanges) -> TableResult | None:
         """Apply changes that have no conflict; None if removed rows have to be marked and cannot be."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None

@@ -74,12 +74,12 @@ class Endings:
 
         `leaving` are the rows whose keys the batch replaces.
         """
-        net, metadata, others = self.net, self._metadata, self.keyed.keys.num_rows
-        stands = self.remains & (net.last == NONE)
-        ended_by = np.full(others + 1, NONE)
-        ended_by[net.keys[stands]] = net.ended[stands]
-        ended_by[others] = metadata.num_rows - 1
-        removed, ended = _merge_matches(leaving, self.emptied, others), list[EndedRows]()
+        net, metadata, other_key = self.net, self._metadata, self.keyed.keys.num_rows
+        is_ended = self.remains & (net.last == NONE)
+        ended_by = np.full(other_key + 1, NONE)
+        ended_by[net.keys[is_ended]] = net.ended[is_ended]
+        ended_by[other_key] = metadata.num_rows - 1
+        removed, ended = _merge_matches(leaving, self.emptied, other_key), list[EndedRows]()
         for match in removed:
             order = np.argsort(match.rows)
             by = ended_by[match.keys[order]]

@@ -1,6 +1,6 @@
 """Applies a batch of few changes to one replica table by delta-rs, in this process: one commit of their net change.
 
-In: a batch's changes as an Arrow table, in order. Out: `Applied`. It is for tables whose files `by_files` cannot
+In: a batch's changes as an Arrow table, in order. Out: `TableResult`. It is for tables whose files `by_files` cannot
 write. `writer` does the same by Spark, for any number of changes. Raises LakeError.
 """
 
@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.keys import PresentKeys
@@ -79,7 +79,7 @@ class FewChangesWriter:
     pending: PendingChanges
     end: int
 
-    def apply(self) -> Applied:
+    def apply(self) -> TableResult:
         """Apply the changes after the last TRUNCATE: an append if all are INSERTs, else a MERGE."""
         add_costs(DRIVER, 1, self.few.rows.nbytes)
         changes = self._effective_changes(self.few.rows)
@@ -91,7 +91,7 @@ class FewChangesWriter:
     def _effective_changes(self, changes: pa.Table) -> pa.Table:
         return changes.filter(pa.array(self.pending.extent.effective_changes(changes)))
 
-    def _merge_by_key(self, changes: pa.Table) -> Applied:
+    def _merge_by_key(self, changes: pa.Table) -> TableResult:
         """Merge the net change of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, struct_field(changes["new"], name).type) for name in columns])
@@ -180,7 +180,7 @@ class FewChangesWriter:
         rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
         return self._stamp.apply(rows)
 
-    def _append(self, rows: pa.Table, counts: Mapping[str, int], *, changes: bool) -> Applied:
+    def _append(self, rows: pa.Table, counts: Mapping[str, int], *, changes: bool) -> TableResult:
         """Append rows, or replace the replica by them after a TRUNCATE; `changes` says whether there is anything to commit."""
         truncated = self.pending.truncated_at is not None
         if changes or truncated:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError

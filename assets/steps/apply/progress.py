@@ -6,14 +6,14 @@ applied, and the tables that are ahead of the newest cut. Raises LakeError.
 
 from dataclasses import dataclass
 
-from pgsieve.assets.steps.apply.applied import heads
 from pgsieve.assets.steps.apply.batch import lacking_changes
 from pgsieve.assets.steps.apply.row_versions import lacking_versions
+from pgsieve.assets.steps.apply.table_result import heads
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.lake import Lake
 
@@ -29,7 +29,7 @@ class ReplicaProgress:
         """The tables with changes after the newest cut, and the tables that were copied since."""
         lake, subscription = self.lake, self.subscription.name
         cut = Cuts(lake, subscription).last()
-        waiting = Transformed(lake, subscription).slices(cut.lsn if cut else 0)
+        waiting = TransformedSlices(lake, subscription).slices(cut.lsn if cut else 0)
         names = {c.name for changes in waiting.values() for c in changes if c.has_changes}
         copied = {}
         for name, state in TableStates(lake, subscription).newest().items():
@@ -46,7 +46,7 @@ class ReplicaProgress:
 
     def transformed_up_to(self) -> int:
         """The end of the last slice that is transformed."""
-        return Transformed(self.lake, self.subscription.name).position()
+        return TransformedSlices(self.lake, self.subscription.name).position()
 
     def complete_up_to(self, transformed: int) -> int:
         """The LSN before which everything is complete, for a caller that has read the slices up to `transformed`.
@@ -76,7 +76,7 @@ class ReplicaProgress:
         states = {n: s for n, s in TableStates(lake, name).newest().items() if s.applies}
         slices = {
             end: [change for change in changes if change.has_changes and change.name in states]
-            for end, changes in Transformed(lake, name).slices(upto).items()
+            for end, changes in TransformedSlices(lake, name).slices(upto).items()
         }
         changed = {change.name for changes in slices.values() for change in changes}
         present_heads = heads(lake, name, sorted(changed))

@@ -11,19 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.batch import Batch, DecidedTables, Plan
-from pgsieve.assets.steps.apply.damaged import IntactVersions, put_back_problem, set_aside_damaged
+from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, put_back_problem, set_aside_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.row_versions import VersionsDuringApply
-from pgsieve.assets.steps.history.repaired import note_partial, repaired_tables
+from pgsieve.assets.steps.apply.table_result import TableResult
+from pgsieve.assets.steps.history.repaired_tables import note_partial, repaired_tables
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.own_versions import present_versions
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
-from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
+from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.sent_as import SentCounts, sum_counts
 from pgsieve.decoding.lsn import format_lsn
@@ -46,7 +46,7 @@ class ApplyResult:
     sent as; it includes changes that were not sent.
     """
 
-    tables: dict[Name, Applied] = field(default_factory=dict)
+    tables: dict[Name, TableResult] = field(default_factory=dict)
     cut: Cut | None = None
     sent_as: dict[Name, SentCounts] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class _Apply:
     def __init__(self, subscription: Subscription, lake: Lake, log: Log, only: Sequence[Name] | None) -> None:
         self._subscription, self._lake, self._log, self._only = subscription, lake, log, only
         self.result = ApplyResult(cut=Cuts(lake, subscription.name).last())
-        record = Transformed(lake, subscription.name)
+        record = TransformedSlices(lake, subscription.name)
         self._transformed = record.position()
         self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
@@ -217,9 +217,9 @@ class _Apply:
         """Set aside the tables whose versions of rows have problems."""
         for name, problem in problems.items():
             self._replicas.set_aside(name, problem)
-            self._count(Applied(*name, problem=problem, damaged=True))
+            self._count(TableResult(*name, problem=problem, damaged=True))
 
-    def _count(self, applied: Applied) -> None:
+    def _count(self, applied: TableResult) -> None:
         tables = self.result.tables
         tables[applied.name] = _combine(tables.get(applied.name), applied)
 
@@ -374,10 +374,10 @@ def combine_results(before: ApplyResult, now: ApplyResult) -> ApplyResult:
     return ApplyResult(tables, now.cut or before.cut, before.sent_as | sent_as)
 
 
-def _combine(before: Applied | None, now: Applied) -> Applied:
+def _combine(before: TableResult | None, now: TableResult) -> TableResult:
     if before is None:
         return now
-    return Applied(
+    return TableResult(
         now.schema,
         now.table,
         inserted=before.inserted + now.inserted,

@@ -13,13 +13,13 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables, lacking_changes
 from pgsieve.assets.steps.apply.by_files import RowsTask, may_have_former_key
 from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, Validity
 from pgsieve.assets.steps.apply.completion import NetRows, completions
-from pgsieve.assets.steps.apply.damaged import IntactVersions, is_put_back
+from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
+from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
@@ -32,7 +32,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp

@@ -16,10 +16,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.chosen_rows import ChosenRows
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.apply.keyless_changes import DIGEST_COLUMNS, KeylessChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.records.columns import field, struct_ddl
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides

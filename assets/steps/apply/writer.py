@@ -10,10 +10,10 @@ import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges, batch_result
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.keys import PresentKeys
@@ -35,7 +35,7 @@ class ReplicaWriter:
     #: The search for conflicts; None if the batch was searched already.
     search: ConflictSearch | None
 
-    def apply_by_key(self, changes: SparkChanges) -> Applied:
+    def apply_by_key(self, changes: SparkChanges) -> TableResult:
         """Apply to a table with a key: an append if all changes are INSERTs, else a MERGE. Raises KeyConflictError."""
         pending, names, soft_delete_columns = (
             self.pending,
@@ -66,7 +66,7 @@ class ReplicaWriter:
     def _merge(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)
 
-    def apply_by_row(self, changes: SparkChanges) -> Applied:
+    def apply_by_row(self, changes: SparkChanges) -> TableResult:
         """Apply to a table without a key: each change removes or adds exactly one of several equal rows."""
         pending = self.pending
         if not pending.count("update", "delete"):
@@ -91,7 +91,7 @@ class ReplicaWriter:
         counts = {"inserted": came, "deleted": went, "missing": net.missing}
         return self._result(**(counts if done else {}))
 
-    def _append_inserted(self, changes: SparkChanges, count: int | None) -> Applied:
+    def _append_inserted(self, changes: SparkChanges, count: int | None) -> TableResult:
         """Append the rows of the effective INSERTs; `count` is their number if it is known."""
         rows = changes.inserted()
         if count is None:
@@ -100,7 +100,7 @@ class ReplicaWriter:
             count = rows.count() if truncated else self.pending.count("insert")
         return self._append(rows, {"inserted": count}, changes=bool(count))
 
-    def _append(self, rows: DataFrame, counts: Mapping[str, int], *, changes: bool) -> Applied:
+    def _append(self, rows: DataFrame, counts: Mapping[str, int], *, changes: bool) -> TableResult:
         """Append rows, or replace the replica by them after a TRUNCATE; `changes` says whether there is anything to commit."""
         truncated, names = self.pending.truncated_at is not None, self.definition.names
         if changes or truncated:
@@ -114,5 +114,5 @@ class ReplicaWriter:
         """The version of the replica from which the batch was planned: the commit fails if there is a later one."""
         return self.pending.head.version
 
-    def _result(self, **counts: int) -> Applied:
+    def _result(self, **counts: int) -> TableResult:
         return batch_result(self.lake, self.path, self.pending, self.end, **counts)

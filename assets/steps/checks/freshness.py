@@ -125,7 +125,7 @@ def unread_since(
         try:
             return _first_waiting(connection, feed, state)
         except SourceError as error:
-            # A transaction that cannot be sent waits too; see `pgsieve.assets.steps.slot_consumption.unsendable`.
+            # A transaction that cannot be sent waits too; see `pgsieve.assets.steps.slot_consumption.unsendable_changes`.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
     return _earliest_unread(connection, lake, feed, ChangeLog(lake, feed).position() or 0)

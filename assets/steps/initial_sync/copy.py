@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.initial_sync.one_batch import BatchCopy, CopiedBatch
-from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.initial_sync.readiness import defer, is_announced
 from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import is_transient
@@ -125,7 +125,7 @@ class InitialCopy:
 
     def of_tables(
         self, sizes: Mapping[Name, int], between: Callable[[bool], None], *, lacking: bool = False
-    ) -> list[Copied]:
+    ) -> list[CopyResult]:
         """Copy tables in batches, each at a new snapshot, smallest first; `sizes` has their bytes.
 
         The feed's slot has to be ready. `between` is called after each batch with whether more batches follow. With
@@ -138,7 +138,7 @@ class InitialCopy:
         """
         waiting, since = self._begin(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
         reach(Failpoint.COPY_BEGUN)
-        copied: list[Copied] = []
+        copied: list[CopyResult] = []
         failures = 0
         while waiting:
             batch = _next_batch(waiting, sizes)

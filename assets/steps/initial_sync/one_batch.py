@@ -13,7 +13,12 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, SnapshotCopy, copy_select_list
+from pgsieve.assets.steps.initial_sync.one_table import (
+    CopyResult,
+    PlannedTable,
+    SnapshotCopy,
+    copy_select_list,
+)
 from pgsieve.assets.steps.initial_sync.readiness import Readiness, announced_state, defer, state_after_copy
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import is_locked_out, is_transient
@@ -50,7 +55,7 @@ _MAX_READERS = 4
 class CopiedBatch:
     """The result of a batch: copied tables, tables to copy `again` after a transient fault, and the first such fault."""
 
-    copied: list[Copied]
+    copied: list[CopyResult]
     again: list[Name]
     fault: PgsieveError | None = None
 
@@ -200,9 +205,9 @@ class BatchCopy:
 
     def _copy(
         self, copy: SnapshotCopy, planned: Sequence[PlannedTable]
-    ) -> tuple[list[Copied], dict[Name, PgsieveError]]:
+    ) -> tuple[list[CopyResult], dict[Name, PgsieveError]]:
         """Copy the tables, several at a time. Returns the results, and the transient faults by table."""
-        copied, faults = list[Copied](), dict[Name, PgsieveError]()
+        copied, faults = list[CopyResult](), dict[Name, PgsieveError]()
 
         def copy_one(table: PlannedTable) -> None:
             try:
@@ -231,8 +236,8 @@ class BatchCopy:
         return copied, faults
 
     def _make_ready(
-        self, copied: Sequence[Copied], states: Mapping[Name, TableState], after: Catalog
-    ) -> list[Copied]:
+        self, copied: Sequence[CopyResult], states: Mapping[Name, TableState], after: Catalog
+    ) -> list[CopyResult]:
         """Record the tables' states after the copies, and begin their histories; `after` is the catalog after the copies.
 
         Returns the copies with the problems of histories.
@@ -251,9 +256,11 @@ class BatchCopy:
             for each in copied
         ]
 
-    def _defer_locked(self, selection: _Selection, faults: Mapping[Name, PgsieveError]) -> dict[Name, Copied]:
+    def _defer_locked(
+        self, selection: _Selection, faults: Mapping[Name, PgsieveError]
+    ) -> dict[Name, CopyResult]:
         """Leave tables that other sessions still lock to the next run; returns their results."""
-        later = dict[Name, Copied]()
+        later = dict[Name, CopyResult]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
             if awaited := lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
@@ -266,12 +273,12 @@ def _definition(states: Mapping[Name, TableState], name: Name) -> Definition | N
     return states[name].definition if name in states else None
 
 
-def _waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
+def _waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> CopyResult:
     """The result for a table that cannot be replicated as it is published now."""
-    return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_reason(error))
+    return CopyResult(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_reason(error))
 
 
-def _progress_line(copied: Copied, size: int) -> str:
+def _progress_line(copied: CopyResult, size: int) -> str:
     """A line of progress."""
     name = quote_qualified(copied.schema, copied.table)
     if copied.problem:

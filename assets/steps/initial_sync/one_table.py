@@ -1,6 +1,6 @@
 """The copy of one table: chunks read at an exported snapshot -> the replica, replaced in one commit with that LSN.
 
-In: a planned table and the snapshot. Out: `Copied`, with the problem if it is of the table's own data or replica.
+In: a planned table and the snapshot. Out: `CopyResult`, with the problem if it is of the table's own data or replica.
 Raises transient faults, and faults of the lake.
 """
 
@@ -59,7 +59,7 @@ PROGRESS_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyResult:
     """The result of one table's copy: `lsn` is the snapshot's, `version` the replica's Delta version."""
 
     schema: str
@@ -160,7 +160,7 @@ class SnapshotCopy:
     log: Log
     reading: AbstractContextManager[object]
 
-    def copy_table(self, planned: PlannedTable) -> Copied:
+    def copy_table(self, planned: PlannedTable) -> CopyResult:
         """Copy a table. The result has the table's problem, or says that another process has copied it later."""
         started = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
@@ -174,7 +174,7 @@ class SnapshotCopy:
             failure, again = _with_hint(replicated, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
             problem = waiting_reason(failure) if again else full_reason(self.lake, failure, name)
-        return Copied(
+        return CopyResult(
             schema=table.schema,
             table=table.name,
             lsn=self.snapshot.lsn,

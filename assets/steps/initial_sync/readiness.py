@@ -7,13 +7,13 @@ state has announced is complete, whichever process has copied it.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgsieve.assets.steps.history.copied import begin_history
+from pgsieve.assets.steps.history.copied_rows import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
-from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult, is_beyond
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import (
     History,
     Subscription,
@@ -71,17 +71,19 @@ def is_announced(state: TableState | None) -> bool:
     )
 
 
-def defer(states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log) -> list[Copied]:
+def defer(
+    states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
+) -> list[CopyResult]:
     """Leave tables to the next run, as their snapshot waits for open transactions; returns their results."""
     reason = f"{error.message}; the next run copies it"
     states.leave_to_next_copy(names, reason)
     log(f"{quantity(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
     awaits = error.transactions
-    return [Copied(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
+    return [CopyResult(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
 
 
 def state_after_copy(
-    subscription: Subscription, announced: Mapping[Name, TableState], copied: Copied, after: Catalog
+    subscription: Subscription, announced: Mapping[Name, TableState], copied: CopyResult, after: Catalog
 ) -> TableState:
     """The state of a table after its copy; `after` is the catalog after the copy.
 
@@ -162,7 +164,7 @@ class Readiness:
         copied = [s for s in after if s.state == SyncState.READY and s.name not in overtaken]
         if not copied:
             return Completed((), overtaken, problems)
-        upto = Transformed(self.lake, self.subscription.name).fence()
+        upto = TransformedSlices(self.lake, self.subscription.name).fence()
         again = "changes after its copy were transformed without it"
         self._states.append(
             [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied]

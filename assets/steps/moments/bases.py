@@ -15,7 +15,7 @@ from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import IS_CHANGE, IS_SNAPSHOT
 from pgsieve.decoding.lsn import format_lsn
@@ -58,7 +58,9 @@ def bases(moment: Moment) -> list[Base]:
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).all()
     states = TableStates(lake, subscription).all()
-    reached = max(Transformed(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts))
+    reached = max(
+        TransformedSlices(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts)
+    )
     if not states or not reached:
         raise MomentError(
             f'the lake has no data of a subscription "{subscription}"',

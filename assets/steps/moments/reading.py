@@ -23,7 +23,7 @@ from pgsieve.assets.steps.moments.bases import Base, bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import copy_slice
 from pgsieve.assets.steps.records.table_states import Name, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.clones import clone

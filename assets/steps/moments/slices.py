@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.moments.bases import Base
 from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.tally import Tally, added_tallies, count_changes_and_bytes, empty_tally
 from pgsieve.resources.lake.delta.conforming import conform

@@ -11,13 +11,13 @@ from pgsieve.assets.steps.records.own_versions import (
     put_back_tables,
     subscription_records,
 )
-from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
+from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import forget_copies
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.delta.errors import DamagedTableError
@@ -33,12 +33,12 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     """
     feed, name = subscription.feed, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
-    transformed = Transformed(lake, name).path
-    feeds = [*feed_records(lake, feed), Prepared(lake, feed).path]
+    transformed = TransformedSlices(lake, name).path
+    feeds = [*feed_records(lake, feed), PreparedTransactions(lake, feed).path]
     others = [
         record.path,
         Slices(lake, feed).path,
-        *(each(lake, name).path for each in (Cuts, Registered, Sequences)),
+        *(each(lake, name).path for each in (Cuts, RegisteredNames, Sequences)),
     ]
     with feed.hold_lock(), feed.source.hold_lock(name):
         damaged = [p for p in (states.path, transformed, *feeds, *others) if _is_damaged(lake, p)]

@@ -14,7 +14,7 @@ import psycopg
 from pgsieve.assets.steps.operations.registration import unregister
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.databases import refuse_other_database
-from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import (
@@ -41,7 +41,7 @@ from pgsieve.resources.postgres.slot import drop_slot
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DropResult:
     """The objects that were dropped (None or empty: none); `kept_for` are the subscriptions that still need the slot."""
 
     slot: str | None
@@ -56,7 +56,7 @@ class Dropped:
 
 def drop_subscription(
     subscription: Subscription, lake: Lake, *, leave_slot: bool, delete_tables: bool
-) -> Dropped:
+) -> DropResult:
     """Drop a subscription; nothing happens if it is dropped already.
 
     With `leave_slot` the server is not contacted, as after ALTER SUBSCRIPTION ... SET (slot_name = NONE).
@@ -75,7 +75,7 @@ def drop_subscription(
     # A lake that cannot be written fails here, before anything is dropped.
     if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
-    dropped = Dropped(None, kept_for=others)
+    dropped = DropResult(None, kept_for=others)
     if not leave_slot:
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
@@ -101,7 +101,7 @@ def drop_subscription(
         record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
-    dropped = replace(dropped, unregistered=unregister(Registered(lake, name)))
+    dropped = replace(dropped, unregistered=unregister(RegisteredNames(lake, name)))
     if delete_tables:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
         dropped = replace(dropped, folders=tuple(folder for folder in folders if lake.remove(folder)))
@@ -123,17 +123,17 @@ def _refuse_lake_within(lake: Lake, name: str) -> None:
 
 def _drop_on_server(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, others: Sequence[str]
-) -> Dropped:
+) -> DropResult:
     catalog = read_catalog(connection)
     if others:
         remaining = replace(feed, subscriptions={s: feed.subscriptions[s] for s in others})
         altered, gone = _shrink_to(connection, remaining, catalog)
-        return Dropped(None, altered, gone, kept_for=tuple(others))
+        return DropResult(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
     # Read before the publications are dropped: their comments say which ones pgsieve created.
     foreign = () if feed.filtered else foreign_publications(connection, feed.capture, catalog)
     altered, gone = _shrink(connection, feed, (), catalog)
-    return Dropped(slot, altered, gone, tuple(foreign))
+    return DropResult(slot, altered, gone, tuple(foreign))
 
 
 def _shrink_to(

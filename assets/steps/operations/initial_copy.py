@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pgsieve.assets.steps.initial_sync.copy import InitialCopy
-from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.initial_sync.readiness import defer
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.databases import record_database
@@ -41,7 +41,7 @@ def copy_tables(
     *,
     lacking: bool = False,
     seconds: float = PATIENT_SECONDS,
-) -> list[Copied]:
+) -> list[CopyResult]:
     """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot is ready.
 
     With `lacking`, tables that need no copy any more are left out. The copy waits at most `seconds` for open

@@ -20,8 +20,8 @@ from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_pu
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
+from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import (
@@ -32,7 +32,7 @@ from pgsieve.assets.steps.records.table_states import (
     history_paths,
     newest_version,
 )
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_columns
@@ -91,7 +91,7 @@ def maintain_feed(
         record = Catalogs(lake, feed).path
         catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
         maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
-        maintainer.maintain(Prepared(lake, feed).path)
+        maintainer.maintain(PreparedTransactions(lake, feed).path)
         feed_record = FeedRecord(lake, feed)
         maintainer.maintain(feed_record.path, superseded_condition(feed_record.counting_versions()))
         return maintainer.results
@@ -162,12 +162,12 @@ class _SubscriptionTables:
         # Rows after the newest cut stay if they have changes: the next cut needs them. Of the rows without changes only
         # the last one is needed, for the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
-        maintain(Transformed(lake, name).path, applied_rows)
+        maintain(TransformedSlices(lake, name).path, applied_rows)
         of_cuts = {cut.states for cut in cuts.all() if cut.states is not None}
         maintain(states.path, superseded_condition(states.counting_versions(of_cuts)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
         maintain(record.path, superseded_condition({record.newest_version()}))
-        maintain(Registered(lake, name).path)
+        maintain(RegisteredNames(lake, name).path)
         maintain(sequences.path, superseded_condition(sequences.counting_versions()))
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Definition, History, Subscription
 from pgsieve.decoding.changes.metadata_columns import select_living
 from pgsieve.decoding.errors import PgsieveError
@@ -209,7 +209,7 @@ class Refilter:
         """Make a replica and return its number of rows; if this process dies meanwhile, the next run copies the table."""
         lake, target = self.lake, self.subscription.name
         lsn = applied_lsn(lake, chosen.source)
-        states, record = TableStates(lake, target), Transformed(lake, target)
+        states, record = TableStates(lake, target), TransformedSlices(lake, target)
         self._refuse_gap(lsn)
         former = states.newest().get(name)
         replicated, wanted = chosen.replicated, chosen.wanted
@@ -250,7 +250,7 @@ class Refilter:
         """Raise if the slot may lack changes from the LSN on, or slices after it were transformed without the table."""
         feed, name = self.subscription.feed, self.subscription.name
         begun = ChangeLog(self.lake, feed).position()
-        if begun is None or begun > lsn or Transformed(self.lake, name).position() > lsn:
+        if begun is None or begun > lsn or TransformedSlices(self.lake, name).position() > lsn:
             raise PgsieveError(
                 f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the replica',
                 hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",

@@ -8,7 +8,7 @@ started if there is nothing to register. Raises CatalogNameError.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
@@ -37,7 +37,7 @@ class Registration:
 
         Raises CatalogNameError if another entry has a name, after the other names are registered.
         """
-        name, record = self.subscription.name, Registered(self.lake, self.subscription.name)
+        name, record = self.subscription.name, RegisteredNames(self.lake, self.subscription.name)
         replicas = [s.name for s in TableStates(self.lake, name).newest().values() if _is_there(s.state)]
         self._comment(replicas)
         wanted = self._names(replicas)
@@ -111,7 +111,7 @@ def _is_there(state: SyncState) -> bool:
     return state is SyncState.READY
 
 
-def unregister(record: Registered) -> tuple[str, ...]:
+def unregister(record: RegisteredNames) -> tuple[str, ...]:
     """Unregister the names of a subscription that pgsieve has registered and that still have their path; returns them."""
     lake = record.lake
     if not (ours := record.names()):

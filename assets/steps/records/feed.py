@@ -50,7 +50,7 @@ class FeedRecord:
             self.note_cluster(newest.get("system_identifier"), timeline, given_up=False)
 
     def deleted_up_to(self) -> int:
-        """The LSN up to which maintenance may have deleted slices of the change log; 0 where it never did."""
+        """The LSN up to which maintenance may have deleted slices of the change log; 0 if it never did."""
         return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
     def note_deleted(self, upto: int) -> None:

@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged_table_error
 from pgsieve.resources.lake.lake import Lake
@@ -25,7 +25,7 @@ def feed_records(lake: Lake, feed: Feed) -> list[str]:
 
 def subscription_records(lake: Lake, name: str) -> list[str]:
     """The paths of the record tables of a subscription whose versions are in a cut, besides its table states."""
-    return [each(lake, name).path for each in (Transformed, SubscriptionRecord)]
+    return [each(lake, name).path for each in (TransformedSlices, SubscriptionRecord)]
 
 
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:

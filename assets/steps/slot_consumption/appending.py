@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.records.catalogs import Unaltered
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, summary_of
 from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
@@ -161,14 +161,14 @@ def append_slices(
     feed, unaltered = reading.peek.feed, reading.unaltered
     with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
-        waiting = Prepared(lake, feed).restore(assembler) if reading.prepared else ()
+        waiting = PreparedTransactions(lake, feed).restore(assembler) if reading.prepared else ()
         for end, written in _write_reading(lake, reading, assembler, stack):
             if written is not None:
                 if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
                     raise UnprovenError
                 commit_slice(lake, feed, written, after, base)
                 if reading.prepared:
-                    Prepared(lake, feed).save(assembler, end, waiting)
+                    PreparedTransactions(lake, feed).save(assembler, end, waiting)
             yield end, written is not None
             after = end
 

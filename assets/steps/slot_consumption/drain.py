@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, ReadySlot, drain_to
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult, ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -23,7 +23,7 @@ from pgsieve.resources.postgres.wal import flushed_lsn
 
 def drain(
     feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
-) -> Drained:
+) -> DrainResult:
     """Append the feed's committed transactions to its change log, confirm them, and refresh the published sequences.
 
     Drains to the server's LSN at its start, or to `upto`.

@@ -22,10 +22,10 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
 from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
-from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult
 from pgsieve.assets.steps.slot_consumption.ready import readable_publications, ready_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
@@ -204,7 +204,7 @@ class StreamedFeed:
             ChangeLog(self._lake, self._feed).record_position(self.position, self._durable)
             self._confirm(self.position)
 
-    def append(self) -> Drained:
+    def append(self) -> DrainResult:
         """Append the slice that is due, and confirm it.
 
         After an alteration, or if the server cannot send a change, the stream ends, and a drain reads the slot up to now
@@ -221,9 +221,9 @@ class StreamedFeed:
         self._session.waiting.drop()
         self._confirm(end)
         self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
-        return Drained(begin, end, slices=1, lag=self.position - end)
+        return DrainResult(begin, end, slices=1, lag=self.position - end)
 
-    def _drain(self) -> Drained:
+    def _drain(self) -> DrainResult:
         self._is_ended = True
         self.stop()
         self._stream.disconnect()
@@ -243,7 +243,7 @@ class StreamedFeed:
         self._session.close()
         self._session = _Session(self._is_parallel)
         if self._keeps_prepared:
-            self._waiting = Prepared(self._lake, self._feed).restore(self._session.assembler)
+            self._waiting = PreparedTransactions(self._lake, self._feed).restore(self._session.assembler)
         self.position = started.lsn
 
     def _is_awaited(self) -> bool:
@@ -262,7 +262,7 @@ class StreamedFeed:
         """Make the change log durable, and confirm to the server that it has everything before `lsn`."""
         if self._keeps_prepared:
             assembler = self._session.assembler
-            self._waiting = Prepared(self._lake, self._feed).save(assembler, lsn, self._waiting)
+            self._waiting = PreparedTransactions(self._lake, self._feed).save(assembler, lsn, self._waiting)
         self._lake.access.make_durable()
         self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)

@@ -1,6 +1,6 @@
 """The loop that reads a ready slot up to an LSN: its messages are appended as slices, and then confirmed.
 
-In: a slot that is ready, and its publications. Out: `Drained`. Readings grow as long as they succeed. A reading that
+In: a slot that is ready, and its publications. Out: `DrainResult`. Readings grow as long as they succeed. A reading that
 a transient fault of the server ends is repeated in smaller parts. If another process has read the slot meanwhile, this
 one continues from there.
 """
@@ -24,17 +24,17 @@ from pgsieve.assets.steps.slot_consumption.appending import (
     append_slices,
     peek_options,
 )
-from pgsieve.assets.steps.slot_consumption.as_published import (
+from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
+from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
     append_as_published,
     peek_as_published,
     published_feeds,
     published_up_to,
     version_to_append_to,
 )
-from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
-from pgsieve.assets.steps.slot_consumption.unsendable import Fallback, find_refusal
+from pgsieve.assets.steps.slot_consumption.unsendable_changes import Fallback, find_refusal
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -54,11 +54,11 @@ SLICE_BYTES = 512 * 1024 * 1024
 IDLE_BYTES = 4 * 1024 * 1024
 
 #: A drain fails when other processes have read the slot meanwhile this often.
-_MAX_OVERRUNS = 6
+_MAX_TIMES_OVERTAKEN = 6
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainResult:
     """The result of a drain: its positions as LSNs, the slices written, the slot's lag in bytes at the end."""
 
     from_lsn: int
@@ -88,7 +88,7 @@ def drain_to(
     subscriptions: Sequence[Subscription] = (),
     *,
     recording: bool = False,
-) -> Drained:
+) -> DrainResult:
     """Append and confirm the transactions that commit before `target`.
 
     With `recording`, the position is recorded even if nothing was read. It is also recorded if a cut of one of the
@@ -97,7 +97,7 @@ def drain_to(
     reader = _SlotReader(slot, target, log, subscriptions, recording=recording)
     begin = reader.position
     reader.read()
-    return Drained(begin, reader.position, reader.slices, lag=0)
+    return DrainResult(begin, reader.position, reader.slices, lag=0)
 
 
 class _SlotReader:
@@ -127,7 +127,7 @@ class _SlotReader:
         self.position = state.confirmed_lsn if durable is None else durable
         #: The end of the present reading.
         self._end = self.position
-        self.slices = self._overruns = 0
+        self.slices = self._times_overtaken = 0
         # Read after the target, so that every alteration before the target is seen.
         self._unaltered = Catalogs(slot.lake, slot.feed).unaltered(slot.connection, self.position)
         self._is_unproven = False
@@ -152,8 +152,8 @@ class _SlotReader:
                 )
                 self._is_unproven = True
             except OvertakenError as error:
-                self._count_overrun(error)
-                time.sleep(random.uniform(0, 2**self._overruns / 10))  # noqa: S311 - no secret
+                self._count_overtaken(error)
+                time.sleep(random.uniform(0, 2**self._times_overtaken / 10))  # noqa: S311 - no secret
             except PgsieveError as fault:
                 self._recover(fault)
             else:
@@ -171,29 +171,29 @@ class _SlotReader:
     def _read_next(self, head: TableHead) -> bool:
         """Append and confirm the next slices; False if the last one is empty and ends at the target."""
         begin = self.position
-        is_asked = self._unaltered is None or self._is_unproven
-        is_single = is_asked or self._keeps_prepared or self._lake.by_spark_alone
+        publisher_decides = self._unaltered is None or self._is_unproven
+        is_single = publisher_decides or self._keeps_prepared or self._lake.by_spark_alone
         ends = self._stride.next_ends(begin, self._target, single=is_single)
         self._end = ends[-1]
-        is_asked = is_asked or self._must_publisher_decide()
-        own = published_feeds(self._lake, self._feed) if is_asked else ()
+        publisher_decides = publisher_decides or self._must_publisher_decide()
+        subscription_feeds = published_feeds(self._lake, self._feed) if publisher_decides else ()
         base = None
-        if own:
-            base = self._append_as_published(own, ends[0], head)
+        if subscription_feeds:
+            base = self._append_as_published(subscription_feeds, ends[0], head)
             ends = [self._end]
         second_ends = list[int]()
-        if not (is_single or own) and self._is_second_session_worth_it():
+        if not (is_single or subscription_feeds) and self._is_second_session_worth_it():
             ends, second_ends = halves(begin, ends)
-        unaltered = None if is_asked else self._unaltered
+        unaltered = None if publisher_decides else self._unaltered
         reading = Reading(
             self._peek, begin, ends, second_ends, prepared=self._keeps_prepared, unaltered=unaltered
         )
-        is_whole = self._append(reading, base, recording=self._recording or bool(own))
+        is_continued = self._append(reading, base, recording=self._recording or bool(subscription_feeds))
         # One confirmation for all slices of the reading: each would decode from restart_lsn.
         if begin < self.position:
             self._confirm()
             reach(Failpoint.SLOT_CONFIRMED)
-        if not is_whole:
+        if not is_continued:
             return False
         if self.position < self._end:
             self._log(
@@ -204,14 +204,14 @@ class _SlotReader:
         self._is_unproven = False
         return True
 
-    def _append_as_published(self, own: Sequence[Feed], end: int, head: TableHead) -> int:
-        """Append one slice to each of the feeds `own`; returns the version of the change log for the feed's own slice."""
-        self._end = max(end, published_up_to(self._lake, own))
+    def _append_as_published(self, subscription_feeds: Sequence[Feed], end: int, head: TableHead) -> int:
+        """Append one slice to each of the feeds `subscription_feeds`; returns the version of the change log for the feed's own slice."""
+        self._end = max(end, published_up_to(self._lake, subscription_feeds))
         # Checked before the first append, since all feeds get the same slice.
-        if (refused := find_refusal(self._connection, self._peek, own, self._end)) is not None:
+        if (refused := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:
             raise refused
-        base = version_to_append_to(self._lake, self._feed, own, head, self._end)
-        for each in own:
+        base = version_to_append_to(self._lake, self._feed, subscription_feeds, head, self._end)
+        for each in subscription_feeds:
             published = peek_as_published(self._peek, each)
             append_as_published(self._lake, published, self._feed, self.position, self._end)
         return base
@@ -223,8 +223,8 @@ class _SlotReader:
             if self._slot.publications
             else ((end, False) for end in reading.ends)
         )
-        for end, holds in slices:
-            if holds:
+        for end, has_rows in slices:
+            if has_rows:
                 self.slices += 1
             elif recording or self._is_recorded(end):
                 self._change_log.record_position(end, self.position, base)
@@ -263,12 +263,12 @@ class _SlotReader:
             self.position = fallback.read(fault, self.position, self._end)
             self.slices += 1
         except OvertakenError as error:
-            self._count_overrun(error)
+            self._count_overtaken(error)
 
-    def _count_overrun(self, error: OvertakenError) -> None:
+    def _count_overtaken(self, error: OvertakenError) -> None:
         """Count how often another process has read the slot meanwhile; raise the error if that is too often."""
-        self._overruns += 1
-        if self._overruns == _MAX_OVERRUNS:
+        self._times_overtaken += 1
+        if self._times_overtaken == _MAX_TIMES_OVERTAKEN:
             raise error
 
     def _confirm(self) -> None:

@@ -13,7 +13,7 @@ from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.records.catalogs import Catalogs, decided_by_server, read_catalog_with_fingerprint
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.own_versions import feed_records, newest_cuts, refuse_put_back_tables
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import peek_options
 from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
@@ -115,7 +115,7 @@ def _align(
         confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
     else:  # The process that created the slot died before it recorded the position.
         if keeps_prepared(feed, state):
-            Prepared(lake, feed).begin(state.confirmed_lsn)
+            PreparedTransactions(lake, feed).begin(state.confirmed_lsn)
         ChangeLog(lake, feed).record_position(state.confirmed_lsn)
 
 
@@ -175,7 +175,7 @@ def _drain_before_created(
     """Read WAL from before some of the capture publications existed, without these publications.
 
     Before PostgreSQL 18, pgoutput refuses to decode it with them (`missing_publications`). Transactions that are still
-    open now are read later, by `unsendable`.
+    open now are read later (`unsendable_changes`).
     """
     target, version = flushed_lsn(connection), connection.info.server_version
 

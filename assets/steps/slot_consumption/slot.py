@@ -13,7 +13,7 @@ import psycopg
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
@@ -86,10 +86,10 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         verify_wal_end(connection, feed.source.name, durable, feed.subscriptions)
     if state is None:
         return None
-    if state.two_phase and durable is not None and Prepared(lake, feed).position() is None:
+    if state.two_phase and durable is not None and PreparedTransactions(lake, feed).position() is None:
         raise SlotError(
             f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but'
-            f' "{Prepared(lake, feed).path}" does not have those that were received',
+            f' "{PreparedTransactions(lake, feed).path}" does not have those that were received',
             hint=f"copy every table again: `pgsieve resync {next(iter(feed.subscriptions))}`",
             sqlstate="55000",
         )
@@ -280,7 +280,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
         record = FeedRecord(lake, feed)
         _note_cluster(connection, record, record.newest(), current_timeline(connection))
         if feed.options.two_phase:
-            Prepared(lake, feed).begin(start)
+            PreparedTransactions(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)
     except Exception:
         # If the position is recorded, the commit succeeded and only its answer was lost.

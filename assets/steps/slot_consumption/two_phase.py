@@ -5,7 +5,7 @@ In: the feed and the state of its slot. Out: the feed's table `prepared`, at the
 
 from collections.abc import Sequence
 
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import peek_options
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
@@ -26,13 +26,13 @@ def keeps_prepared(feed: Feed, state: SlotState) -> bool:
 
 def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
     """Read waiting transactions again if a run died between its commits of the change log and of `prepared`."""
-    if Prepared(lake, feed).position() == durable:
+    if PreparedTransactions(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, peek_options(feed, publications), version)
     with translate_slot_errors(feed.source.name, feed.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
-        waiting = Prepared(lake, feed).restore(assembler)
+        waiting = PreparedTransactions(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # These messages are in the change log already.
-        Prepared(lake, feed).save(assembler, durable, waiting)
+        PreparedTransactions(lake, feed).save(assembler, durable, waiting)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.history.copied import begin_history
+from pgsieve.assets.steps.history.copied_rows import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import (
     Definition,
     FormerLayout,
@@ -111,7 +111,7 @@ class SchemaChanges:
         second fence, the table is copied again.
         """
         assert state.definition is not None
-        lake, states, record = self.lake, self._states, Transformed(self.lake, self.subscription.name)
+        lake, states, record = self.lake, self._states, TransformedSlices(self.lake, self.subscription.name)
         unchanged, planned = _unchanged(state.definition), projection.sources
         path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(evolved.columns)
         base = lake.records.version(path)
@@ -151,7 +151,7 @@ class SchemaChanges:
         versions = VersionTable.of_state(self.subscription, lake, state)
         if versions is not None and lake.records.exists(versions.path):
             position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
-        rows = lake.records.rows(Transformed(lake, name).path, f"slice > {position:d}")
+        rows = lake.records.rows(TransformedSlices(lake, name).path, f"slice > {position:d}")
         if (lake.records.position(history) or 0) > max(self.transformed, state.lsn) or any(
             (row["schema"], row["table"]) == state.name and _has_changes(row) for row in rows
         ):

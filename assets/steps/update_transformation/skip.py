@@ -11,7 +11,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, messages_of
 from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
@@ -44,7 +44,7 @@ class Skip:
                 hint="name the finish LSN of a transaction, or none",
                 sqlstate="22023",
             )
-        transformed = Transformed(self.lake, name).position()
+        transformed = TransformedSlices(self.lake, name).position()
         if lsn < transformed:
             raise PgsieveError(
                 f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'

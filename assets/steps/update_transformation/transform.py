@@ -13,7 +13,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.history.copied import CHANGES_PROPERTIES
+from pgsieve.assets.steps.history.copied_rows import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
+from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
 from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.assets.steps.update_transformation.changes import (
     ReadableChanges,
@@ -88,7 +88,7 @@ class Transformation:
     def run(self, results: list[TableChanges]) -> None:
         """Transform the slices that exist now, and add their changes to `results`."""
         subscription, lake = self.subscription, self.lake
-        transformed = Transformed(lake, subscription.name)
+        transformed = TransformedSlices(lake, subscription.name)
         skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
         # Read before any state: a process that changes a state also commits to `_transformed`, so that the commits of
         # this process fail if its states are older.
@@ -210,7 +210,7 @@ class _SliceTransformation:
 
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
             changes = lake.map_in_parallel(partial(one, messages=messages), list(work.tables))
-        if failed and lake.records.version(transformed := Transformed(lake, name).path) != self.base:
+        if failed and lake.records.version(transformed := TransformedSlices(lake, name).path) != self.base:
             raise OvertakenError(transformed)  # Another process may be the cause of the failures.
         TableStates(lake, name).append(failed.values())
         return changes

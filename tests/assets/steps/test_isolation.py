@@ -15,7 +15,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
@@ -44,7 +44,7 @@ class _Replicated:
     subscription: Subscription
     lake: Lake
 
-    def copy(self, names: list[tuple[str, str]] | None = None) -> list[Copied]:
+    def copy(self, names: list[tuple[str, str]] | None = None) -> list[CopyResult]:
         wanted = tables_to_copy(self.subscription, self.lake) if names is None else names
         return copy_tables(self.subscription, self.lake, wanted, _quiet)
 

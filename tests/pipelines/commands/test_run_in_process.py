@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from tests.fixtures import commands
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.shop import Shop
@@ -128,6 +128,8 @@ def test_the_changes_of_a_table_decide_on_its_runner_and_not_the_slice(shop: Sho
     assert two["spent"]["bytes"] > 0
     assert shop.ids("two", "stock")[-1] == 9
     assert len(shop.ids("two", "bulk")) == 20
-    (bulk,) = (c for s in Transformed(shop.lake, "two").slices(0).values() for c in s if c.table == "bulk")
+    (bulk,) = (
+        c for s in TransformedSlices(shop.lake, "two").slices(0).values() for c in s if c.table == "bulk"
+    )
     assert (bulk.received["insert"], bulk.sent["insert"]) == (2000, 20)
     assert 20 * 100 < bulk.size < 20 * 1000

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.resources.failpoints import VARIABLE, Failpoint
 from tests.fixtures import commands
 from tests.fixtures.shop import Shop
@@ -97,7 +97,7 @@ def _check_each(shop: Shop, results: Mapping[str, Mapping[str, Any]], engine: st
         assert min(spent["tasks"] - 2, spent["bytes"], spent["seconds"]) > 0
     sent = Counter[str]()
     for number in range(_NUMBER):
-        for changes in Transformed(shop.lake, f"p{number}").slices(0).values():
+        for changes in TransformedSlices(shop.lake, f"p{number}").slices(0).values():
             for change in (c for c in changes if c.table == "orders"):
                 assert change.received == {"insert": 180, "update": 21, "delete": 18}
                 sent += Counter(change.sent)

@@ -12,7 +12,7 @@ import pytest
 
 from pgsieve.assets.steps.apply import replica_tables
 from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 
 
 def test_a_batch_ends_before_a_table_has_too_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
@@ -138,7 +138,7 @@ class Changes:
         assert self.lake.local is not None
         return sorted(self.lake.local.table(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values())))
 
-    def by_files(self, replicated: Definition) -> Applied:
+    def by_files(self, replicated: Definition) -> TableResult:
         pending = self.pending()
         changes = many_changes(self.lake, self.path, self.log, replicated, pending)
         assert changes is not None
@@ -163,7 +163,7 @@ class Changes:
         marked = marked_files(local, self.path, matches, base)
         mark_rows(local, self.path, marked, [], position, base)
 
-    def one_by_one(self, replicated: Definition) -> Applied:
+    def one_by_one(self, replicated: Definition) -> TableResult:
         assert self.lake.local is not None
         pending = self.pending()
         few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
@@ -223,14 +223,16 @@ def followed(rows: list[Row], changes: list[Change], key: Sequence[str]) -> list
     return sorted(now.values(), key=lambda row: tuple(map(str, row.values())))
 
 
-def _outcome(apply: Callable[[Definition], Applied], key: tuple[str, ...]) -> Applied | KeyConflictError:
+def _outcome(
+    apply: Callable[[Definition], TableResult], key: tuple[str, ...]
+) -> TableResult | KeyConflictError:
     try:
         return apply(definition(*key))
     except KeyConflictError as conflict:
         return conflict
 
 
-def _done(applied: Applied) -> tuple[int, ...]:
+def _done(applied: TableResult) -> tuple[int, ...]:
     return applied.inserted, applied.updated, applied.deleted, applied.missing
 
 
@@ -253,7 +255,7 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(
             assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
             assert files.rows() == before, f"seed {seed}"
             continue
-        assert isinstance(done, Applied), f"seed {seed}"
+        assert isinstance(done, TableResult), f"seed {seed}"
         assert _done(done) == _done(expected), f"seed {seed}"
         assert files.rows() == few.rows() == after, f"seed {seed}"
         written = files.lake.records.position(files.path) == _ENDS[-1]
@@ -286,7 +288,7 @@ def test_random_changes_leave_the_same_rows_with_deletion_vectors(
             assert isinstance(done, KeyConflictError), f"seed {seed}"
             assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
         else:
-            assert isinstance(done, Applied), f"seed {seed}"
+            assert isinstance(done, TableResult), f"seed {seed}"
             assert _done(done) == _done(expected), f"seed {seed}"
             applied += 1
         assert marked.rows() == few.rows(), f"seed {seed}"

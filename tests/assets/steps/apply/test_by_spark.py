@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.assets.steps.apply.test_kept_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
 
-from pgsieve.assets.steps.apply.applied import Applied, PendingChanges
 from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.publications.evolution import Layout
@@ -32,7 +33,6 @@ from tests.assets.steps.apply.test_by_files import (
     row,
     update,
 )
-from tests.assets.steps.apply.test_kept_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.spark
 _SEEDS = 4
 
 
-def by_spark(changes: Changes, replicated: Definition) -> Applied:
+def by_spark(changes: Changes, replicated: Definition) -> TableResult:
     """Apply changes as in a lake that only Spark reaches."""
     session = engine().session.newSession()
     lake = Lake(Path(changes.lake.uri).as_uri(), lambda: session)
@@ -54,11 +54,11 @@ def by_spark(changes: Changes, replicated: Definition) -> Applied:
     search = ConflictSearch(lake, path, log, replicated, plan.pending)
     with lake.idempotent_writes(_ENDS[-1], vectors=False):
         applied = _commit_by_spark(search, plan, _ENDS[-1])
-    assert isinstance(applied, Applied)
+    assert isinstance(applied, TableResult)
     return applied
 
 
-def _outcome(apply: Callable[[], Applied]) -> Applied | str:
+def _outcome(apply: Callable[[], TableResult]) -> TableResult | str:
     try:
         return apply()
     except KeyConflictError as conflict:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition, FormerLayout
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords

@@ -25,7 +25,7 @@ from pgsieve.assets.steps.initial_sync.one_table import SnapshotCopy
 from pgsieve.assets.steps.initial_sync.readiness import Readiness
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -274,7 +274,7 @@ def test_a_slice_that_another_process_transformed_is_recorded_once(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()
-    _meanwhile(monkeypatch, Transformed, "append", overlap.overtake)
+    _meanwhile(monkeypatch, TransformedSlices, "append", overlap.overtake)
     overlap.first.run()
     overlap.verify()
 
@@ -304,7 +304,7 @@ def test_a_slice_that_is_transformed_during_a_copy_has_the_copied_tables(
         overlap.second.copy(COPIED)
         overlap.write()
 
-    _meanwhile(monkeypatch, Transformed, "append", another)
+    _meanwhile(monkeypatch, TransformedSlices, "append", another)
     overlap.first.run()
     overlap.first.run()
     overlap.verify()

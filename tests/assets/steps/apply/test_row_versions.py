@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.apply.applied import PendingChanges
 from pgsieve.assets.steps.apply.batch import DecidedKeys
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
+from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.history import versions
 from pgsieve.assets.steps.history.shared_rows import KeyedRows, SharedRows
 from pgsieve.assets.steps.history.versions import VersionTable
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources import parts
@@ -60,7 +60,7 @@ class Site:
         small = {"process": 2**30, "threads": -1}[by]
         return Lake(str(self._folder / by), no_session, LakeSettings(small, threads=2))
 
-    def copy(self, by: str) -> list[Copied]:
+    def copy(self, by: str) -> list[CopyResult]:
         """Copy all tables."""
         subscription, lake = self.subscription(by), self.lake(by)
         return copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)

@@ -26,7 +26,7 @@ from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.slices import SLICES
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict

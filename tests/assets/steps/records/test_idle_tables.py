@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.apply.damaged import set_aside_damaged
+from pgsieve.assets.steps.apply.damaged_tables import set_aside_damaged
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version

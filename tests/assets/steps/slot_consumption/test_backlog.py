@@ -44,7 +44,7 @@ def a_feed(server: EmbeddedServer, name: str, conninfo: str | None = None) -> Fe
     return Feed(name, source, name, name, filtered=True, subscriptions={"sub": ("p",)})
 
 
-def drained(feed: Feed, lake: Lake) -> tuple[change_log.Drained, list[str]]:
+def drained(feed: Feed, lake: Lake) -> tuple[change_log.DrainResult, list[str]]:
     messages: list[str] = []
     return drain(feed, lake, [], messages.append), messages
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption import appending, follow
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed
@@ -124,7 +124,7 @@ class Died(BaseException):
 @pytest.mark.parametrize("step", ["append_slice", "save_prepared"])
 def test_a_prepared_transaction_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
     appends = (follow, "append_slice") if name == "streamed_two_phase" else (appending, "commit_slice")
-    owner, function = (Prepared, "save") if step == "save_prepared" else appends
+    owner, function = (PreparedTransactions, "save") if step == "save_prepared" else appends
 
     def die(*_: object) -> None:
         raise Died
@@ -206,7 +206,7 @@ def test_a_slot_that_cannot_repeat_a_prepared_transaction_is_refused(server, tmp
         try:
             connection.execute("INSERT INTO a VALUES (1)")
             with monkeypatch.context() as dying:
-                dying.setattr(Prepared, "save", die)
+                dying.setattr(PreparedTransactions, "save", die)
                 with pytest.raises(Died):
                     consumer.consume(flushed_lsn(connection))
             replication = server.conninfo(replication="database")

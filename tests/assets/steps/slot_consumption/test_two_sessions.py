@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.slot_consumption import appending, reading
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.reading import Drained
+from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
@@ -66,7 +66,7 @@ def a_feed(server: EmbeddedServer, name: str) -> Feed:
     return Feed(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
 
 
-def drained(feed: Feed, lake: Lake) -> Drained:
+def drained(feed: Feed, lake: Lake) -> DrainResult:
     return drain(feed, lake, [], lambda _: None)
 
 

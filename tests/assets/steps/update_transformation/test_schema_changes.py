@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import Transformation, transform
 from pgsieve.pipelines.config.model import load_config
@@ -96,9 +96,9 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
     shop.database.execute("update notes set n = n + 10 where id = 2; insert into notes values (5, 5)")
     drain(one.feed, lake, [one], quiet)
     shop.database.execute(_ALTERATIONS["a column is renamed"])
-    fence, fences = Transformed.fence, list[str]()
+    fence, fences = TransformedSlices.fence, list[str]()
 
-    def by_another_process(record: Transformed) -> int:
+    def by_another_process(record: TransformedSlices) -> int:
         fences.append(["first", "second"][len(fences)])
         if moment == f"before the {fences[-1]}":
             Transformation(one, build_project(load_config(shop.path)).lake.open(), quiet).run([])
@@ -107,9 +107,9 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
             Transformation(one, build_project(load_config(shop.path)).lake.open(), quiet).run([])
         return position
 
-    monkeypatch.setattr(Transformed, "fence", by_another_process)
+    monkeypatch.setattr(TransformedSlices, "fence", by_another_process)
     transform(one, lake, quiet)
-    monkeypatch.setattr(Transformed, "fence", fence)
+    monkeypatch.setattr(TransformedSlices, "fence", fence)
     outputs = [shop.cli("run")[1] for _ in range(2)]
     assert fences[:1] == ["first"]
     assert replicated(shop) == published(shop), "\n".join(outputs)

@@ -134,7 +134,7 @@ class TableChanges:
 
 
 @dataclass(frozen=True)
-class Transformed:
+class TransformedSlices:
     """The table `_transformed` of one subscription."""
 
     lake: Lake

@@ -18,21 +18,21 @@ import psycopg
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
-from pgsieve.assets.steps.slot_consumption.as_published import (
+from pgsieve.assets.steps.slot_consumption.past_filters import (
+    failing_table_name,
+    peek_past_filters,
+    publish_set_aside,
+)
+from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
     append_as_published,
     append_empty,
     list_as_published,
     peek_as_published,
     published_feeds,
     version_to_append_to,
-)
-from pgsieve.assets.steps.slot_consumption.past_filters import (
-    failing_table_name,
-    peek_past_filters,
-    publish_set_aside,
 )
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
@@ -56,13 +56,13 @@ _FIRST_STEP = 256
 
 
 def find_refusal(
-    connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
+    connection: psycopg.Connection[Any], peek: Peek, subscription_feeds: Sequence[Feed], end: int
 ) -> SourceError | None:
-    """The server's error for sending the changes up to `end` to the feed or to the feeds `own`; None if it sends them."""
+    """The server's error for sending the changes up to `end` to the feed or to the feeds `subscription_feeds`; None if it sends them."""
     captured = decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if captured is not None:
         return captured
-    published = (_refusal(connection, peek_as_published(peek, each), end) for each in own)
+    published = (_refusal(connection, peek_as_published(peek, each), end) for each in subscription_feeds)
     return next((refused for refused in published if refused is not None), None)
 
 
@@ -92,10 +92,10 @@ class Fallback:
         server sends everything, or nothing at all.
         """
         # No catalog is certain for this slice, so the publisher decides.
-        own = published_feeds(self.lake, self.peek.feed)
+        subscription_feeds = published_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
-            return find_refusal(self.connection, self.peek, own, lsn)
+            return find_refusal(self.connection, self.peek, subscription_feeds, lsn)
 
         if refused_before(position) is not None:
             raise fault  # Not even an empty range can be read: the error is not about a change.
@@ -109,15 +109,15 @@ class Fallback:
             position, end, _failing_lsn(refused), lambda lsn: refused_before(lsn) is None
         )
         if reached > position:
-            base = self._base(own, position, reached)
-            for each in own:
+            base = self._base(subscription_feeds, position, reached)
+            for each in subscription_feeds:
                 append_as_published(
                     self.lake, peek_as_published(self.peek, each), self.peek.feed, position, reached
                 )
             self._append_captured(self.peek, position, reached, base)
         else:
             reached = min(end, self._lsn_after_commit(position))
-            self._append_transaction(refused, position, reached, own)
+            self._append_transaction(refused, position, reached, subscription_feeds)
         return reached
 
     def _find_accepted_peek(self, reading: Peek, end: int) -> Peek | None:
@@ -149,32 +149,40 @@ class Fallback:
 
     def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
         reading = Reading(peek, begin, [end], prepared=self.prepared)
-        for _, holds in append_slices(self.lake, reading, begin, base):
-            if not holds:
+        for _, has_rows in append_slices(self.lake, reading, begin, base):
+            if not has_rows:
                 ChangeLog(self.lake, peek.feed).record_position(end, begin, base)
         self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
-    def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version of the change log for a slice that is also appended to the feeds `own`; see `version_to_append_to`."""
+    def _base(self, subscription_feeds: Sequence[Feed], begin: int, end: int) -> int | None:
+        """The version of the change log for a slice that is also appended to the feeds `subscription_feeds`; see `version_to_append_to`."""
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
             raise OvertakenError(path)
-        return version_to_append_to(self.lake, self.peek.feed, own, head, end) if own else None
+        return (
+            version_to_append_to(self.lake, self.peek.feed, subscription_feeds, head, end)
+            if subscription_feeds
+            else None
+        )
 
-    def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
+    def _append_transaction(
+        self, refused: SourceError, begin: int, end: int, subscription_feeds: Sequence[Feed]
+    ) -> None:
         """Append a slice of one transaction, as far as it can be sent; tables that lack changes of it are copied again."""
         feed, lake = self.peek.feed, self.lake
         captured, left_out = self._find_captured_peek(refused, end)
-        peeks = [self._find_accepted_peek(peek_as_published(self.peek, each), end) for each in own]
+        peeks = [
+            self._find_accepted_peek(peek_as_published(self.peek, each), end) for each in subscription_feeds
+        ]
         if captured is None or None in peeks:
             self._refuse_waiting(begin, refused)
-        base = self._base(own, begin, end)
+        base = self._base(subscription_feeds, begin, end)
         if captured is None and feed.filtered:
             self._set_aside_failing(begin, end)
         changed = None if captured is None else self._changed_relations(captured, end)
         lacking = set() if captured is not None and not left_out else set(feed.subscriptions)
-        for each, peek in zip(own, peeks, strict=True):
+        for each, peek in zip(subscription_feeds, peeks, strict=True):
             (name,) = each.subscriptions
             if peek is None:
                 lacking.discard(name)
@@ -194,7 +202,9 @@ class Fallback:
         if self.prepared:
             with FileSpool() as spool:
                 assembler = TransactionAssembler(spool)
-                Prepared(lake, feed).save(assembler, end, Prepared(lake, feed).restore(assembler))
+                PreparedTransactions(lake, feed).save(
+                    assembler, end, PreparedTransactions(lake, feed).restore(assembler)
+                )
 
     def _refuse_waiting(self, begin: int, refused: SourceError) -> None:
         """Raise if there are prepared transactions: this one may be among them, and commit after its tables are copied."""

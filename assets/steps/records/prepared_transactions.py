@@ -26,7 +26,7 @@ PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.in
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTransactions:
     """The table `prepared` of one feed, written by slot consumption."""
 
     lake: Lake

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
-from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, peek_options
 from pgsieve.assets.steps.subscription import Feed
@@ -22,12 +22,12 @@ from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT
 
 
-def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
-    """The greatest end of a slice that an interrupted run has already appended to one of the feeds `own`.
+def published_up_to(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
+    """The greatest end of a slice that an interrupted run has already appended to one of the feeds `subscription_feeds`.
 
     The next slice must not end earlier.
     """
-    return max(ChangeLog(lake, each).position() or 0 for each in own)
+    return max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
 
 
 def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
@@ -35,21 +35,23 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 
     Empty as long as a prepared transaction waits, since it was received as captured.
     """
-    path = Prepared(lake, feed).path
+    path = PreparedTransactions(lake, feed).path
     if not lake.by_spark_alone and lake.records.exists(path) and lake.records.count(path):
         return ()
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 
 
-def version_to_append_to(lake: Lake, feed: Feed, own: Sequence[Feed], head: TableHead, end: int) -> int:
-    """The version of the change log to which a slice is appended that is also appended to the feeds `own`.
+def version_to_append_to(
+    lake: Lake, feed: Feed, subscription_feeds: Sequence[Feed], head: TableHead, end: int
+) -> int:
+    """The version of the change log to which a slice is appended that is also appended to the feeds `subscription_feeds`.
 
     These feeds may already have a slice that is not in the change log: another run died, or is about to commit it. A
     commit without rows then makes a new version, so that the other run's commit fails. Raises OvertakenError if another
     process was faster.
     """
     path, position = ChangeLog(lake, feed).path, head.position or 0
-    reached = max(ChangeLog(lake, each).position() or 0 for each in own)
+    reached = max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
     if reached <= position:
         return head.version
     if reached > end:
@@ -63,37 +65,39 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
 
     The slot has to be confirmed up to `begin`.
     """
-    own = published.feed
+    subscription_feed = published.feed
     try:
-        after = ChangeLog(lake, own).position() or 0
+        after = ChangeLog(lake, subscription_feed).position() or 0
         for _, holds in append_slices(lake, Reading(published, begin, [end]), after):
             if not holds:
-                append_empty(lake, own, end)
+                append_empty(lake, subscription_feed, end)
     except SourceError as error:
         if error.sqlstate != UNDEFINED_OBJECT:
             raise
         # Before PostgreSQL 18 a publisher cannot decode WAL that is older than one of the publications.
         return False
-    list_as_published(lake, feed, own, begin, end)
+    list_as_published(lake, feed, subscription_feed, begin, end)
     return True
 
 
-def peek_as_published(peek: Peek, own: Feed) -> Peek:
+def peek_as_published(peek: Peek, subscription_feed: Feed) -> Peek:
     """How to read the slot with the publications of one subscription."""
-    (publications,) = own.subscriptions.values()
+    (publications,) = subscription_feed.subscriptions.values()
     options = replace(peek_options(peek.feed, publications), binary=peek.options.binary)
-    return replace(peek, feed=own, options=options)
+    return replace(peek, feed=subscription_feed, options=options)
 
 
-def append_empty(lake: Lake, own: Feed, end: int) -> None:
+def append_empty(lake: Lake, subscription_feed: Feed, end: int) -> None:
     """Append an empty slice: the subscription receives nothing in it."""
-    ChangeLog(lake, own).record_position(end, ChangeLog(lake, own).position() or 0)
-    Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})
+    ChangeLog(lake, subscription_feed).record_position(
+        end, ChangeLog(lake, subscription_feed).position() or 0
+    )
+    Slices(lake, subscription_feed).append(end, {"bytes": 0, "relations": (), "messages": ()})
 
 
-def list_as_published(lake: Lake, feed: Feed, own: Feed, begin: int, end: int) -> None:
-    """List a slice that the publisher has decided for a subscription; it is already in the change log of `own`."""
-    (subscription,) = own.subscriptions
+def list_as_published(lake: Lake, feed: Feed, subscription_feed: Feed, begin: int, end: int) -> None:
+    """List a slice that the publisher has decided for a subscription; it is already in the change log of `subscription_feed`."""
+    (subscription,) = subscription_feed.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)
     lake.access.make_durable()
     reach(Failpoint.ALTERATION_RECORDED)

@@ -22,7 +22,7 @@ REGISTERED = pa.schema(
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegisteredNames:
     """The table `_registered` of one subscription; `Registration` writes it."""
 
     lake: Lake

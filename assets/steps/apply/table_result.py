@@ -1,10 +1,10 @@
-"""A batch's input for one replica table (`PendingChanges`), and its result (`Applied`), whichever engine applies it."""
+"""A batch's input for one replica table (`PendingChanges`), and its result (`TableResult`), whichever engine applies it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.net_change import Mask, NetChange
 from pgsieve.resources.lake.delta.records import TableHead
@@ -12,7 +12,7 @@ from pgsieve.resources.lake.lake import Lake
 
 
 @dataclass(frozen=True)
-class Applied:
+class TableResult:
     """The result for one replica table: numbers of rows, its Delta version and position (`head`), and conflicts.
 
     `missing` counts UPDATEs and DELETEs that did not find their row: the conflicts update_missing and delete_missing
@@ -117,16 +117,16 @@ def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Ta
     return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
 
 
-def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> Applied:
+def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> TableResult:
     """The result of a batch that ends at `end`, with the replica's present head.
 
-    `counts` are numbers of rows, by the fields of `Applied`.
+    `counts` are numbers of rows, by the fields of `TableResult`.
     """
     head = lake.records.head(path)
     # If the batch had nothing to write, another process has written a newer version.
     if (head.position or 0) < end:
         head = pending.head
-    return Applied(
+    return TableResult(
         *pending.name,
         inserted=counts.get("inserted", 0),
         updated=counts.get("updated", 0),
