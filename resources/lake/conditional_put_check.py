@@ -65,7 +65,7 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
     With `record` the lake records a good result, so that it is not tested again.
     """
     marker = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
-    if store.has(marker):
+    if store.has_file(marker):
         return
     folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
     try:

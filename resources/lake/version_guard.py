@@ -28,12 +28,12 @@ def with_version_guard(frame: DataFrame, path: str, base: int | None, store: Sto
     If only Spark reaches the log, the Python of executors cannot read it, and the DataFrame is returned
     unaltered.
     """
-    if base is None or not store.reaches(path):
+    if base is None or not store.can_reach(path):
         return frame
     newer, version = f"{path}/_delta_log/{base + 1:020d}.json", base + 1
 
     def check(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if store.has(newer):
+        if store.has_file(newer):
             raise NewerVersionError(f"version {version} exists")
         yield from ()
 

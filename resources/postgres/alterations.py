@@ -144,12 +144,12 @@ def fingerprint_catalog(
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
         (of_parents,) = has_removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
     removed = (
-        _removed(connection, [each.split()[0] for each in selections]) if any(gone) else frozenset[int]()
+        _removed_rows(connection, [each.split()[0] for each in selections]) if any(gone) else frozenset[int]()
     )
     return CatalogFingerprint(str(digest), str(relations_digest), removed, of_parents, oldest)
 
 
-def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
+def _removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
     """The perhaps deleted rows that these catalogs still store, each as a number; None if they are too many."""
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):

@@ -63,7 +63,7 @@ select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
                initcap('a' || chr(n) || 'a' {collate}) as inside
           from generate_series(1, 1114111) n where n not between 55296 and 57343 offset 0) each
 """
-_IN_CONTEXT: Final = "it depends on the characters around a character"
+_CONTEXT_REASON: Final = "it depends on the characters around a character"
 
 #: The mappings that this process has read, by server start, collation and `words`: after a restart a server may
 #: have another library.
@@ -133,13 +133,13 @@ def _read_mapping(
     mapping = CaseMapping(_changes(lowered), _changes(uppered))
     for _, low, up in rows:
         if list(low) != list(_with_neighbour(low[0], "a")) or list(up) != list(_with_neighbour(up[0], "A")):
-            return CaseMapping(refusal=_IN_CONTEXT)
+            return CaseMapping(refusal=_CONTEXT_REASON)
     if words:
         in_words = _words(connection, collate)
         if in_words is None:
-            return CaseMapping(refusal=_IN_CONTEXT)
+            return CaseMapping(refusal=_CONTEXT_REASON)
         mapping = replace(mapping, words=in_words)
-    return mapping if _maps_blocks(mapping, blocks) else CaseMapping(refusal=_IN_CONTEXT)
+    return mapping if _maps_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
 
 
 def _with_neighbour(character: str, letter: str) -> Iterator[str]:

@@ -143,7 +143,7 @@ class EmbeddedServer:
         return self._port
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the server of this object is running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
@@ -154,7 +154,7 @@ class EmbeddedServer:
 
     def start(self) -> Self:
         """Create the data directory if it is missing, start the server, and wait until it accepts connections."""
-        if self.running:
+        if self.is_running:
             return self
         self._open_data_folder()
         self._initialise()

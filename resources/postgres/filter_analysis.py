@@ -59,14 +59,14 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
     """The columns that a row filter of the table reads; raises RejectedFilterError. Call it within `analysis`."""
     try:
         try:
-            expression, reason = _analysed(connection, table, where)
+            expression, reason = _analyse_filter(connection, table, where)
         except psycopg.Error as error:
             if is_transient(error) or failed_trigger(connection, error) is None:
                 raise
             # An event trigger on CREATE VIEW may rely on the role's own search_path. A filter that uses objects
             # of users in that path is refused.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
-            expression, reason = _analysed(connection, table, where, path)
+            expression, reason = _analyse_filter(connection, table, where, path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
             f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified} is locked",
@@ -85,13 +85,13 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
         )
-        raise _rejected(table, where, message, error.diag.message_detail, error.sqlstate) from None
+        raise _rejection_error(table, where, message, error.diag.message_detail, error.sqlstate) from None
     if reason is not None:
-        raise _rejected(table, where, "invalid publication WHERE expression", reason, "0A000")
+        raise _rejection_error(table, where, "invalid publication WHERE expression", reason, "0A000")
     return column_names(expression, table)
 
 
-def _analysed(
+def _analyse_filter(
     connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
 ) -> tuple[Expression, str | None]:
     """The analysed filter, and PostgreSQL's reason to refuse it, if any. `path` replaces the session's search_path."""
@@ -100,10 +100,10 @@ def _analysed(
             connection.execute("select set_config('search_path', %s, true)", [path])
         _parse(connection, where)
         expression = _analyse(connection, table, where)
-        return expression, refusal_reason(expression, *_mutable(connection, expression))
+        return expression, refusal_reason(expression, *_mutable_functions(connection, expression))
 
 
-def _rejected(
+def _rejection_error(
     table: Table, where: str, message: str, detail: str | None, sqlstate: str | None
 ) -> RejectedFilterError:
     reason = f"{message}: {detail}" if detail else message
@@ -154,7 +154,7 @@ def _quals(action: str) -> TreeNode:
     return quals
 
 
-def _mutable(
+def _mutable_functions(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The functions and operators (oids) of the expression that a user defined, or that are not immutable."""

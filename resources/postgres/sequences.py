@@ -95,7 +95,7 @@ def read_sequences(
     return (*read, *(SequenceValue(*name, problem=_MISSING) for name in sorted(missing)))
 
 
-def _listed(
+def _list_sequences(
     connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
     """The rows of a query that lists sequences, and the illegible names among them."""
@@ -110,7 +110,7 @@ def _listed(
 
 def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
     """The values by pg_get_sequence_data(), which returns nulls for sequences that the role may not read."""
-    rows, illegible = _listed(connection, _LIST_WITH_VALUES, parameters)
+    rows, illegible = _list_sequences(connection, _LIST_WITH_VALUES, parameters)
     return [
         SequenceValue(schema, name, value, called, parse_lsn(lsn), ascending=ascending)
         if lsn is not None and illegible.isdisjoint((schema, name))
@@ -123,7 +123,7 @@ def _read_each(
     connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _MAX_ATTEMPTS
 ) -> list[SequenceValue]:
     """The values by a SELECT from each sequence; a problem for sequences that the role may not read."""
-    rows, illegible = _listed(connection, _LIST_WITH_RIGHTS, parameters)
+    rows, illegible = _list_sequences(connection, _LIST_WITH_RIGHTS, parameters)
     readable, read = list[tuple[Any, ...]](), list[SequenceValue]()
     for schema, name, ascending, is_permitted in rows:
         if is_permitted and illegible.isdisjoint((schema, name)):

@@ -1,6 +1,6 @@
 """An exported snapshot at a known LSN, and the queries that copy tables at it in parallel.
 
-In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`),
+In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`export_snapshot`),
 one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
 CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') makes a snapshot of everything that committed before an LSN,
 and of nothing else (PostgreSQL documentation, Streaming Replication Protocol).
@@ -77,7 +77,7 @@ class Chunks:
 
 
 @contextmanager
-def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
+def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
     """Export a snapshot for the block, by a temporary slot, which ends with the block.
 
     Raises SnapshotAwaitedError if the export waits for open transactions longer than `seconds` (None: no

@@ -147,7 +147,7 @@ class ReplicationStream:
                 yield Started(self._confirmed, self._timeline)
                 try:
                     with translate_slot_errors(self._source.name, self._slot, "read"):
-                        yield from self._received(receiver)
+                        yield from self._receive(receiver)
                 except SourceError as error:
                     if not _may_succeed_later(error):
                         raise
@@ -158,7 +158,7 @@ class ReplicationStream:
         finally:
             self.disconnect()
 
-    def _received(self, receiver: Receiver) -> Iterator[Received]:
+    def _receive(self, receiver: Receiver) -> Iterator[Received]:
         for item in receiver.items():
             if self._stopped:
                 return

@@ -69,7 +69,7 @@ def test_every_accepted_character_is_the_same_for_both_engines(
         assert by_files is not None
         assert sorted(keys["id"][key].as_py() for match in by_files for key in match.keys) == [1, 2, 3]
         # All files are at this address.
-        assert lake.store.has(f"{path}/_delta_log/00000000000000000002.json")
+        assert lake.store.has_file(f"{path}/_delta_log/00000000000000000002.json")
         assert lake.local.remove(f"{lake.uri}/sales")
         assert not lake.local.exists(path)
         assert lake.store.names(lake.uri) == []

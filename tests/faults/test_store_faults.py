@@ -357,7 +357,7 @@ def test_drop_delete_tables_deletes_nothing_of_another_lake(
     ended, printed = shop("drop", "sales", "--delete-tables")
     assert ended == 0, printed
     assert shop.confirmed() == []
-    assert all(map(store.has, neighbours))
+    assert all(map(store.has_file, neighbours))
     assert not [name for name in shop.objects() if name.startswith("sales/")]
 
 

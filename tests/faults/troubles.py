@@ -144,7 +144,7 @@ class Troubles(Worker):
     def _calm(self) -> None:
         """End all trouble."""
         self.proxy.heal()
-        if not self.server.running:
+        if not self.server.is_running:
             self.server.start()
         if self.disk is not None:
             self.disk.make_room()

@@ -174,7 +174,7 @@ class _Decider:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
         deleted = self.definition.deleted_column
         assert deleted is not None
-        return self.committer.flagged(self.path, Flag(deleted, is_set=False), matches)
+        return self.committer.flagged_rows(self.path, Flag(deleted, is_set=False), matches)
 
     def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""

@@ -99,7 +99,9 @@ class IntactVersions:
             return version
         path = self.path_of(state)
         copied = (
-            self.lake.records.committed_at(path, state.lsn) if now.version > _FIRST_COPY_VERSION else None
+            self.lake.records.version_of_position(path, state.lsn)
+            if now.version > _FIRST_COPY_VERSION
+            else None
         )
         return before.version if copied is None and before is not None else copied
 

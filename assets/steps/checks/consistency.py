@@ -41,7 +41,7 @@ from pgsieve.resources.postgres.snapshot import (
     Chunks,
     Snapshot,
     chunk_queries,
-    exported_snapshot,
+    export_snapshot,
     tables_with_hidden_rows,
 )
 from pgsieve.resources.postgres.source import quote
@@ -179,7 +179,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
         tables = subscription.tables(catalog)
         # Without these locks other processes could read the slot, or apply changes, beyond the snapshot.
         with feed.hold_lock():
-            snapshot = stack.enter_context(exported_snapshot(feed.source, PATIENT_SECONDS))
+            snapshot = stack.enter_context(export_snapshot(feed.source, PATIENT_SECONDS))
             stack.enter_context(feed.source.hold_lock(subscription.name))
             drain(feed, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)

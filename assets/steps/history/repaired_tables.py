@@ -27,7 +27,7 @@ def repaired_tables(
         path = lake.paths.replica(subscription.name, *name)
         version = version_in(cut, cut.tables if cut is not None else {}, state)
         if version is None:
-            version = lake.records.committed_at(path, state.lsn)
+            version = lake.records.version_of_position(path, state.lsn)
         if version is not None and lake.records.is_repaired(path, version):
             repaired.add(name)
     return repaired

@@ -236,7 +236,7 @@ def present_rows(
     committer: FileCommitter, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
     """The present versions among the matches `among`; if it is None all of the table, in order, with key number 0."""
-    return committer.flagged(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
+    return committer.flagged_rows(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from pgsieve.resources.postgres.awaited import SnapshotAwaitedError, lock_error
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import LockedTableError
 from pgsieve.resources.postgres.origins import subscribed_tables
-from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, exported_snapshot
+from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, export_snapshot
 
 #: An interrupted copy checks at this interval whether the copies of its tables have stopped.
 _STOP_SECONDS = 0.1
@@ -104,7 +104,7 @@ class BatchCopy:
         """Copy the tables, and make them ready. `progress` is for the log: how many tables are copied already."""
         source, former, uncopied = self.subscription.feed.source, self._states.newest(), list(names)
         try:
-            with exported_snapshot(source, self.seconds) as snapshot:
+            with export_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
                     # Definitions are read at the snapshot; the UPDATE transformation follows later ones.

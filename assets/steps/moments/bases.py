@@ -229,7 +229,7 @@ class _Search:
         """Raise MomentError if files of the version are deleted: vacuum keeps only those of versions in cuts."""
         with self._lake.access.translate_errors(path):
             files = files_of(local.as_of(path, version))
-        if not all(self._lake.store.has(join_path(path, file)) for file in files):
+        if not all(self._lake.store.has_file(join_path(path, file)) for file in files):
             raise self._unreadable(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
             )

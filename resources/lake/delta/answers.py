@@ -20,16 +20,16 @@ class Answers:
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
         """The result of `ask` for a version, computed once; `question` identifies it."""
-        answers: dict[str, Answer] = self._of(version)
+        answers: dict[str, Answer] = self._results_of(version)
         if question not in answers:
             answers[question] = ask()
         return answers[question]
 
     def record_answer(self, version: Hashable, question: str, answer: object) -> None:
         """Cache a result for a version."""
-        self._of(version)[question] = answer
+        self._results_of(version)[question] = answer
 
-    def _of(self, version: Hashable) -> dict[str, Any]:
+    def _results_of(self, version: Hashable) -> dict[str, Any]:
         cached = self._cached
         if version != cached[0]:
             cached = self._cached = version, {}

@@ -54,7 +54,9 @@ class LocalRecords(Commits):
         """The rows of a table with some keys, file by file, as `key_lookup.matches_among` returns them."""
         return matches_among(self.table_at(path), path, self.store, keys, among, max_bytes, null_column)
 
-    def flagged(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
+    def flagged_rows(
+        self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None
+    ) -> list[FileMatches]:
         """The rows with a flag, file by file, as `key_lookup.flagged_rows` returns them."""
         return flagged_rows(self.table_at(path), path, self.store, flag, among)
 
@@ -194,7 +196,7 @@ class LocalRecords(Commits):
         later = table.version() - since
         return later > 0 and has_repair(table.history(later))
 
-    def committed_at(self, path: str, position: int) -> int | None:
+    def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position; None if it is not among the last commits."""
         return version_with(self.table_at(path).history(LAST_COMMITS), position)
 

@@ -96,10 +96,10 @@ class NamedRecords:
         with self._translate_errors(path):
             return self._records.entry_bytes(path, version)
 
-    def committed_at(self, path: str, position: int) -> int | None:
+    def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position; None if it is not among the last commits."""
         with self._translate_errors(path):
-            return self._records.committed_at(path, position)
+            return self._records.version_of_position(path, position)
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""

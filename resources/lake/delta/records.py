@@ -192,7 +192,7 @@ class Records(Protocol):
     def entry_bytes(self, path: str, version: int) -> int | None:
         """The size in bytes of a version's log entry; None if that would take a request."""
 
-    def committed_at(self, path: str, position: int) -> int | None:
+    def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position; None if it is not among the last commits."""
 
     def size(self, path: str) -> int:

@@ -196,11 +196,13 @@ class SparkRecords:
         later = history.where(F.col("version") > since).select("userMetadata").collect()
         return has_repair(row.asDict() for row in later)
 
-    def committed_at(self, path: str, position: int) -> int | None:
+    def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position; None if it is not among the last commits."""
-        return self._answers.of(path, f"committed {position}", lambda: self._committed_at(path, position))
+        return self._answers.of(
+            path, f"committed {position}", lambda: self._version_of_position(path, position)
+        )
 
-    def _committed_at(self, path: str, position: int) -> int | None:
+    def _version_of_position(self, path: str, position: int) -> int | None:
         history = self._session().sql(f"describe history delta.{quoted(path)} limit {LAST_COMMITS}")
         return version_with([row.asDict() for row in history.collect()], position)
 

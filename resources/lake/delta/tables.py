@@ -120,7 +120,7 @@ class Tables:
         commits must check its decisions again. If a check fails, the use of the table raises the error. Tables
         in a folder are checked at each use, as that costs little.
         """
-        outer = self._checked()
+        outer = self._check_results()
         if outer is None:
             self._threads.checked = {}
         try:
@@ -134,7 +134,7 @@ class Tables:
         self, paths: Collection[str], prepare: Callable[[str, DeltaTable], object] | None
     ) -> None:
         """Check the tables that this block has not checked yet, in parallel threads."""
-        checked, own = self._checked(), self._own_tables()
+        checked, own = self._check_results(), self._own_tables()
         assert checked is not None
         paths = [path for path in paths if path not in checked]
         if len(paths) < 2:
@@ -166,7 +166,7 @@ class Tables:
         """The newest version of a table; None if it does not exist."""
         if (opened := self._newest(path)) is not None:
             return opened.table
-        checked = self._checked()
+        checked = self._check_results()
         if checked is not None and path in checked:
             return None
         if not is_uri(path) and not _has_log(path):
@@ -192,7 +192,7 @@ class Tables:
 
     def _newest(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or an idle one, at its newest version; None if there is none."""
-        checked, own = self._checked(), self._own_tables()
+        checked, own = self._check_results(), self._own_tables()
         if checked is not None and path in checked:
             if isinstance(outcome := checked[path], Exception):
                 raise outcome
@@ -229,7 +229,7 @@ class Tables:
     def release(self) -> None:
         """Release this thread's open tables for other threads; this thread must not be using one."""
         own = self._own_tables()
-        if checked := self._checked():
+        if checked := self._check_results():
             checked.clear()
         with self._lock:
             self._idle.update(own)
@@ -271,7 +271,7 @@ class Tables:
         tables: OrderedDict[str, _OpenTable] = self._threads.tables
         return tables
 
-    def _checked(self) -> "dict[str, _OpenTable | Exception | None] | None":
+    def _check_results(self) -> "dict[str, _OpenTable | Exception | None] | None":
         """The results of checks in this thread's `consistent_read`, by path: a table, None for no table, or an error.
 
         None outside of a `consistent_read`.
@@ -281,7 +281,7 @@ class Tables:
         return checked
 
     def _record_check(self, path: str, opened: _OpenTable) -> None:
-        if is_uri(path) and (checked := self._checked()) is not None:
+        if is_uri(path) and (checked := self._check_results()) is not None:
             checked[path] = opened
 
 

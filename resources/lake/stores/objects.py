@@ -209,7 +209,7 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
-    if {"aws_access_key_id", "aws_endpoint_url"} & _lower(options).keys():
+    if {"aws_access_key_id", "aws_endpoint_url"} & _lower_names(options).keys():
         return True
     return not AwsProfile.of(environ).has_credentials
 
@@ -224,7 +224,7 @@ def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
     from obstore.store import S3Store, from_url
 
     # The library's annotations are typed dictionaries.
-    config: Any = _lower(options)
+    config: Any = _lower_names(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
     if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
         # from_url would ignore the endpoint option that takes precedence over the environment's.
@@ -236,7 +236,7 @@ def _stamp(meta: "ObjectMeta") -> Stamp:
     return meta["e_tag"], meta["last_modified"], meta["size"]
 
 
-def _lower(options: Mapping[str, str]) -> dict[str, str]:
+def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
     """The options with names in lower case; delta-rs ignores the case."""
     return {name.lower(): value for name, value in options.items()}
 

@@ -77,12 +77,12 @@ class Store:
 
         return ObjectFiles(root, dict(self.options), objects)
 
-    def reaches(self, path: str) -> bool:
+    def can_reach(self, path: str) -> bool:
         """Whether pyarrow can read and write the files of a path; otherwise only Spark can."""
         storage = Storage.of(path)
         return storage.scheme == "file" or storage.platform is not None
 
-    def has(self, path: str) -> bool:
+    def has_file(self, path: str) -> bool:
         """Whether a file exists."""
         if not is_uri(path):
             return Path(path).exists()

@@ -100,7 +100,7 @@ def test_a_user_id_without_a_name_starts_a_server_or_gets_advice(server_folder: 
 @pytest.mark.parametrize("version", [16, 18])
 def test_a_new_server_is_ready_for_logical_replication(server_folder: Path, version: int) -> None:
     with EmbeddedServer(server_folder / "data", version=version, settings=QUICK) as server:
-        assert server.running
+        assert server.is_running
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             assert connection.info.server_version // 10000 == version == server.version
             made = connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')").fetchone()
@@ -109,7 +109,7 @@ def test_a_new_server_is_ready_for_logical_replication(server_folder: Path, vers
         assert setting(server, "TimeZone") == "UTC"
         assert setting(server, "server_encoding") == "UTF8"
         assert setting(server, "max_replication_slots") == "64"
-    assert not server.running
+    assert not server.is_running
     assert not (server.data / "postmaster.pid").exists()
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_cannot_start_says_why_with_the_end_of_its_log(server_fold
         EmbeddedServerError, match=r'(?s)did not start.*invalid value for parameter "shared_buffers"'
     ):
         server.start()
-    assert not server.running
+    assert not server.is_running
     assert not (server.data / "postmaster.pid").exists()
 
 

@@ -18,7 +18,7 @@ from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError, SourceUnreachableError
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.snapshot import exported_snapshot, read_chunk
+from pgsieve.resources.postgres.snapshot import export_snapshot, read_chunk
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.servers import drop_slots
@@ -98,7 +98,7 @@ def test_every_connection_refuses_what_libpq_refuses(
     source = Source("shop", conninfo)
     with pytest.raises(SourceUnreachableError) as plain, source.connect():
         pass
-    with pytest.raises(SourceUnreachableError) as walsender, exported_snapshot(source):
+    with pytest.raises(SourceUnreachableError) as walsender, export_snapshot(source):
         pass
     with pytest.raises(Exception, match=r"libpq|connection|certificate|password") as adbc:
         list(read_chunk(Conninfo(conninfo), "00000003-00000001-1", "select 1"))

@@ -37,7 +37,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.snapshot import Snapshot, exported_snapshot
+from pgsieve.resources.postgres.snapshot import Snapshot, export_snapshot
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import own_database
@@ -167,11 +167,11 @@ def disturbed_exports(
     def exported(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
         before, after = next(left, ("", ""))
         database.execute(before)
-        with exported_snapshot(source, seconds) as snapshot:
+        with export_snapshot(source, seconds) as snapshot:
             database.execute(after)
             yield snapshot
 
-    return patch.object(consistency, "exported_snapshot", exported)
+    return patch.object(consistency, "export_snapshot", exported)
 
 
 #: A row is committed before each snapshot, but a TRUNCATE empties the table before the rows are read.

@@ -119,7 +119,7 @@ def test_the_commit_of_a_position_is_distinguished_from_commits_that_kept_it(tmp
     others = CommitProperties(custom_metadata={"userMetadata": '["not pgsieve\'s"]'})
     write_deltalake(path, rows(9), mode="append", commit_properties=others)
     DeltaTable(path).restore(0)
-    assert [records.committed_at(path, position) for position in (1, 2, 3)] == [0, 1, None]
+    assert [records.version_of_position(path, position) for position in (1, 2, 3)] == [0, 1, None]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

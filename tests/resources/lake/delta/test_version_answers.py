@@ -38,7 +38,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
             records.version(path),
             records.count(path),
             list(records.slices(path, 10)),
-            records.committed_at(path, 10),
+            records.version_of_position(path, 10),
             records.is_restored(path, 0),
         )
 

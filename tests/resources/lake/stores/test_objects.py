@@ -53,7 +53,7 @@ def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_nam
     assert objects is not None
     assert objects.read(store.system(path)[1]) == b""
     objects.write(store.system(f"{path}.2")[1], b"2")
-    assert store.has(f"{path}.2")
+    assert store.has_file(f"{path}.2")
 
 
 def test_an_object_is_created_once(s3_server: S3Server, s3_folder: str) -> None:

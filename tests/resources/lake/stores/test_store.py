@@ -112,7 +112,7 @@ def test_a_removal_removes_a_folder_and_not_its_neighbours_with_the_same_prefix(
             _touch(store, f"{lake}/{name}")
         assert store.remove(f"{lake}/lake/sales")
         assert not store.remove(f"{lake}/lake/sales")
-        assert [name for name in names if store.has(f"{lake}/{name}")] == list(names[1:])
+        assert [name for name in names if store.has_file(f"{lake}/{name}")] == list(names[1:])
 
 
 @pytest.mark.slow
