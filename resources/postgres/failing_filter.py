@@ -56,7 +56,7 @@ def unfiltered_statements(
 ) -> list[str]:
     """The SQL that makes a publication of these tables like `publications`, but without row filters.
 
-    Empty if the publication already matches. It has the column lists of `publications`, as pgoutput refuses a table
+    Empty if the publication already matches. Its column lists are those of `publications`, as pgoutput refuses a table
     with different lists.
     """
     existing = catalog.publications.get(name)

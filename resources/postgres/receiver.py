@@ -1,4 +1,4 @@
-"""One connection in streaming replication: a thread of its own prefetches messages, and answers the server.
+"""Receives from one connection in streaming replication: a thread prefetches messages, and answers the server.
 
 In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of unaltered
 messages. The thread reports positions even while the consumer is busy. Once `buffer_bytes` wait for the

@@ -282,7 +282,7 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
 def reset_settings(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
     """Give a session the settings of a new one, in one round trip; return the `statements` for the next time.
 
-    Without `statements` a query switches off the timeouts that it finds. It is slow, because the server
+    Without `statements` a query switches off the timeouts that it finds. This query is slow, because the server
     builds rows of all settings; the returned statements name the timeouts, which stay the same during a
     session. Raises psycopg.Error if the session does not answer.
     """

@@ -205,4 +205,4 @@ class Records(Protocol):
         """The ends (LSNs) of the change log's slices after an LSN, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if no property says so or not."""
+        """Whether writers of the table may mark rows in deletion vectors; None if no property decides."""

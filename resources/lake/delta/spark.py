@@ -232,7 +232,7 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if no property says so or not."""
+        """Whether writers of the table may mark rows in deletion vectors; None if no property decides."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         setting = row["properties"].get(PROPERTY)

@@ -1,7 +1,7 @@
 """Caches the results of Spark's queries about the newest version of tables, so that each runs once per version.
 
 In: the session and a table's path. Out: results, cached until the table has another version. Delta in the
-session's JVM knows the newest version (`DeltaLog.update` lists `_delta_log`, and runs no job). Spark Connect has
+session's JVM shows the newest version (`DeltaLog.update` lists `_delta_log`, and runs no job). Spark Connect has
 no JVM, so nothing is cached. Raises the queries' errors.
 """
 
