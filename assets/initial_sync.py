@@ -32,7 +32,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
+from pgsieve.resources.postgres.waits import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measure
 
 #: The tag of a run that was started because tables lacked a copy. Another run may have copied them when this run begins.

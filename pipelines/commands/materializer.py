@@ -60,7 +60,7 @@ from pgsieve.pipelines.commands.results import (
 )
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, PATIENT_SECONDS
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, PATIENT_SECONDS
 from pgsieve.resources.tracing import span
 from pgsieve.resources.work import Work, measure
 

@@ -48,9 +48,9 @@ from pgsieve.pipelines.following.metrics import FollowMetrics
 from pgsieve.pipelines.following.watch import Pulse, StalledError, StopTimeoutError, Watch, serve_metrics
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
-from pgsieve.resources.postgres.awaited import are_transactions_open
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.session_pool import pool_sessions
+from pgsieve.resources.postgres.waits import are_transactions_open
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.tracing import span
 

@@ -38,8 +38,8 @@ from pgsieve.resources.lake.masters import cores_of, threads_of
 from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
-from pgsieve.resources.limited import limit_time
 from pgsieve.resources.passwords import remember
+from pgsieve.resources.time_limit import limit_time
 
 #: Settings that a session may change at any time, also on Spark Connect.
 SESSION_SETTINGS: dict[str, str] = {

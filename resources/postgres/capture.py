@@ -12,10 +12,10 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
 from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
-from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectError, execute_ddl
 from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
 #: The comment on each publication that pgsieve created. pgsieve drops no others.
 CREATED_COMMENT = "capture publication created by pgsieve"

@@ -23,10 +23,10 @@ from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import DerivedType
 from pgsieve.decoding.values.output import PADDED_LSN
-from pgsieve.resources.postgres.awaited import LOCK_SECONDS, exclusively_locked_tables
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
 from pgsieve.resources.postgres.texts import Texts, read_legibly
+from pgsieve.resources.postgres.waits import LOCK_SECONDS, exclusively_locked_tables
 
 _KINDS: Mapping[str, str] = {
     "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",

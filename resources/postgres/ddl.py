@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.errors import (
     LOCK_TIMEOUT_SQLSTATE,
     LockedTableError,
@@ -24,6 +23,7 @@ from pgsieve.resources.postgres.errors import (
     translate_errors,
 )
 from pgsieve.resources.postgres.source import quote
+from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
 #: The most specific search_path that ALTER ROLE or ALTER DATABASE has set (process_settings() in
 #: src/backend/utils/init/postinit.c), or else the server's default.

@@ -20,10 +20,10 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
 from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal_reason
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
-from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.ddl import failed_trigger, own_search_path
 from pgsieve.resources.postgres.errors import is_transient, message_without_values
 from pgsieve.resources.postgres.source import quote
+from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
 
 class RejectedFilterError(PublicationError):

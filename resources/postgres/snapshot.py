@@ -20,7 +20,6 @@ from psycopg.pq import ExecStatus
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
 from pgsieve.resources.parts import number_of_parts
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, LOCKED_RELATIONS, limit_wait
 from pgsieve.resources.postgres.errors import (
     LOCK_TIMEOUT_SQLSTATE,
     LockedTableError,
@@ -33,6 +32,7 @@ from pgsieve.resources.postgres.errors import (
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_standby_wait
 from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, LOCKED_RELATIONS, limit_wait
 
 #: A chunk of a table has at most about this many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024

@@ -32,7 +32,6 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, Replicate
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import translate_errors
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
@@ -45,6 +44,7 @@ from pgsieve.resources.postgres.snapshot import (
     tables_with_hidden_rows,
 )
 from pgsieve.resources.postgres.source import quote
+from pgsieve.resources.postgres.waits import PATIENT_SECONDS
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, SnapshotAwaitedError
 from pgsieve.resources.postgres.errors import TransientError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.source import quote
+from pgsieve.resources.postgres.waits import PATIENT_SECONDS, SnapshotAwaitedError
 
 #: The limits of a batch: its snapshot holds back the publisher's vacuum. A larger table has a batch of its own.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3

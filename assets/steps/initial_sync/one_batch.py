@@ -37,11 +37,11 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import SnapshotAwaitedError, lock_error
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import LockedTableError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, export_snapshot
+from pgsieve.resources.postgres.waits import SnapshotAwaitedError, lock_error
 
 #: An interrupted copy checks at this interval whether the copies of its tables have stopped.
 _STOP_SECONDS = 0.1

@@ -27,8 +27,8 @@ from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import SnapshotAwaitedError
 from pgsieve.resources.postgres.snapshot import Snapshot
+from pgsieve.resources.postgres.waits import SnapshotAwaitedError
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.waiting import sound_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import (
+from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
+from pgsieve.resources.postgres.snapshot import table_bytes
+from pgsieve.resources.postgres.waits import (
     BRIEF_SECONDS,
     PATIENT_SECONDS,
     SnapshotAwaitedError,
     limit_wait,
 )
-from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
-from pgsieve.resources.postgres.snapshot import table_bytes
 
 
 def copy_tables(

@@ -19,7 +19,6 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, replicated_tables
 from pgsieve.decoding.publications.routing import routes
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, limit_wait
 from pgsieve.resources.postgres.capture import own_publications
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.failing_filter import (
@@ -29,6 +28,7 @@ from pgsieve.resources.postgres.failing_filter import (
 )
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import decoding_error
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 
 
 def publish_set_aside(

@@ -26,7 +26,6 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, SnapshotAwaitedError, limit_wait
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
@@ -37,6 +36,7 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     wait_until_free,
 )
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, SnapshotAwaitedError, limit_wait
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
 
 

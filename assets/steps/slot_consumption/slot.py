@@ -21,7 +21,6 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, limit_wait
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     SlotAheadError,
@@ -35,6 +34,7 @@ from pgsieve.resources.postgres.slot import (
     verify_wal_end,
 )
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
+from pgsieve.resources.postgres.waits import PATIENT_SECONDS, limit_wait
 from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
 
 

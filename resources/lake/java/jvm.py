@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from pgsieve.resources.lake.java import class_archive
 from pgsieve.resources.lake.java.login import AGENT
-from pgsieve.resources.limited import limit_time
 from pgsieve.resources.private_folder import private_folder
+from pgsieve.resources.time_limit import limit_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
 from pgsieve.resources.failpoints import Failpoint
-from pgsieve.resources.postgres import awaited, capture, catalog, filter_analysis, snapshot
+from pgsieve.resources.postgres import capture, catalog, filter_analysis, snapshot, waits
 from tests.fixtures.shop import Quiet, Shop
 
 
@@ -81,7 +81,7 @@ def test_a_locked_table_delays_no_other(shop: Shop, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "PATIENT_SECONDS", 0.5)
     for module in (catalog, filter_analysis):
         monkeypatch.setattr(module, "LOCK_SECONDS", 0.2)
-    monkeypatch.setattr(awaited, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(waits, "POLL_SECONDS", 0.2)
     monkeypatch.setattr(snapshot, "_SET_LOCK_TIMEOUT", "set lock_timeout = '0.2s'")
     own = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     written = {"tables": [{"table": "public.filtered", "where": "id > 0"}]}
