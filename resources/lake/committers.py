@@ -142,7 +142,9 @@ class FileCommitter:
         with self.access.translate_errors(path):
             return self.local.matches(path, keys, among, most_bytes, lacking)
 
-    def flagged_rows(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
+    def flagged_rows(
+        self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None
+    ) -> list[FileMatches]:
         """The rows with a flag, file by file: those in `among`, or of the whole table (None)."""
         with self.access.translate_errors(path):
             return self.local.flagged_rows(path, flag, among)
