@@ -1,4 +1,7 @@
-"""FOR ALL SEQUENCES (section 29.8 of the manual of 19): such a publication replicates no table, but values are recorded."""
+"""FOR ALL SEQUENCES: such a publication replicates no table, but values are recorded.
+
+PostgreSQL documentation, Replicating Sequences, version 19.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Under wal_level = replica, the first logical slot enables logical decoding and the last one disables it (section 19.5.1)."""
+"""Under wal_level = replica, the first logical slot enables logical decoding and the last one disables it.
+
+PostgreSQL documentation, Write Ahead Log Settings.
+"""
 
 from __future__ import annotations
 

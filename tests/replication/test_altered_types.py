@@ -1,7 +1,7 @@
 """An altered type changes how existing rows print, although no row is rewritten. Replicas have to follow.
 
 ALTER TYPE ... RENAME VALUE changes an enum's label in all rows. ADD ATTRIBUTE and DROP ATTRIBUTE change the fields of all
-composite values (section 8.7.4, ALTER TYPE). No message announces this. PostgreSQL's subscriber has the same types and alters them
+composite values (PostgreSQL documentation, Enumerated Types, ALTER TYPE). No message announces this. PostgreSQL's subscriber has the same types and alters them
 itself. A replica holds the values' text, and finds rows by it.
 """
 

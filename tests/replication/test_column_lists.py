@@ -1,4 +1,6 @@
-"""PostgreSQL's rules for column lists (section 29.5; src/test/subscription/t/031).
+"""PostgreSQL's rules for column lists.
+
+PostgreSQL documentation, Column Lists; src/test/subscription/t/031.
 
 `pgsieve validate` refuses two different lists of one table. test_partitions.py tests a partition's list beside its root's.
 """

@@ -1,4 +1,6 @@
-"""Which expressions are allowed as a row filter (section 29.4.2; src/test/regress/sql/publication.sql).
+"""Which expressions are allowed as a row filter.
+
+PostgreSQL documentation, Expression Restrictions; src/test/regress/sql/publication.sql.
 
 CREATE PUBLICATION is the oracle. pgsieve refuses a row filter of pgsieve.yaml exactly if the server does, in the same words
 and with the same SQLSTATE. No test needs a JVM: all of this is checked before any row is read.

@@ -1,4 +1,7 @@
-"""Generated columns are published only from PostgreSQL 18 on, and only on request (section 29.6; t/011)."""
+"""Generated columns are published only from PostgreSQL 18 on, and only on request.
+
+PostgreSQL documentation, Generated Column Replication; t/011.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A replica with a key never holds the same key twice: the conflicts insert_exists and update_exists (section 29.8).
+"""A replica with a key never holds the same key twice: the conflicts insert_exists and update_exists.
+
+PostgreSQL documentation, Conflicts.
 
 The subscriber reports them if publications left out the change that freed the key. It retries; pgsieve sets the table aside,
 or disables the subscription, before the slice with the conflict. Each test changes the tables of several variants at once, in

@@ -1,4 +1,7 @@
-"""Keys of every type find rows across runs: updates, deletes, new inserts and moves (section 29.1.1)."""
+"""Keys of every type find rows across runs: updates, deletes, new inserts and moves.
+
+PostgreSQL documentation, Replica Identity.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Copies of large tables: by threads of this process in mode `pipeline`, by Spark's executors in mode `publisher` (section 29.4.5)."""
+"""Copies of large tables: by threads of this process in mode `pipeline`, by Spark's executors in mode `publisher`.
+
+PostgreSQL documentation, Initial Data Synchronization.
+"""
 
 from __future__ import annotations
 

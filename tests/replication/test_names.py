@@ -1,4 +1,7 @@
-"""Schemas, tables, columns and publications may have any name (section 4.1.1). No name is interpreted as SQL or as a path."""
+"""Schemas, tables, columns and publications may have any name. No name is interpreted as SQL or as a path.
+
+PostgreSQL documentation, Identifiers and Key Words.
+"""
 
 from __future__ import annotations
 

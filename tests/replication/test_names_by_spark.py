@@ -1,4 +1,7 @@
-"""Columns of one table may have any names (section 4.1.1), whichever writer writes the rows: no name is read as a path to a field."""
+"""Columns of one table may have any names, whichever writer writes the rows: no name is read as a path to a field.
+
+PostgreSQL documentation, Identifiers and Key Words.
+"""
 
 from __future__ import annotations
 

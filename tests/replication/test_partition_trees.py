@@ -1,4 +1,6 @@
-"""Several publications at several levels of one partition tree (section 29.4.4; GetTopMostAncestorInPublication).
+"""Several publications at several levels of one partition tree.
+
+PostgreSQL documentation, Partitioned Tables; GetTopMostAncestorInPublication.
 
 The tree has three levels, partitions in another schema, other column orders, dropped columns, and different identities.
 Each test uses the whole tree.

@@ -1,4 +1,6 @@
-"""PostgreSQL's rules for partitioned tables (section 29.4.4, publish_via_partition_root; t/013 and t/031).
+"""PostgreSQL's rules for partitioned tables.
+
+PostgreSQL documentation, Partitioned Tables, publish_via_partition_root; t/013 and t/031.
 
 The built-in subscriber may partition its tables in another way than the publisher. A replica has no partitions: it is the
 table that the publication publishes, a leaf or the root. The published columns are compared.

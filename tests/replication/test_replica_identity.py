@@ -1,4 +1,6 @@
-"""How rows are found: by the key, or by the whole row under REPLICA IDENTITY FULL (section 29.1.1; t/032, t/034, t/100).
+"""How rows are found: by the key, or by the whole row under REPLICA IDENTITY FULL.
+
+PostgreSQL documentation, Replica Identity; t/032, t/034, t/100.
 
 Each test has one table per kind of identity, and changes all of them in one run.
 """

@@ -1,4 +1,6 @@
-"""PostgreSQL's rules for row filters (section 29.4; src/test/subscription/t/028).
+"""PostgreSQL's rules for row filters.
+
+PostgreSQL documentation, Row Filters; src/test/subscription/t/028.
 
 Left out: a filter that raises an error at run time. The built-in subscription never gets past such a row.
 """
@@ -36,7 +38,7 @@ def manual_example(scenario: Scenario) -> None:
     scenario.check(expect={"t1": ["6|106|NSW", "9|109|NSW"]})
 
 
-# The initial copy (section 29.4.5).
+# The initial copy (PostgreSQL documentation, Initial Data Synchronization).
 
 
 def test_the_initial_copy_takes_the_rows_that_match(scenario: Scenario) -> None:
@@ -89,7 +91,7 @@ def test_the_initial_copy_uses_the_filters_of_all_publications(scenario: Scenari
     scenario.check(expect={"t": ["0", "1", "18", "2", "20", "3"]})
 
 
-# The transformation of updates (section 29.4.3).
+# The transformation of updates (PostgreSQL documentation, UPDATE Transformations).
 
 
 def test_an_update_whose_rows_both_match_is_an_update(scenario: Scenario) -> None:
@@ -324,7 +326,7 @@ def test_the_filter_of_a_table_applies_to_its_inheritance_children(scenario: Sce
     scenario.check(expect={"parent": ["16", "20"], "child": ["17|17", "30|30", "40|40"]})
 
 
-# Several publications (section 29.4.6).
+# Several publications (PostgreSQL documentation, Combining Multiple Row Filters).
 
 
 def test_all_tables_makes_row_filters_of_other_publications_redundant(scenario: Scenario) -> None:

@@ -1,4 +1,7 @@
-"""Privileges and policies of the source's role count as for a built-in subscription (section 29.11, *Security*)."""
+"""Privileges and policies of the source's role count as for a built-in subscription.
+
+PostgreSQL documentation, Logical Replication: Security.
+"""
 
 from __future__ import annotations
 

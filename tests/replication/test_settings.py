@@ -1,4 +1,7 @@
-"""Settings of the publisher's database and role change no row: literals, patterns, NULLs and text keep their meaning (section 20.11)."""
+"""Settings of the publisher's database and role change no row: literals, patterns, NULLs and text keep their meaning.
+
+PostgreSQL documentation, Client Connection Defaults.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Large transactions that are streamed while they are open: only committed changes remain (section 29.9; t/015 to 018).
+"""Large transactions that are streamed while they are open: only committed changes remain.
+
+PostgreSQL documentation, Architecture; t/015 to 018.
 
 The publisher's logical_decoding_work_mem is 64 kB, so these transactions are sent before they end.
 """

@@ -1,4 +1,6 @@
-"""Arrays and user-defined types arrive as PostgreSQL prints them (section 8; src/test/subscription/t/002).
+"""Arrays and user-defined types arrive as PostgreSQL prints them.
+
+PostgreSQL documentation, Data Types; src/test/subscription/t/002.
 
 Each test has one table per kind of type, and changes all of them in one run.
 """

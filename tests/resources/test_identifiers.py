@@ -1,4 +1,7 @@
-"""Any identifier of PostgreSQL becomes exactly one folder of the lake and one quoted name (section 4.1.1)."""
+"""Any identifier of PostgreSQL becomes exactly one folder of the lake and one quoted name.
+
+PostgreSQL documentation, Identifiers and Key Words.
+"""
 
 from __future__ import annotations
 

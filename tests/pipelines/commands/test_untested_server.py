@@ -1,7 +1,7 @@
 """A server newer than the newest tested version: every command refuses it before it creates anything, and names the way out.
 
 The server really has the newest tested version. libpq learns the version from a ParameterStatus message at the start of a session
-(section 54.2.1). A proxy alters this message, so that the server claims to be one major version newer.
+(PostgreSQL documentation, Start-up). A proxy alters this message, so that the server claims to be one major version newer.
 """
 
 from __future__ import annotations
