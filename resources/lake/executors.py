@@ -59,7 +59,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """An Arrow schema as Spark's."""
+    """An Arrow schema as a Spark schema."""
     # This imports pandas, which takes too long for commands without Spark.
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -67,7 +67,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's schema as Arrow's."""
+    """A Spark schema as an Arrow schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema)

@@ -130,7 +130,7 @@ class Lake:
         return self.local is None
 
     def local_or(self, refusal: Exception) -> LocalRecords:
-        """delta-rs, for work that Spark does not do; raises `refusal` if only Spark reaches the lake."""
+        """The access by delta-rs, for work that Spark does not do; raises `refusal` if only Spark reaches the lake."""
         if self.local is None:
             raise refusal
         return self.local
@@ -203,7 +203,7 @@ class Lake:
             return names
 
     def schema(self, path: str) -> pa.Schema:
-        """The columns of a table as Arrow."""
+        """The columns of a table, as an Arrow schema."""
         with self.access.translate_errors(path):
             if self.local is not None:
                 return self.local.arrow_schema(path)
@@ -218,7 +218,7 @@ class Lake:
             return rows.collect()[0][0]
 
     def written_at(self, path: str) -> datetime | None:
-        """The time of a table's newest commit; None if only Spark reaches it, which would take long."""
+        """The time of a table's newest commit; None if only Spark, which is slow, reaches the lake."""
         if self.local is None:
             return None
         with self.access.translate_errors(path):
@@ -284,7 +284,7 @@ class Lake:
     # writing
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with all tables in it; False if it does not exist, or if only Spark reaches it."""
+        """Remove a folder with all tables in it; return False if it does not exist, or only Spark reaches the lake."""
         if self.local is None:
             return False
         with self.access.translate_errors(folder):

@@ -30,8 +30,8 @@ Key = tuple[object, ...]
 #: How many files are searched in parallel. The keys of a file may take tens of megabytes.
 _PARALLEL_FILES = 2
 
-#: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to
-#: this (Per-file Statistics of its protocol).
+#: Delta may truncate times in statistics to milliseconds, so the greatest time of a file may be later by up to
+#: this (Delta protocol, Per-file Statistics).
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
@@ -199,7 +199,7 @@ def flagged_rows(
 
 
 def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
-    """The files that have only NULLs in a column by their statistics, and the number of their rows."""
+    """The files with only NULLs in a column, by their statistics, each with its number of rows."""
     files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
     if nulls not in files.column_names:
         return {}
@@ -211,7 +211,7 @@ def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
 
 
 def files_of_one_value(table: DeltaTable, column: str) -> set[str]:
-    """The files whose rows all have the same integer in a column by their statistics."""
+    """The files whose rows all have the same integer in a column, by their statistics."""
     files = pa.table(table.get_add_actions(flatten=True))
     least, greatest, nulls = f"min.{column}", f"max.{column}", f"null_count.{column}"
     if not {least, greatest, nulls} <= set(files.column_names):
@@ -285,8 +285,7 @@ def _batches(
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
-    # A file that delta-rs has rewritten (MERGE) declares its text as string views, which Arrow cannot compare
-    # with text.
+    # Files from a MERGE of delta-rs declare text as string views, which Arrow cannot compare with text.
     compared = {name: each for name, each in bounds.items() if not is_text(each[0].type)}
     chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
     chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]

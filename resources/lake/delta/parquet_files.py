@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The description of a written file, as Arrow and as Spark's DDL. A row without a `path` describes no file: its
-#: `tally` has the counts of a part.
+#: The columns of the rows that describe written files, as Arrow and as Spark's DDL. A row without a `path` is not
+#: about a file: its `tally` has the counts of a part.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 
@@ -55,8 +55,8 @@ def write_files(
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yield one row (`FILE_SCHEMA`) per file.
 
-    A file that has `size` bytes gets no further row group. `encodings` are Parquet's encodings for columns without a dictionary, by default
-    plain. Raises OSError.
+    A file with `size` bytes or more gets no further row group. `encodings` are Parquet's encodings of columns
+    without a dictionary, by default plain. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -78,7 +78,7 @@ def write_files(
         ):
             # A file gets at least one row group, however small `size` is.
             while group is not None:
-                # Spark may declare fields as never NULL, but those of the table are nullable.
+                # Spark may declare fields as not nullable, but the table's fields are nullable.
                 writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
                 group = next(remaining, None)
                 if stream.tell() >= size:

@@ -125,7 +125,7 @@ def write_parameters(settings: Mapping[str, str], folder: Path, more: Mapping[st
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
     user_options, owns = settings.get(JAVA_OPTIONS, ""), more.get(JAVA_OPTIONS, "")
     if _COLLECTOR.search(user_options):
-        # A JVM with two collectors does not start: the user's takes the place of the one of this JVM.
+        # A JVM with two garbage collectors does not start, so the user's replaces the other one.
         owns = _COLLECTOR.sub("", owns)
     chosen = f"{owns} {user_options}"
     is_local = settings["spark.master"].startswith("local")
