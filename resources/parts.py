@@ -4,7 +4,8 @@ In: the bytes of the work, the largest size of a part in bytes, and the number o
 Out: the number of parts. Raises nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -13,6 +14,45 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Runs the part with a number: passes its rows through the guard, and yields results, usually a row
 #: (`FILE_SCHEMA`) for each file that it writes.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
+
+#: What parts send to receivers: the receiver's number, the part's or another number, and bytes.
+SENT = pa.schema({"to": pa.int32(), "of": pa.int32(), "content": pa.binary()})
+#: A number and bytes that a receiver gets.
+Message = tuple[int, pa.Buffer]
+
+
+@dataclass(frozen=True)
+class Receivers:
+    """A number of receivers; `receive` handles all messages to one of them, by its number, and yields rows."""
+
+    number: int
+    receive: Callable[[int, Sequence[Message], Guard], Iterable[pa.RecordBatch]]
+
+
+def message(to: int, of: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
+    """A message, as a row."""
+    octets = pa.py_buffer(content)
+    offsets = pa.array([0, octets.size], pa.int32()).buffers()[1]
+    column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, octets])
+    return pa.RecordBatch.from_arrays(
+        [pa.array([to], pa.int32()), pa.array([of], pa.int32()), column], schema=SENT
+    )
+
+
+def by_receiver(sent: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Message]]]:
+    """The messages to each receiver, as far as they come one after the other."""
+    receiver, messages = -1, list[Message]()
+    for batch in sent:
+        numbers, contents = (batch.column(name) for name in ("of", "content"))
+        for place, to in enumerate(batch.column("to").to_pylist()):
+            if to != receiver and messages:
+                yield receiver, messages
+                messages = []
+            receiver = to
+            messages.append((numbers[place].as_py(), contents[place].as_buffer()))
+    if messages:
+        yield receiver, messages
+
 
 #: A smaller part costs more than it saves.
 MIN_PART_BYTES = 4 * 1024 * 1024

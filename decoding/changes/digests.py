@@ -30,7 +30,7 @@ _DIGEST_BYTES, _MARK_BYTES = 16, 4
 _ROWS_PER_STEP = 16_384
 _OCTETS = pa.large_binary()
 #: The odd factor of Horner's method, which combines the columns' words modulo 2**64.
-_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def row_digests(rows: pa.RecordBatch) -> pa.Table:
@@ -59,8 +59,8 @@ def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
     """The mark of each row, which depends on numbers and times, and on the lengths of texts and lists."""
     marks = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
-        marks = marks * _HASH_FACTOR + _value_words(column)
-        marks = (marks ^ (marks >> np.uint64(29))) * _HASH_FACTOR
+        marks = marks * HASH_FACTOR + value_words(column)
+        marks = (marks ^ (marks >> np.uint64(29))) * HASH_FACTOR
     return (marks >> np.uint64(32)).astype(np.uint32)
 
 
@@ -167,7 +167,7 @@ def _join_elements(lists: pa.Array, lengths: pa.Array, one_zero: bool) -> pa.Arr
 
 
 def _content_octets(column: pa.Array, one_zero: bool) -> pa.Array:
-    if _is_octets(column.type):
+    if is_octets(column.type):
         return column.cast(_OCTETS)
     if one_zero and pa.types.is_floating(column.type):
         column = pc.add(column, pa.scalar(0.0, column.type))
@@ -186,7 +186,8 @@ def _unify_nan(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
-def _is_octets(kind: pa.DataType) -> bool:
+def is_octets(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts or bytes of any length."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -199,10 +200,10 @@ def _lengths(column: pa.Array) -> pa.Array | None:
     """The lengths of values; None for a type of fixed width."""
     if pa.types.is_list(column.type):
         return pc.list_value_length(column).cast(pa.int64())
-    return pc.binary_length(column).cast(pa.int64()) if _is_octets(column.type) else None
+    return pc.binary_length(column).cast(pa.int64()) if is_octets(column.type) else None
 
 
-def _value_words(column: pa.Array) -> npt.NDArray[np.uint64]:
+def value_words(column: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each value, also NULL, the same for equal values."""
     lengths = _lengths(column)
     values = _unify_nan(column) if lengths is None else lengths

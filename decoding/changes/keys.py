@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgsieve.decoding.changes.digests import HASH_FACTOR, is_octets, value_words
 from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
@@ -25,6 +27,41 @@ def key_numbers(keys: pa.Table) -> Numbers:
     NULL counts as a value here, although no table has NULL in a key.
     """
     return reduce(_combine, (_encode(to_comparable(column)) for column in keys.columns))
+
+
+def has_parts(keys: pa.Schema) -> bool:
+    """Whether `key_parts` divides keys of these types. Lists are only comparable within one table."""
+    return not any(pa.types.is_list(each.type) for each in keys)
+
+
+def key_parts(keys: pa.Table, number: int) -> Numbers:
+    """The part of each row, less than `number`; equal keys of several tables are in the same part."""
+    mixed = np.zeros(keys.num_rows, np.uint64)
+    for column in keys.columns:
+        values = to_comparable(column).combine_chunks()
+        for words in (value_words(values), *_end_words(values)):
+            mixed = mixed * HASH_FACTOR + words
+            mixed ^= mixed >> np.uint64(29)
+    return ((mixed * HASH_FACTOR >> np.uint64(32)) * np.uint64(number) >> np.uint64(32)).astype(np.int64)
+
+
+def _end_words(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
+    """The first and the last eight bytes of each text, as numbers; none for types of fixed width."""
+    if not is_octets(values.type):
+        return []
+    values = values.cast(pa.large_binary())
+    buffers = values.buffers()
+    offsets = np.frombuffer(buffers[1], np.int64)[values.offset :][: len(values) + 1]
+    # So that eight bytes follow the last value's beginning, and precede the first one's end.
+    padding = np.zeros(8, np.uint8)
+    octets = np.concatenate([padding, np.frombuffer(buffers[2] or b"", np.uint8), padding])
+    words = np.lib.stride_tricks.sliding_window_view(octets, 8)
+    lengths = np.minimum(np.diff(offsets), 8).astype(np.uint64)
+    # Bytes of the values around a shorter one are shifted out.
+    shift = np.minimum(np.uint64(8) * (np.uint64(8) - lengths), np.uint64(63))
+    first = np.ascontiguousarray(words[offsets[:-1] + 8]).view("<u8")[:, 0] << shift
+    last = np.ascontiguousarray(words[offsets[1:]]).view("<u8")[:, 0] >> shift
+    return [np.where(lengths == 0, np.uint64(0), each) for each in (first, last)]
 
 
 def _combine(left: Numbers, right: Numbers) -> Numbers:

@@ -22,7 +22,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.layout import file_bytes
-from pgsieve.resources.lake.delta.log import UnmarkableError
+from pgsieve.resources.lake.delta.log import Action, UnmarkableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Executors
@@ -109,6 +109,14 @@ class FileCommitter:
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile] | None:
         """The files that have `matches`, with these rows marked as deleted, for `commit_marked`.
 
+        None and OvertakenError as for `markable_files`.
+        """
+        files = self.markable_files(path, {match.name for match in matches}, base)
+        return None if files is None else row_removal.with_marks(files, matches)
+
+    def markable_files(self, path: str, names: Collection[str], base: int) -> dict[str, Action] | None:
+        """The `add` actions of some files, by the files' names, to mark rows of them as deleted.
+
         Returns None if rows cannot be marked. Enables deletion vectors if need be, by a new version. Raises
         OvertakenError if the table's version is not `base`.
         """
@@ -118,7 +126,7 @@ class FileCommitter:
                     row_removal.enable_marking(self.local, path)
                 if self.local.version(path) != base:
                     raise OvertakenError(path)
-                return row_removal.marked_files(self.local, path, matches, base)
+                return row_removal.markable_files(self.local, path, names, base)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None

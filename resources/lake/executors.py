@@ -12,10 +12,11 @@ lock, so threads use several cores.
 import logging
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from threading import Event, Thread, Timer
 from typing import Protocol
 from zipimport import zipimporter
@@ -28,7 +29,7 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, tasks_of
 from pgsieve.resources.lake.stores.shared_reads import begin_part
-from pgsieve.resources.parts import Part
+from pgsieve.resources.parts import SENT, Guard, Message, Part, Receivers, by_receiver
 from pgsieve.resources.strands import release_strand
 from pgsieve.resources.work import (
     DRIVER,
@@ -44,10 +45,14 @@ from pgsieve.resources.work import (
 _NUMBERS = pa.schema({"id": pa.int64()})
 #: Called with the number of finished parts.
 OnProgress = Callable[[int], None]
+#: A function that Spark runs on the batches of a task.
+OfBatches = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 #: Spark splits a range of this length among all cores; the plan shows the number of splits.
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
+#: How many tasks of receivers there are for each core.
+_TASKS_PER_CORE = 2
 #: If the first job of a session takes longer, a warning is logged.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
@@ -88,6 +93,12 @@ class Executors(Protocol):
     ) -> pa.Table:
         """Run all parts, several at a time; return their rows. Runners other than Spark call `on_progress` after each part."""
 
+    def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
+        """Run all parts, whose messages (`SENT`) go to the first receivers, and theirs to the next ones.
+
+        Returns the rows of the last receivers, which have this schema.
+        """
+
     def prepare(self) -> None:
         """Begin to start the runner, without waiting, so that it is soon ready for parts."""
 
@@ -121,6 +132,50 @@ def forget_archives() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
+
+
+def _running(part: Part) -> OfBatches:
+    """A function of Spark's batches of part numbers that runs the parts."""
+
+    def run(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        forget_archives()
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                begin_part()
+                yield from part(number, iter)
+
+    return run
+
+
+def _receiving(receivers: Receivers) -> OfBatches:
+    """A function of Spark's batches of messages, in the order of their receivers, that runs the receivers."""
+
+    def run(sent: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        forget_archives()
+        for number, messages in by_receiver(sent):
+            yield from receivers.receive(number, messages, iter)
+
+    return run
+
+
+def _exchange_here(
+    runner: "Executors", part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema
+) -> pa.Table:
+    """As in `Executors`, with the messages in memory."""
+    sent = runner.run(part, parts, schema=SENT)
+    for place, each in enumerate(receivers, 1):
+        received = defaultdict[int, list[Message]](list)
+        for to, messages in by_receiver(sent.to_batches()):
+            received[to] += messages
+        columns = schema if place == len(receivers) else SENT
+        sent = runner.run(partial(_receive, each, list(received.items())), len(received), schema=columns)
+    return sent
+
+
+def _receive(
+    receivers: Receivers, received: Sequence[tuple[int, Sequence[Message]]], number: int, guard: Guard
+) -> Iterable[pa.RecordBatch]:
+    return receivers.receive(*received[number], guard)
 
 
 def run_first_job(session: SparkSession, parts: int) -> None:
@@ -169,18 +224,26 @@ class SparkExecutors:
                 rows = self._run(part, parts, schema)
         return with_costs(engine_of(self._session()), parts, rows)
 
+    def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
+        """As in `Executors`: one job, in which Spark's shuffle carries the messages.
+
+        A task works for several receivers, since its start takes longer than most of them.
+        """
+        with release_strand():
+            tasks = [min(each.number, _TASKS_PER_CORE * self.number) for each in receivers]
+            session = with_job_name(self._session())
+            sent = session.range(0, parts, 1, parts).mapInArrow(_running(part), spark_schema(SENT))
+            for place, (each, number) in enumerate(zip(receivers, tasks, strict=True), 1):
+                columns = schema if place == len(receivers) else SENT
+                ordered = sent.repartition(number, "to").sortWithinPartitions("to")
+                sent = ordered.mapInArrow(_receiving(each), spark_schema(columns))
+            rows = sent.toArrow()
+        return with_costs(engine_of(session), parts + sum(tasks), rows)
+
     def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
         """Run parts as a job with a task per part."""
-
-        def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            forget_archives()
-            for batch in numbers:
-                for number in batch.column(0).to_pylist():
-                    begin_part()
-                    yield from part(number, iter)
-
         session = with_job_name(self._session())
-        return session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
+        return session.range(0, parts, 1, parts).mapInArrow(_running(part), spark_schema(schema)).toArrow()
 
     def _run_shared(self, part: Part, parts: int) -> pa.Table | None:
         """Run parts in a job that callers share; None if no jobs are shared, or the shared job has failed."""
@@ -261,6 +324,8 @@ class Threads:
             self._running.discard(is_over)
         return with_costs("threads", parts, pa.Table.from_batches(rows, schema))
 
+    exchange = _exchange_here
+
     def prepare(self) -> None:
         """As in `Executors`; threads need no preparation."""
 
@@ -286,6 +351,8 @@ class _Inline:
                 on_progress(number + 1)
         return with_costs(DRIVER, parts, pa.Table.from_batches(rows, schema))
 
+    exchange = _exchange_here
+
     def prepare(self) -> None:
         """As in `Executors`; the thread needs no preparation."""
 
@@ -303,7 +370,8 @@ def with_costs(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
     If the rows describe files (`FILE_SCHEMA`), the bytes of the files count. `parts` is the number of tasks; None
     means one per row.
     """
-    size = pc.sum(rows["size"]).as_py() or 0 if rows.schema.equals(FILE_SCHEMA) else rows.nbytes
+    describes_files = set(FILE_SCHEMA.names) <= set(rows.column_names)
+    size = pc.sum(rows["size"]).as_py() or 0 if describes_files else rows.nbytes
     add_costs(engine, rows.num_rows if parts is None else parts, size)
     return rows
 

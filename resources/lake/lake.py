@@ -99,6 +99,7 @@ class Lake:
             settings.small_bytes,
             settings.rewritten_bytes,
             vectors=settings.vectors,
+            parted_changes=settings.parted_changes,
         )
 
     def at(self, uri: str, *, temporary: bool = False) -> "Lake":

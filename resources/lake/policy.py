@@ -21,6 +21,8 @@ SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: The default size up to which a replica's files are rewritten without deleted rows; in larger replicas the
 #: rows are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
+#: From this many changes of a table on, an apply decides by parts of the keys.
+PARTED_CHANGES_DEFAULT = 2_000_000
 #: The prefix of the columns that a MERGE of delta-rs adds to a table's.
 _RESERVED_PREFIX = "__delta_rs_"
 
@@ -38,7 +40,7 @@ def has_exact_equality(types: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """The user's settings of a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
+    """The user's settings of a lake; `small_bytes`, `rewritten_bytes`, `vectors` and `parted_changes` as in `Policy`.
 
     `threads` is the number of this process' threads for large work; None means that Spark runs it. `cores` is
     the number of Spark's cores; None if its master does not show it.
@@ -49,6 +51,7 @@ class LakeSettings:
     vectors: bool = True
     threads: int | None = None
     cores: int | None = None
+    parted_changes: int = PARTED_CHANGES_DEFAULT
 
 
 DEFAULT_SETTINGS = LakeSettings()
@@ -60,7 +63,8 @@ class Policy:
 
     `local` is the access by delta-rs, or None. `executors` run large work. Up to `small_bytes` may pass
     through this process. In replicas up to `rewritten_bytes` (-1: in none) files are rewritten without their
-    deleted rows. `vectors` says whether the user wants deletion vectors in large tables.
+    deleted rows. `vectors` says whether the user wants deletion vectors in large tables. From `parted_changes`
+    of a table on, the runner decides by parts of the keys.
     """
 
     access: LakeAccess
@@ -69,6 +73,7 @@ class Policy:
     small_bytes: int = SMALL_BYTES_DEFAULT
     rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
     vectors: bool = True
+    parted_changes: int = PARTED_CHANGES_DEFAULT
 
     def is_small(self, size: int | None) -> bool:
         """Whether this many bytes (None: many) may pass through this process."""

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChanges, many_changes
+from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.damaged_tables import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
@@ -248,6 +249,11 @@ class Batch:
         """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
         with _large_apply_lock(search):
+            if plan.decided is None and pending.name not in self.shared:
+                by_parts = KeyPartsWriter(lake, path, search.log, definition, pending, end)
+                if (applied := by_parts.apply()) is not None:
+                    reach(Failpoint.REPLICA_COMMITTED)
+                    return applied
             many = plan.decided or many_changes(lake, path, search.log, definition, pending)
             if many is not None:
                 if many.net is not None and not plan.is_examined:

@@ -110,7 +110,7 @@ def many_changes(
         return None
     rows = stored.schema.field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
-    empties = _empties_replica(definition, pending)
+    empties = empties_replica(definition, pending)
     committer = lake.policy.by_files(path, schema, overwrite=empties)
     if committer is None:
         return None
@@ -147,13 +147,11 @@ class _Decider:
         if keyed is None or matches is None:
             return None
         living = self._living_rows(matches) if soft_delete_columns else matches
-        before = np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        for match in living:
-            before[match.keys] = True
-        net, conflict = keyed.net_change(before)
-        if _empties_replica(self.definition, pending):
-            before, matches = np.zeros_like(before), []
-        remains = net.upserted | (net.updated & before[net.base])
+        empties = empties_replica(self.definition, pending)
+        decided = keyed.decide((match.keys for match in living), empties=empties)
+        net, before, remains = decided.net, decided.before, decided.remains
+        if empties:
+            matches = []
         # In a replica that keeps deleted rows, a row is replaced only if its key has a new row.
         concerned = np.zeros_like(before)
         concerned[net.keys[remains] if soft_delete_columns else net.keys] = True
@@ -166,9 +164,9 @@ class _Decider:
         if gone is None:
             return None
         totals = pending.row_counts(net, before)
-        changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
+        changes = decided.changes_rows or pending.truncated_at is not None
         come = net_rows(keyed.places[keyed.first_effective :], net, remains & (net.last != NONE))
-        return ReplicaChange(come, gone, totals, changes, conflict, ended, stays, keyed)
+        return ReplicaChange(come, gone, totals, changes, decided.conflict, ended, stays, keyed)
 
     def _living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
@@ -216,7 +214,7 @@ class _Decider:
         return RowDeletion(self.lake, self.committer, self.path, self.definition.names, self.pending.size)
 
 
-def _empties_replica(definition: Definition, pending: PendingChanges) -> bool:
+def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
     """Whether a batch removes all rows that the replica had."""
     return pending.truncated_at is not None and not definition.soft_delete_columns
 

@@ -7,7 +7,6 @@ is computed on whole columns; no Python code runs per change. Raises Arrow's err
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +84,7 @@ class KeyedChanges:
         masks = every.operations.nbytes + sum(is_sent.nbytes for is_sent in every.sent.values())
         return sum(int(each.nbytes) for each in rows) + numbers + masks
 
-    @cached_property
+    @property
     def lookups(self) -> tuple[Mask, Mask]:
         """Two masks of keys: those that the changes expect in the replica, and those whose presence changes the outcome."""
         return self.changes.lookup_masks(self.keys.num_rows)
@@ -104,9 +103,9 @@ class KeyedChanges:
     @property
     def since_truncate(self) -> KeyChanges:
         """The changes after the last TRUNCATE."""
-        return self._file_changes(self.first_effective, len(self.places))
+        return self._part(self.first_effective, len(self.places))
 
-    def _file_changes(self, begin: int, end: int) -> KeyChanges:
+    def _part(self, begin: int, end: int) -> KeyChanges:
         every, part = self.changes, slice(begin, end)
         sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
         return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
@@ -136,6 +135,16 @@ class KeyedChanges:
         lsns, inserts = self.commit_lsns, bool(self.changes.operations[change] == INSERT)
         return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
 
+    def decide(self, present_keys: Iterable[Numbers], *, empties: bool) -> "DecidedChanges":
+        """The outcome for each key; the replica had rows of `present_keys`, and keeps none of them if the batch `empties` it."""
+        before = np.zeros(self.keys.num_rows + 1, np.bool_)
+        for keys in present_keys:
+            before[keys] = True
+        net, conflict = self.net_change(before)
+        if empties:
+            before = np.zeros_like(before)
+        return DecidedChanges(net, conflict, before, net.upserted | (net.updated & before[net.base]))
+
     def net_change(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """The net change of each key, and the first conflict.
 
@@ -145,7 +154,7 @@ class KeyedChanges:
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
             net, conflicting = net_changes(
-                self._file_changes(begin, end), present, retain_ended=self.ended is not None
+                self._part(begin, end), present, retain_ended=self.ended is not None
             )
             if conflict is None and conflicting is not None:
                 conflict = self._conflict(begin + conflicting)
@@ -154,8 +163,27 @@ class KeyedChanges:
 
 
 @dataclass(frozen=True)
-class _FileChanges:
-    """The changes of one file.
+class DecidedChanges:
+    """The outcome of changes for each key, and the first conflict.
+
+    `before` marks the keys of which the replica had a row that the changes may have left there. `remains` marks the keys
+    of `net` that have a row afterwards.
+    """
+
+    net: NetChange
+    conflict: KeyConflict | None
+    before: Mask
+    remains: Mask
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self.net.expected.any() or self.remains.any())
+
+
+@dataclass(frozen=True)
+class ChangesOfKeys:
+    """Some changes of a change history, in any order.
 
     `keys` has the key of each change: the new one, of a DELETE the old one. `moves` are the numbers of the UPDATEs that
     sent an old key, and `moved` has these old keys.
@@ -209,14 +237,25 @@ def keyed_changes(
     `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows, else empty.
     """
     parts, size = (
-        [_file_changes(_empty_changes(keys, soft_delete_columns), keys, unsent, extent, soft_delete_columns)],
+        [
+            changes_of_keys(
+                _empty_changes(keys, soft_delete_columns), keys, unsent, extent, soft_delete_columns
+            )
+        ],
         0,
     )
     for part in changes:
-        parts.append(_file_changes(part, keys, unsent, extent, soft_delete_columns))
+        parts.append(changes_of_keys(part, keys, unsent, extent, soft_delete_columns))
         size += parts[-1].nbytes
         if max_bytes is not None and size > max_bytes:
             return None
+    return join_changes(parts, unsent, soft_delete_columns)
+
+
+def join_changes(
+    parts: Sequence[ChangesOfKeys], unsent: Sequence[str] = (), soft_delete_columns: Metadata = ()
+) -> KeyedChanges:
+    """The row changes of some parts, at least one, by their keys; parameters as for `keyed_changes`."""
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     moves = np.concatenate([part.moves + begin for part, begin in zip(parts, begins, strict=False)])
     every = [*(part.keys for part in parts), *(part.moved for part in parts)]
@@ -247,13 +286,14 @@ def _empty_changes(keys: pa.Schema, soft_delete_columns: Metadata) -> pa.Table:
     return pa.schema({**kinds, "unchanged": pa.list_(pa.string()), "new": row, "old": row}).empty_table()
 
 
-def _file_changes(
+def changes_of_keys(
     changes: pa.Table,
     keys: pa.Schema,
     unsent: Sequence[str],
     extent: Extent,
-    soft_delete_columns: Metadata,
-) -> _FileChanges:
+    soft_delete_columns: Metadata = (),
+) -> ChangesOfKeys:
+    """The row changes and the TRUNCATEs among some changes; the parameters are those of `keyed_changes`."""
     places, lsns = places_of(changes, extent.slices), np.asarray(changes["commit_lsn"])
     concerned, truncate = extent.within(changes), pc.equal(changes["operation"], "truncate")
     placed = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
@@ -262,16 +302,9 @@ def _file_changes(
     if not concerned.all():
         changes, places, lsns = changes.filter(pa.array(concerned)), places[concerned], lsns[concerned]
     operations = np.asarray(pc.index_in(changes["operation"], _OPERATIONS)).astype(np.int8)
-    new, old = (
-        conform(pa.table({name: struct_field(changes[side], name) for name in keys.names}), keys)
-        for side in ("new", "old")
-    )
-    deleted = operations == DELETE
-    if deleted.any():
-        at = pa.array(deleted)
-        new = pa.table({name: pc.if_else(at, old[name], new[name]) for name in keys.names}, keys)
+    new, old = _keys_of(changes, keys)
     moves = np.flatnonzero((operations == UPDATE) & np.asarray(pc.is_valid(changes["old"])))
-    return _FileChanges(
+    return ChangesOfKeys(
         places,
         lsns,
         np.asarray(changes["ordinal"]),
@@ -286,6 +319,18 @@ def _file_changes(
         ),
         truncates,
     )
+
+
+def _keys_of(changes: pa.Table, keys: pa.Schema) -> tuple[pa.Table, pa.Table]:
+    """The key of the row that each change concerns, and its old key, NULL where it was not sent."""
+    new, old = (
+        conform(pa.table({name: struct_field(changes[side], name) for name in keys.names}), keys)
+        for side in ("new", "old")
+    )
+    deleted = pc.equal(changes["operation"], "delete").combine_chunks()
+    if pc.any(deleted).as_py():
+        new = pa.table({name: pc.if_else(deleted, old[name], new[name]) for name in keys.names}, keys)
+    return new, old
 
 
 def _sent_masks(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:

@@ -25,9 +25,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyroaring import BitMap64
 
+from pgsieve.decoding.binary.roaring import deserialized, serialized
 from pgsieve.resources.lake.delta.log import Action, Log, UnmarkableError
+from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: The numbers of rows in a file.
 Rows = npt.NDArray[np.int64]
@@ -49,15 +50,28 @@ _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
 @dataclass(frozen=True)
 class MarkedFile:
-    """A file of a table: its last `add` action, and the numbers of all deleted rows."""
+    """A file of a table: its last `add` action, and the numbers of all deleted rows, in ascending order.
+
+    If a task has written the deletion vector of these rows, `rows` is None, and `vector` is its descriptor.
+    """
 
     added: Action
-    rows: Rows
+    rows: Rows | None
+    vector: Action | None = None
 
     @property
     def is_fully_deleted(self) -> bool:
         """Whether all rows of the file are deleted."""
-        return len(self.rows) == int(json.loads(self.added["stats"])["numRecords"])
+        return self._count == row_count(self.added)
+
+    @property
+    def _count(self) -> int:
+        return int((self.vector or {}).get("cardinality", 0)) if self.rows is None else len(self.rows)
+
+
+def row_count(added: Action) -> int:
+    """How many rows the file of an `add` action has, with those that are marked."""
+    return int(json.loads(added["stats"])["numRecords"])
 
 
 def is_vector_file(name: str) -> bool:
@@ -112,34 +126,65 @@ def commit_marked(
                 }
             }
         )
-    for file, vector in zip(partly_deleted, _write_vectors(log, partly_deleted), strict=True):
+    vectors = iter(_write_vectors(log, [file.rows for file in partly_deleted if file.rows is not None]))
+    for file in partly_deleted:
+        vector = file.vector if file.rows is None else next(vectors)
         # The bounds still hold for the remaining rows, but are no longer tight.
         stats = json.dumps({**json.loads(file.added["stats"]), "tightBounds": False})
         actions.append({"add": {**file.added, "dataChange": True, "stats": stats, "deletionVector": vector}})
     log.commit(version + 1, actions)
 
 
-def _write_vectors(log: Log, marked: Sequence[MarkedFile]) -> list[Action]:
+def _write_vectors(log: Log, rows: Sequence[Rows]) -> list[Action]:
     """Write the deletion vectors of files into one new file; return a descriptor of each."""
-    if not marked:
+    if not rows:
         return []
+    name, content, descriptors = _vectors(rows)
+    log.files.write(name, content)
+    return descriptors
+
+
+def write_vector(store: Store, path: str, rows: Rows) -> Action:
+    """Write the vector of a file of the table at a path, on any machine; return its descriptor."""
+    name, content, (descriptor,) = _vectors([rows])
+    store.write(join_path(path, name), content)
+    return descriptor
+
+
+def _vectors(rows: Sequence[Rows]) -> tuple[str, bytes, list[Action]]:
+    """A file with the vectors of some files: its name, its content, and the descriptor of each vector."""
     identity, descriptors = uuid.uuid4(), list[Action]()
     digits = base64.b85encode(identity.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode()
     content = bytearray([_VERSION])
-    for file in marked:
-        octets = _MAGIC.to_bytes(4, "little") + BitMap64(file.rows.tolist()).serialize()
+    for each in rows:
+        octets = _MAGIC.to_bytes(4, "little") + serialized(each)
         descriptors.append(
             {
                 "storageType": "u",
                 "pathOrInlineDv": digits,
                 "offset": len(content),
                 "sizeInBytes": len(octets),
-                "cardinality": len(file.rows),
+                "cardinality": len(each),
             }
         )
         content += len(octets).to_bytes(4, "big") + octets + zlib.crc32(octets).to_bytes(4, "big")
-    log.files.write(f"deletion_vector_{identity}.bin", bytes(content))
-    return descriptors
+    return f"deletion_vector_{identity}.bin", bytes(content), descriptors
+
+
+def read_vector(store: Store, path: str, descriptor: Action | None) -> Rows:
+    """The rows that a vector in a file of the table's folder marks, in ascending order; none without a vector.
+
+    Raises OSError and ValueError.
+    """
+    if (file := vector_file(descriptor)) is None or descriptor is None:
+        return np.empty(0, np.int64)
+    name, end = file
+    # The vector's size precedes it, then comes the format's number, and a checksum follows.
+    begin = int(descriptor.get("offset") or 0) + 4
+    octets = store.part(join_path(path, name), begin, end - 4 - begin)
+    if int.from_bytes(octets[:4], "little") != _MAGIC:
+        raise ValueError(f"{name} has no deletion vector at {begin}")
+    return deserialized(octets[4:])
 
 
 def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:

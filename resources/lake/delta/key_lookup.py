@@ -7,6 +7,7 @@ all files, like new values of a serial column, no file is read. Raises errors of
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -270,6 +271,23 @@ def files_within(
     # Without statistics a file may have any value.
     chosen = files["path"].filter(pc.fill_null(is_possible, True))
     return [unquote(path) for path in chosen.to_pylist()]
+
+
+class StoredFile(NamedTuple):
+    """A file of a table: its name relative to the table's folder, its path in the log, its bytes, and its rows if known."""
+
+    name: str
+    path: str
+    size: int
+    rows: int | None
+
+
+def files_of(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[StoredFile]:
+    """The files of a table that may have a key within some of the bounds."""
+    names = {name for each in bounds for name in files_within(table, each)}
+    files = pa.table(table.get_add_actions()).select(["path", "size_bytes", "num_records"]).to_pylist()
+    every = (StoredFile(unquote(f["path"]), f["path"], f["size_bytes"], f["num_records"]) for f in files)
+    return [file for file in every if file.name in names]
 
 
 def _batches(

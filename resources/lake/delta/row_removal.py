@@ -19,7 +19,7 @@ from pgsieve.resources.lake.delta import deletion_vectors
 from pgsieve.resources.lake.delta.commits import Commits, has_position, is_removable
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.delta.log import Log
+from pgsieve.resources.lake.delta.log import Action, Log
 from pgsieve.resources.lake.delta.records import APPLICATION, Commit, unchanged_metadata
 from pgsieve.resources.lake.delta.requirements import allows_marks, allows_row_changes, is_plain
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -72,17 +72,26 @@ def enable_marking(commits: Commits, path: str) -> None:
     deletion_vectors.enable(log, table, information)
 
 
+def markable_files(commits: Commits, path: str, names: Collection[str], base: int) -> dict[str, Action]:
+    """The `add` actions of some files, by the files' names. Raises UnmarkableError if rows of the table cannot be marked."""
+    log = _log(commits, path)
+    log.files.verify_creation()
+    return deletion_vectors.added_files(log, base, names)
+
+
 def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile]:
     """The files that have `matches`, with their `add` actions and these rows marked as deleted, for `mark_rows`.
 
     Raises UnmarkableError if rows of the table cannot be marked.
     """
-    log = _log(commits, path)
-    log.files.verify_creation()
-    added = deletion_vectors.added_files(log, base, {match.name for match in matches})
+    return with_marks(markable_files(commits, path, {match.name for match in matches}, base), matches)
+
+
+def with_marks(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
+    """The files that have `matches`, of those of `markable_files`, with these rows marked as deleted."""
     # No row of a match is deleted already, so NumPy's union is not needed, which takes ten times as long.
     return [
-        MarkedFile(added[match.name], np.sort(np.concatenate([match.deleted, match.rows])))
+        MarkedFile(files[match.name], np.sort(np.concatenate([match.deleted, match.rows])))
         for match in matches
     ]
 

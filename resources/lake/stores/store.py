@@ -13,7 +13,7 @@ from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pgsieve.resources.lake.stores.objects import Objects
 
 T = TypeVar("T")
+
+#: How many bytes of a file are written at once.
+_WRITTEN_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,24 @@ class Store:
         with self._parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
+
+    def bounds(self, path: str, columns: Sequence[str]) -> dict[str, list[tuple[Any, Any] | None]]:
+        """The least and the greatest value of columns in each row group of a Parquet file that has values of it.
+
+        A column may be a field of a struct ("new.id"). None stands for unknown bounds.
+        """
+        with self._parquet(path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            bounds = dict[str, list[tuple[Any, Any] | None]]()
+            for place, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
+                if name in columns:
+                    statistics = [group.column(place).statistics for group in groups]
+                    bounds[name] = [
+                        (each.min, each.max) if each is not None and each.has_min_max else None
+                        for each in statistics
+                        if each is None or each.num_values
+                    ]
+            return bounds
 
     def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
         """Row groups in order, each with a function that reads columns of its rows.
@@ -227,9 +248,23 @@ class Store:
 
     def touch(self, path: str) -> None:
         """Create an empty file."""
+        self.write(path, b"")
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file of a folder that exists."""
         files, inner = self.system(path)
-        # Nothing is written, because only the Parquet writer can write to delta-rs's stream.
-        files.open_output_stream(inner).close()
+        # delta-rs's stream accepts bytes only. It gets them from a buffer that is larger than what is written at once.
+        with files.open_output_stream(inner, buffer_size=2 * _WRITTEN_BYTES) as stream:
+            for begin in range(0, len(content), _WRITTEN_BYTES):
+                stream.write(content[begin : begin + _WRITTEN_BYTES])
+
+    def part(self, path: str, begin: int, size: int) -> bytes:
+        """Some bytes of a file."""
+        files, inner = self.system(path)
+        with files.open_input_file(inner) as stream:
+            stream.seek(begin)
+            content: bytes = stream.read(size)
+        return content
 
     def remove(self, folder: str) -> bool:
         """Remove a folder with everything in it; return False if it does not exist."""

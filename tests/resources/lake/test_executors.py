@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
@@ -22,7 +22,8 @@ from pgsieve.resources.lake.executors import (
 from pgsieve.resources.lake.masters import cores_of, threads_of
 from pgsieve.resources.lake.resource import SMALL_BYTES, LakeResource
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.parts import Guard
+from pgsieve.resources.parts import Guard, Message, Receivers, message
+from tests.fixtures.pgsieve_replica import engine
 
 _WAIT_SECONDS = 30.0
 
@@ -111,6 +112,40 @@ def test_all_parts_are_written_with_limited_parallelism() -> None:
         assert set(table["path"].to_pylist()) == names
         assert table.schema == FILE_SCHEMA
     assert threads.run(part, 0).num_rows == 0
+
+
+_SUMS = pa.schema([("receiver", pa.int64()), ("sum", pa.int64())])
+
+
+def _sends(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+    """Send each number below 10, as often as the part's number says, to the receiver of its last two bits."""
+    yield from guard(message(to % 4, number, bytes([to])) for to in range(10) for _ in range(number))
+
+
+def _adds(receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+    """Send the sum on."""
+    total = sum(content.to_pybytes()[0] for _, content in messages)
+    yield from guard([message(receiver % 2, receiver, total.to_bytes(8, "little"))])
+
+
+def _sums(receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+    total = sum(int.from_bytes(content.to_pybytes(), "little") for _, content in messages)
+    yield from guard([pa.RecordBatch.from_pylist([{"receiver": receiver, "sum": total}], _SUMS)])
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [INLINE, Threads(2), pytest.param(SparkExecutors(lambda: engine().session, 2), marks=pytest.mark.spark)],
+    ids=["driver", "threads", "spark"],
+)
+def test_receivers_get_all_messages_of_all_parts(runner: Executors) -> None:
+    """It may start Spark's session, which takes most of its time."""
+    sums = runner.exchange(_sends, 4, [Receivers(4, _adds), Receivers(2, _sums)], _SUMS)
+    every = (0 + 1 + 2 + 3) * sum(range(10))
+    even = (0 + 1 + 2 + 3) * sum(number for number in range(10) if number % 2 == 0)
+    assert sorted(tuple(row.values()) for row in sums.to_pylist()) == [(0, even), (1, every - even)]
+    assert sums.schema.equals(_SUMS)
+    assert runner.exchange(_sends, 1, [Receivers(4, _adds), Receivers(2, _sums)], _SUMS).num_rows == 0
 
 
 def endless(begun: threading.Event) -> Iterator[pa.RecordBatch]:

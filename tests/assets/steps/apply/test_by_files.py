@@ -15,6 +15,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
+from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
@@ -51,7 +52,9 @@ class Change:
     @property
     def is_move(self) -> bool:
         """Whether it is an UPDATE that changes the key."""
-        return self.operation == "update" and self.old is not None and self.old != self.new
+        if self.operation != "update" or self.old is None or self.new is None:
+            return False
+        return self.old.get("k") != self.new.get("k")
 
 
 def insert(row: Row) -> Change:
@@ -149,6 +152,14 @@ class Changes:
         assert applied is not None
         return applied
 
+    def by_key_parts(self, replicated: Definition) -> TableResult:
+        """Apply by parts of the keys, where the changes permit it."""
+        self.lake.policy = replace(self.lake.policy, parted_changes=0)
+        written = KeyPartsWriter(
+            self.lake, self.path, self.log, replicated, self.pending(), _ENDS[-1]
+        ).apply()
+        return self.by_files(replicated) if written is None else written
+
     def mark(self, gone: list[Row], position: int, *, checkpointed: bool) -> None:
         """Mark rows as deleted."""
         local = self.lake.local
@@ -176,13 +187,16 @@ class Changes:
         return FewChangesWriter(self.lake, changes, self.path, replicated, pending, _ENDS[-1]).apply()
 
 
-def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
-    """A replica's rows, some of the publisher's missing, and random changes; publications may have left out some DELETEs."""
+def _random(draw: random.Random, *, plain: bool = False) -> tuple[list[Row], list[Change]]:
+    """A replica's rows, some of the publisher's missing, and random changes; publications may have left out some DELETEs.
+
+    `plain` changes move no key, and send each value.
+    """
     present = {key for key in range(20) if draw.random() < 0.7}
     rows = [row(key, f"before {key}") for key in sorted(present) if draw.random() < 0.9]
-    changes, moving, truncating = list[Change](), draw.random() < 0.6, draw.random() < 0.2
+    changes, moving, truncating = list[Change](), not plain and draw.random() < 0.6, draw.random() < 0.2
     for place in range(draw.randint(1, 40)):
-        key, unchanged = draw.randrange(25), draw.choice([(), (), ("v",)])
+        key, unchanged = draw.randrange(25), () if plain else draw.choice([(), (), ("v",)])
         free = [each for each in range(25) if each not in present]
         if truncating and draw.random() < 0.1:
             changes.append(Change("truncate"))
@@ -296,6 +310,37 @@ def test_random_changes_leave_the_same_rows_with_deletion_vectors(
             DeltaTable(marked.path).create_checkpoint()
             assert marked.rows() == few.rows(), f"seed {seed}"
     assert applied > 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [("k",), ("t", "k")])
+@pytest.mark.parametrize("marking", [False, True])
+def test_parts_of_the_keys_leave_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...], *, marking: bool
+) -> None:
+    """Changes without moves and unsent values are never decided by all keys at once, unless they conflict."""
+    applied = 0
+    for seed in range(12):
+        rows, changes = _random(random.Random(seed), plain=True)
+        parts, few = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("parts", "few"))
+        if marking:
+            parts.lake.policy = replace(parts.lake.policy, rewritten_bytes=-1)
+            parts.mark(parts.rows()[:1], 110, checkpointed=bool(seed % 2))
+            few.mark(few.rows()[:1], 110, checkpointed=False)
+        expected = _outcome(few.one_by_one, key)
+        with monkeypatch.context() as alone:
+            if isinstance(expected, TableResult):
+                alone.setattr(by_files, "keyed_changes", None)
+            done = _outcome(parts.by_key_parts, key)
+        if isinstance(expected, KeyConflictError):
+            assert isinstance(done, KeyConflictError), f"seed {seed}"
+            assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
+            continue
+        assert isinstance(done, TableResult), f"seed {seed}"
+        assert _done(done) == _done(expected), f"seed {seed}"
+        assert parts.rows() == few.rows(), f"seed {seed}"
+        applied += 1
+    assert applied > 6
 
 
 def test_inserts_of_a_table_without_a_key_are_appended(tmp_path: Path) -> None:

@@ -1,0 +1,436 @@
+"""Apply very many changes to one replica table by parts of its keys: tasks read, decide and write; this process commits.
+
+In: a batch's changes in the files of the change history. Out: `TableResult`, in one commit; None where `by_files`
+decides by all keys at once, which it has in the memory of this process. Nothing that grows with rows passes
+through this process. Raises LakeError.
+
+    row groups of changes ─┐ keys                         ┌─ places ──► new files
+                           ├───────► the net change of ───┤
+    files of the replica ──┘         a part of the keys   └─ rows ────► files without them, or deletion vectors
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.apply.by_files import RowsTask, empties_replica, may_have_former_key
+from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, is_in
+from pgsieve.assets.steps.apply.keyed_changes import ChangesOfKeys, changes_of_keys, join_changes
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.columns import SIDES
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
+from pgsieve.decoding.changes.keys import SoughtKeys, has_parts, key_parts
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
+from pgsieve.decoding.changes.net_change import NONE, Numbers
+from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.deletion_vectors import (
+    MarkedFile,
+    read_vector,
+    vector_file,
+    write_vector,
+)
+from pgsieve.resources.lake.delta.key_lookup import Bounds, FileMatches, files_of
+from pgsieve.resources.lake.delta.log import Action
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
+from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_deletion import RowDeletion
+from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
+from pgsieve.resources.parts import Guard, Message, Receivers, message
+
+#: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
+_PART_CHANGES = 125_000
+#: At most this many rows of the replica for each change are divided by keys. For more, one process looks the keys up
+#: in each file, which takes less time for a row.
+_MOST_ROWS = 16
+
+#: What tasks return: a row for each new file, and texts.
+_RESULT = FILE_SCHEMA.append(pa.field("result", pa.string()))
+_NO_ROWS = np.empty(0, np.int64)
+#: Instead of a part's number: the message has TRUNCATEs.
+_TRUNCATES = -1
+_PLACES = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
+
+
+@dataclass(frozen=True)
+class ReplicaFile:
+    """A file of the replica: its name in the table's folder, its path in the log, its bytes, and its deletion vector."""
+
+    name: str
+    path: str
+    size: int
+    vector: Action | None = None
+
+
+@dataclass(frozen=True)
+class KeyPartsWriter:
+    """Applies a batch to one replica table at `path` by parts of its keys; `log` has the transformed changes."""
+
+    lake: Lake
+    path: str
+    log: str
+    definition: Definition
+    pending: PendingChanges
+    end: int
+
+    def apply(self) -> TableResult | None:
+        """Apply the changes; None if they conflict, and where the table or the changes need the keys of all at once."""
+        lake, path, pending = self.lake, self.path, self.pending
+        if not self._may_be:
+            return None
+        stored = lake.stored_slices(self.log, pending.slice_ends, every=True)
+        if stored is None:
+            return None
+        rows = stored.schema.field("new").type
+        schema = pa.schema([rows.field(name) for name in self.definition.names])
+        empties = empties_replica(self.definition, pending)
+        committer = lake.policy.by_files(path, schema, overwrite=empties)
+        if committer is None:
+            return None
+        with lake.access.translate_errors(path):
+            return self._written(committer, stored.groups, schema)
+
+    @property
+    def _may_be(self) -> bool:
+        """Whether the net change of each key depends on changes of this key only, and new rows are whole."""
+        pending, definition = self.pending, self.definition
+        return (
+            _number_of_changes(pending) >= self.lake.policy.parted_changes
+            and bool(definition.key)
+            and not definition.soft_delete_columns
+            and not (pending.unchanged or pending.key_changes)
+            and not may_have_former_key(definition, pending)
+        )
+
+    def _planned(
+        self, committer: FileCommitter, groups: Sequence[RowGroup], keys: pa.Schema, *, empties: bool
+    ) -> "_Planned | None":
+        """The replica's files that may have one of the keys, and how rows leave them.
+
+        None if the files have too many rows, or if rows can leave them in neither way.
+        """
+        path, pending, columns = self.path, self.pending, self.definition.names
+        with self.lake.access.translate_errors(self.log):
+            of_changes = dict.fromkeys(group.file for group in groups)
+            bounds = [_bounds(committer.local.store, file, keys) for file in of_changes]
+        table, most = committer.local.table_at(path), _MOST_ROWS * _number_of_changes(pending)
+        files = files_of(table, [each for each in bounds if each is not None])
+        if sum(file.rows or 0 for file in files) > most:
+            return None
+        deletion = RowDeletion(self.lake, committer, path, columns, pending.size)
+        leaves = not empties and pending.count("update", "delete") > 0
+        is_little = not leaves or sum(file.size for file in files) <= deletion.max_rewritten_bytes
+        if not files or (is_little and committer.can_rewrite_files(path, columns)):
+            return _Planned([ReplicaFile(file.name, file.path, file.size) for file in files])
+        # Marking needs a property of the table, which INSERTs alone must not set.
+        if not deletion.can_mark_rows or not (leaves or committer.local.has_deletion_vectors(path)):
+            return None
+        added = committer.markable_files(path, {file.name for file in files}, pending.head.version)
+        vectors = [] if added is None else [added[file.name].get("deletionVector") for file in files]
+        if added is None or any(vector and vector_file(vector) is None for vector in vectors):
+            return None
+        return _Planned(
+            [ReplicaFile(f.name, f.path, f.size, v) for f, v in zip(files, vectors, strict=True)], added
+        )
+
+    def _written(
+        self, committer: FileCommitter, groups: Sequence[RowGroup], schema: pa.Schema
+    ) -> TableResult | None:
+        """Let tasks decide and write files, and commit these; None if there is a conflict."""
+        path, pending = self.path, self.pending
+        keys = pa.schema([schema.field(name) for name in self.definition.key])
+        empties = empties_replica(self.definition, pending)
+        planned = self._planned(committer, groups, keys, empties=empties) if has_parts(keys) else None
+        if planned is None:
+            return None
+        runner, store, files = self.lake.policy.runner(pending.size), self.lake.store, planned.files
+        parts = divide_groups(groups, runner.number)
+        of_keys = max(runner.number, -(-_number_of_changes(pending) // _PART_CHANGES))
+        of_files = min(len(files), 2 * runner.number)
+        batch = _BatchOfKeys(keys, pending.extent, len(parts), len(files))
+        chosen = ChosenRows(pending.extent, Stamp(self.definition.metadata_column(APPLIED_AT)))
+        whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
+        writes = RowsTask(store, path, schema, whole, size, (), (), (), chosen)
+        rows = runner.exchange(
+            _Reader(batch, store, path, parts, files, of_files, of_keys),
+            len(parts) + of_files,
+            [
+                Receivers(of_keys, _Decider(batch, empties)),
+                Receivers(batch.targets, _Writer(batch, writes, parts, files, planned.added is not None)),
+            ],
+            _RESULT,
+        )
+        return self._committed(committer, schema, planned, rows, empties=empties)
+
+    def _committed(
+        self,
+        committer: FileCommitter,
+        schema: pa.Schema,
+        planned: "_Planned",
+        rows: pa.Table,
+        *,
+        empties: bool,
+    ) -> TableResult | None:
+        path, pending, base = self.path, self.pending, self.pending.head.version
+        results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
+        counts = sum((Counter(each["counts"]) for each in results if "counts" in each), Counter[str]())
+        if counts["conflicts"]:
+            return None
+        written = rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names)
+        touched = [(planned.files[each["file"]], each.get("vector")) for each in results if "file" in each]
+        if planned.added is not None and touched:
+            marked = [MarkedFile(planned.added[file.name], None, vector) for file, vector in touched]
+            committer.commit_marked(lambda: written, path, marked, self.end, base)
+        elif counts["changes"] or pending.truncated_at is not None:
+            removed = {file.path: file.size for file, _ in touched}
+            committer.commit(
+                lambda: written, path, schema, Commit(self.end, overwrite=empties, base=base), removed
+            )
+        if pending.truncated_at is not None:
+            counts["missing"] = 0
+        return batch_result(self.lake, path, pending, self.end, **counts)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """The replica's files that may have keys of the batch; `added` are their actions if rows are marked in them."""
+
+    files: Sequence[ReplicaFile]
+    added: Mapping[str, Action] | None = None
+
+
+def _number_of_changes(pending: PendingChanges) -> int:
+    return pending.count("insert", "update", "delete")
+
+
+def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | None:
+    """The bounds of keys in a file of the change history; None if it has no key."""
+    names = {side: [f"{side}.{name}" for name in keys.names] for side in SIDES}
+    read, bounds = store.bounds(file, [name for side in SIDES for name in names[side]]), dict[str, Bounds]()
+    for place, key in enumerate(keys):
+        each = [bound for side in SIDES for bound in read.get(names[side][place], [None])]
+        if not each:
+            return None
+        # A path with a further dot may be that of another column.
+        is_bounded = "." not in key.name and (
+            pa.types.is_signed_integer(key.type) or pa.types.is_string(key.type)
+        )
+        known = [bound for bound in each if bound is not None]
+        if is_bounded and len(known) == len(each):
+            least, greatest = min(bound[0] for bound in known), max(bound[1] for bound in known)
+            bounds[key.name] = pa.scalar(least, key.type), pa.scalar(greatest, key.type)
+    return bounds
+
+
+@dataclass(frozen=True)
+class _BatchOfKeys:
+    """A batch: its keys and its extent.
+
+    `parts` and `files` are the numbers of parts of the changes, and of files of the replica. New rows are written by the receiver with the number of their part. Then follow the files of the replica, and one
+    more receiver, for the counts.
+    """
+
+    keys: pa.Schema
+    extent: Extent
+    parts: int
+    files: int
+
+    @property
+    def targets(self) -> int:
+        """The number of receivers."""
+        return self.parts + self.files + 1
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the keys of changes, and of the replica's files, and sends them to the parts of keys."""
+
+    batch: _BatchOfKeys
+    store: Store
+    path: str
+    parts: Sequence[Sequence[RowGroup]]
+    files: Sequence[ReplicaFile]
+    of_files: int
+    of_keys: int
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Send the changes of a part, or the rows of some files."""
+        if number < len(self.parts):
+            yield from guard(self._changes(number))
+        else:
+            for place in range(number - len(self.parts), len(self.files), self.of_files):
+                yield from guard(self._rows(place))
+
+    def _changes(self, number: int) -> Iterator[pa.RecordBatch]:
+        batch = self.batch
+        names = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in SIDES for name in batch.keys.names)]
+        for _, read in self.store.readers(self.parts[number]):
+            changes = changes_of_keys(read(names), batch.keys, (), batch.extent)
+            if changes.truncates.num_rows:
+                for to in range(self.of_keys):
+                    yield message(to, _TRUNCATES, _packed(changes.truncates))
+            rows = _labelled(changes.keys).append_column("place", pa.array(changes.places))
+            rows = rows.append_column("operation", pa.array(changes.operations))
+            if batch.extent.after is not None:
+                rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
+                rows = rows.append_column("ordinal", pa.array(changes.ordinals))
+            yield from self._sent(number, changes.keys, rows)
+
+    def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        file, begin = self.files[number], 0
+        deleted = read_vector(self.store, self.path, file.vector)
+        for batch in self.store.batches(join_path(self.path, file.name), self.batch.keys):
+            rows = np.arange(begin, begin + batch.num_rows)
+            keys, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
+            if (gone := is_in(rows, deleted)).any():
+                keys, rows = keys.filter(pa.array(~gone)), rows[~gone]
+            named = _labelled(keys).append_column("row", pa.array(rows))
+            yield from self._sent(len(self.parts) + number, keys, named)
+
+    def _sent(self, number: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Messages with the rows of each part of the keys."""
+        # NumPy sorts numbers of two bytes without comparing them.
+        part = key_parts(keys, self.of_keys).astype(np.uint16)
+        order = np.argsort(part, kind="stable")
+        rows = rows.take(pa.array(order)).combine_chunks()
+        ends = np.cumsum(np.bincount(part, minlength=self.of_keys)).tolist()
+        for to, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            if begin < end:
+                yield message(to, number, _packed(rows.slice(begin, end - begin)))
+
+
+@dataclass(frozen=True)
+class _Decider:
+    """Decides the changes of a part of the keys; sends the places of new rows, the numbers of rows that leave, and counts."""
+
+    batch: _BatchOfKeys
+    empties: bool
+
+    def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Decide what was sent to a part."""
+        yield from guard(self._decided(messages))
+
+    def _decided(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+        batch, sent = self.batch, defaultdict[int, list[pa.Table]](list)
+        for of, content in messages:
+            sent[of].append(_unpacked(content))
+        truncates = pa.concat_tables([_PLACES.empty_table(), *sent.pop(_TRUNCATES, [])])
+        changes = [(of, table) for of, tables in sent.items() if of < batch.parts for table in tables]
+        if not changes:
+            return
+        keyed = join_changes([_changes([table for _, table in changes], truncates)])
+        sought, matches = SoughtKeys.of(_labelled(keyed.keys)), dict[int, tuple[Numbers, Numbers]]()
+        for of, tables in sent.items():
+            if of >= batch.parts:
+                table = pa.concat_tables(tables)
+                row, key = sought.within(table.drop_columns("row"))
+                matches[of] = np.asarray(table["row"])[row], key
+        decided = keyed.decide((key for _, key in matches.values()), empties=self.empties)
+        net, remains = decided.net, decided.remains
+        come = keyed.places[keyed.first_effective :][net.last[remains & (net.last != NONE)]]
+        part_of = _parts_of(come, changes)
+        for of in np.unique(part_of).tolist():
+            yield message(of, 0, come[part_of == of].tobytes())
+        concerned = np.zeros_like(decided.before)
+        concerned[net.keys] = not self.empties
+        for of, (row, key) in matches.items():
+            if len(leaving := row[concerned[key]]):
+                yield message(of, 0, leaving.tobytes())
+        counts = net.counts(decided.before) | {
+            "conflicts": int(decided.conflict is not None),
+            "changes": int(decided.changes_rows),
+        }
+        yield message(batch.targets - 1, 0, json.dumps(counts).encode())
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the new rows of a part of the changes, or a file without rows or their deletion vector; sums up counts.
+
+    `writes` writes files; its rows are chosen here.
+    """
+
+    batch: _BatchOfKeys
+    writes: RowsTask
+    parts: Sequence[Sequence[RowGroup]]
+    files: Sequence[ReplicaFile]
+    marks: bool
+
+    def __call__(self, number: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Write what a receiver was sent."""
+        if number == self.batch.targets - 1:
+            counts = sum(
+                (Counter(json.loads(content.to_pybytes())) for _, content in messages), Counter[str]()
+            )
+            yield _result({"counts": counts})
+            return
+        numbers = np.sort(
+            np.concatenate([_NO_ROWS, *(np.frombuffer(each, np.int64) for _, each in messages)])
+        )
+        if number < len(self.parts):
+            chosen = replace(self.writes.chosen, kept=numbers)
+            yield from _results(replace(self.writes, parts=[self.parts[number]], chosen=chosen), guard)
+            return
+        place = number - len(self.parts)
+        file = self.files[place]
+        if not self.marks:
+            match = FileMatches(file.name, file.path, file.size, numbers, _NO_ROWS, _NO_ROWS)
+            yield from _results(replace(self.writes, rewritten=[match]), guard)
+            yield _result({"file": place})
+            return
+        store, path = self.writes.store, self.writes.path
+        every = np.sort(np.concatenate([read_vector(store, path, file.vector), numbers]))
+        yield _result({"file": place, "vector": write_vector(store, path, every)})
+
+
+def _results(writes: RowsTask, guard: Guard) -> Iterator[pa.RecordBatch]:
+    for rows in writes(0, guard):
+        texts = pa.nulls(rows.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([*rows.columns, texts], schema=_RESULT)
+
+
+def _result(result: Mapping[str, object]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"result": json.dumps(result)}], _RESULT)
+
+
+def _parts_of(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
+    """The part of the changes that has each of some places."""
+    every = np.concatenate([np.asarray(table["place"]) for _, table in changes])
+    parts = np.repeat([of for of, _ in changes], [table.num_rows for _, table in changes])
+    order = np.argsort(every)
+    return np.asarray(parts[order][np.searchsorted(every[order], places)])
+
+
+def _changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
+    """The changes that `_Reader` sent; without a TRUNCATE it leaves out what only orders them among TRUNCATEs."""
+    rows = pa.concat_tables(tables)
+    keys = rows.select([name for name in rows.column_names if name.startswith("k")])
+    lsns, ordinals = (
+        np.asarray(rows[name]) if name in rows.column_names else np.zeros(rows.num_rows, np.int64)
+        for name in ("lsn", "ordinal")
+    )
+    places, operations = np.asarray(rows["place"]), np.asarray(rows["operation"])
+    none = keys.slice(0, 0)
+    return ChangesOfKeys(places, lsns, ordinals, operations, keys, _NO_ROWS, none, (), none, truncates)
+
+
+def _labelled(keys: pa.Table) -> pa.Table:
+    """The keys with names that no other column has."""
+    return keys.rename_columns([f"k{number}" for number in range(keys.num_columns)])
+
+
+def _packed(rows: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return sink.getvalue()
+
+
+def _unpacked(content: pa.Buffer) -> pa.Table:
+    return pa.ipc.open_stream(content).read_all()
