@@ -57,7 +57,7 @@ ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": 
 def read_catalog_with_fingerprint(
     connection: psycopg.Connection[Any], feed: Feed
 ) -> tuple[CatalogFingerprint, Catalog]:
-    """The publisher's catalog, and a `CatalogFingerprint`: a digest of everything there and in pgsieve.yaml that decides the changes.
+    """The publisher's catalog, and the `CatalogFingerprint` of everything that decides the feed's changes.
 
     The fingerprint is empty if the publisher filters, since it is not needed then.
     """

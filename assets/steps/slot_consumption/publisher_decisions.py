@@ -23,7 +23,7 @@ from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT
 
 
 def published_up_to(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
-    """The greatest end of a slice that an interrupted run has already appended to one of the feeds `subscription_feeds`.
+    """The greatest end of a slice that an interrupted run has already appended to one of the feeds.
 
     The next slice must not end earlier.
     """
@@ -44,7 +44,7 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 def version_to_append_to(
     lake: Lake, feed: Feed, subscription_feeds: Sequence[Feed], head: TableHead, end: int
 ) -> int:
-    """The version of the change log to which a slice is appended that is also appended to the feeds `subscription_feeds`.
+    """The version of the change log for a slice that is appended to it and to the feeds of the subscriptions.
 
     These feeds may already have a slice that is not in the change log: another run died, or is about to commit it. A
     commit without rows then makes a new version, so that the other run's commit fails. Raises OvertakenError if another
@@ -68,8 +68,8 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
     subscription_feed = published.feed
     try:
         after = ChangeLog(lake, subscription_feed).position() or 0
-        for _, holds in append_slices(lake, Reading(published, begin, [end]), after):
-            if not holds:
+        for _, has_rows in append_slices(lake, Reading(published, begin, [end]), after):
+            if not has_rows:
                 append_empty(lake, subscription_feed, end)
     except SourceError as error:
         if error.sqlstate != UNDEFINED_OBJECT:
@@ -96,7 +96,7 @@ def append_empty(lake: Lake, subscription_feed: Feed, end: int) -> None:
 
 
 def list_as_published(lake: Lake, feed: Feed, subscription_feed: Feed, begin: int, end: int) -> None:
-    """List a slice that the publisher has decided for a subscription; it is already in the change log of `subscription_feed`."""
+    """List a slice that the publisher has decided for a subscription; its change log has it already."""
     (subscription,) = subscription_feed.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)
     lake.access.make_durable()

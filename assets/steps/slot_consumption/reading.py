@@ -205,7 +205,7 @@ class _SlotReader:
         return True
 
     def _append_as_published(self, subscription_feeds: Sequence[Feed], end: int, head: TableHead) -> int:
-        """Append one slice to each of the feeds `subscription_feeds`; returns the version of the change log for the feed's own slice."""
+        """Append one slice to each of the feeds; returns the version of the change log for the slice of `self._feed`."""
         self._end = max(end, published_up_to(self._lake, subscription_feeds))
         # Checked before the first append, since all feeds get the same slice.
         if (refused := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:

@@ -58,7 +58,7 @@ _FIRST_STEP = 256
 def find_refusal(
     connection: psycopg.Connection[Any], peek: Peek, subscription_feeds: Sequence[Feed], end: int
 ) -> SourceError | None:
-    """The server's error for sending the changes up to `end` to the feed or to the feeds `subscription_feeds`; None if it sends them."""
+    """The server's error for sending the changes up to `end` to all these feeds; None if it sends them."""
     captured = decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if captured is not None:
         return captured
@@ -155,7 +155,7 @@ class Fallback:
         self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, subscription_feeds: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version of the change log for a slice that is also appended to the feeds `subscription_feeds`; see `version_to_append_to`."""
+        """The version of the change log for a slice that the other feeds get too; see `version_to_append_to`."""
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:

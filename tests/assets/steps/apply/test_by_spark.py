@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.assets.steps.apply.test_kept_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
 
 from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
@@ -33,6 +32,7 @@ from tests.assets.steps.apply.test_by_files import (
     row,
     update,
 )
+from tests.assets.steps.apply.test_ended_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
