@@ -165,7 +165,7 @@ class Policy:
     ) -> InProcessCommitter | None:
         """The committer of rows that pass through this process; None if they are too many, or the table needs another one.
 
-        The parameters are those of `explained`.
+        The parameters are those of `committer_with_reason`.
         """
         committer = self.committer(path, columns, size, overwrite=overwrite, key=key)
         return committer if isinstance(committer, InProcessCommitter) else None

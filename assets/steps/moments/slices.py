@@ -26,7 +26,7 @@ from pgsieve.resources.lake.lake import Lake, StoredSlices
 
 
 @dataclass
-class _NumberedRows:
+class _CopiedPart:
     """A part of a slice that is copied: the changes that committed before `lsn`. It counts them as they pass.
 
     In the copy their slice ends at `end`. `truncates` are the order keys of TRUNCATEs. It is sent to executors.
@@ -64,7 +64,7 @@ def copy_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: 
     committer = None if stored is None else into.policy.by_files(history, stored.schema)
     if stored is None or committer is None:
         return _copy_by_spark(lake, into, base, end, lsn, history)
-    part = _NumberedRows(min(end, lsn), lsn, base.definition.key)
+    part = _CopiedPart(min(end, lsn), lsn, base.definition.key)
 
     def written() -> pa.Table:
         files = write_files(history, stored.schema, part.of(_rows(lake, stored, end)), into.store)
@@ -85,7 +85,7 @@ def _rows(lake: Lake, stored: StoredSlices, end: int) -> Iterator[pa.RecordBatch
 
 def _copy_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     rows = lake.read_slices(base.history, [end], every=True)
-    part, schema = _NumberedRows(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
+    part, schema = _CopiedPart(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
 
     def copied(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from with_note(part.of(batches), schema, part.note)

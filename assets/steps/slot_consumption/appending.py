@@ -137,7 +137,7 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
 
 
 def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base: int | None) -> None:
-    """Commit a written slice; raises OverrunError as `append_slice` does, else LakeError."""
+    """Commit a written slice; raises OvertakenError as `append_slice` does, else LakeError."""
     path = ChangeLog(lake, feed).path
     reach(Failpoint.SLICE_WRITTEN)
     lake.commit_files(path, CHANGE_LOG, written.files, Commit(written.end, base=base, after=after))
