@@ -1,12 +1,13 @@
-"""Starts Spark while a command still imports its modules, where much waits in the sources.
+"""Starts Spark while a command imports its modules, if the sources have many bytes for it.
 
-In: the configuration and the selected subscriptions. Out: a session that starts beside, in a thread; the run
-finds it by the same settings. A start that is in vain costs time and memory, and changes nothing. Raises
-nothing: what fails here fails again in the run, which reports it.
+In: the configuration and the selected subscriptions. Out: a session, which a thread starts; the run finds it
+by its settings. A needless start costs time and memory, and changes nothing. Raises nothing: the run meets
+the same error, and reports it.
 """
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
 
@@ -35,21 +36,29 @@ def start_early(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 def _start(config: Config, selected: Sequence[SubscriptionConfig], engine: SparkEngine, limit: int) -> None:
     """Start Spark if a table will get more bytes than the small limit."""
     try:
-        if limit < 0 or any(_expected_bytes(config, each) > limit for each in selected):
+        if limit < 0 or any(expected > limit for expected in _expected_bytes(config, selected)):
             SparkExecutors(lambda: engine.session, engine.cores).prepare()
     except Exception as error:  # noqa: BLE001 - the run meets it again, and reports it.
         _LOGGER.debug("Spark does not start early: %s", type(error).__name__)
 
 
+def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig]) -> Iterator[int]:
+    """About how many bytes the largest table of each slot will get."""
+    readers = defaultdict(list)
+    for subscription in selected:
+        readers[subscription.source, _slot_of(config, subscription)].append(subscription)
+    for (name, slot), subscriptions in readers.items():
+        source = config.sources[name]
+        publications = {each for subscription in subscriptions for each in subscription.publications}
+        tables = {
+            table.relation
+            for each in publications & source.publications.keys()
+            for table in source.publications[each].tables
+        }
+        with source_of(name, source).connect() as connection:
+            yield expected_bytes(connection, slot, publications, tables)
+
+
 def _slot_of(config: Config, subscription: SubscriptionConfig) -> str:
-    own = subscription.row_filter == "publisher"
-    return subscription.slot if own else config.sources[subscription.source].slot
-
-
-def _expected_bytes(config: Config, subscription: SubscriptionConfig) -> int:
-    """About how many bytes a table of a subscription will get."""
-    source = config.sources[subscription.source]
-    defined = [source.publications[name] for name in subscription.publications if name in source.publications]
-    tables = [table.relation for publication in defined for table in publication.tables]
-    with source_of(subscription.source, source).connect() as connection:
-        return expected_bytes(connection, _slot_of(config, subscription), subscription.publications, tables)
+    has_own_slot = subscription.row_filter == "publisher"
+    return subscription.slot if has_own_slot else config.sources[subscription.source].slot

@@ -300,14 +300,14 @@ class Threads:
         """As in `Executors`; if a part fails, the others end at their next batch."""
         is_over = Event()
 
-        def with_version_guard(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def until_over(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 if is_over.is_set():
                     raise CancelledError
                 yield batch
 
         def write(number: int) -> list[pa.RecordBatch]:
-            return list(part(number, with_version_guard))
+            return list(part(number, until_over))
 
         self._running.add(is_over)
         writing = [_pool(self.number).submit(write, number) for number in range(parts)]
