@@ -18,7 +18,7 @@ from pathlib import Path
 from pgsieve.pipelines.command_line.app import load_config
 from pgsieve.pipelines.commands.early_start import start_early
 config = load_config(Path(sys.argv[1]))
-start_early(config, config.selected(()))
+start_early(config, config.select(()))
 for name in ('pgsieve-early-start', 'pgsieve-spark'):
     for thread in threading.enumerate():
         if thread.name == name:
