@@ -57,7 +57,7 @@ class KeyConflict:
 
 @dataclass(frozen=True)
 class KeyedChanges:
-    """The row changes of a batch in order. Keys are number_columns; `keys` has the key of each number.
+    """The row changes of a batch in order. Keys are numbered; `keys` has the key of each number.
 
     `places` and `commit_lsns` have an element per change. `truncates` has for each TRUNCATE the number of changes
     before it, `truncate_lsns` its commit LSN.

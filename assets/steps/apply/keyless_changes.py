@@ -65,7 +65,7 @@ class _DigestTask:
 
 @dataclass(frozen=True)
 class KeylessChanges:
-    """A batch's changes after its last TRUNCATE. Distinct rows are number_columns; their digests are the keys of `rows`."""
+    """A batch's changes after its last TRUNCATE. Distinct rows are numbered; their digests are the keys of `rows`."""
 
     rows: KeyedChanges
 
