@@ -1,4 +1,4 @@
-"""Slot consumption as an asset: the change log, with the undecoded messages of one slot; and the check of the slot's health."""
+"""The asset `change_log`, the undecoded messages of one slot; and the check of the slot's health."""
 
 from collections.abc import Callable, Iterator, Sequence
 

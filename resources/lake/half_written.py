@@ -2,12 +2,12 @@
 
 In: a lake's folder, and the time since which writes may not have reached the disk. Out: each Delta log ends
 before its first incomplete version. A version is incomplete if its log entry is, or a file that the entry adds.
-Incomplete checkpoints and checksums are removed, too, and a log without a complete entry. pgsieve relies on a
+Incomplete checkpoints and new checksums are removed, too, and a log without versions. pgsieve relies on a
 commit only once it is on disk, so no such commit is lost. Raises OSError.
 
 Entries and files get their names once they are complete. So a killed process leaves no incomplete ones, and
-neither does a process that is still writing. The latter may remove a file during the check, so an incomplete
-version is checked twice.
+neither does a process that is still writing. It may remove a file during the check, so a version that seems
+incomplete is checked again.
 """
 
 import json
@@ -89,7 +89,7 @@ def _entries(log: Path) -> dict[int, Path]:
 
 
 def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
-    """The first version, written at `since_ns` or later, that is incomplete or follows a gap; None without one."""
+    """The first version written since `since_ns` that is incomplete or follows a gap; None if there is none."""
     later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
     changes = dict[int, _Changes]()
     for version, path in later.items():

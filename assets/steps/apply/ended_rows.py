@@ -1,8 +1,8 @@
 """Ended rows, which a replica with `deletes: soft` keeps and marks as deleted, and their metadata.
 
 A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves it out of the row filter. In: the net change of a
-batch, and the replica's rows of its keys. Out: the replica's rows that end, by file, to be written again with new
-metadata; and the metadata of new rows that end within the same batch. Raises Arrow's errors.
+batch, and the replica's rows of its keys. Out: by file, the replica's rows that end, to be written again with new
+metadata; and the metadata of new rows that the same batch ends. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 class EndedRows:
     """The rows of the file `name` that end: their ascending numbers in the file, and their metadata.
 
-    The metadata of the row `rows[i]` is the row `which[i]` of the table `ended`.
+    The row `rows[i]` of the file gets the metadata in row `which[i]` of `ended`.
     """
 
     name: str
@@ -52,10 +52,10 @@ class EndedRows:
 
 @dataclass(frozen=True)
 class Endings:
-    """The rows that a batch ends in a replica that keeps them.
+    """The rows that a batch ends but the replica keeps.
 
-    `remains` marks the keys of the net change that have a row, ended or not, after the batch. `emptied` are all rows of
-    the replica that a TRUNCATE ends.
+    `remains` marks the keys of the net change that have a row after the batch, even an ended one. `emptied` are all
+    rows of the replica that a TRUNCATE ends.
     """
 
     keyed: KeyedChanges
@@ -65,12 +65,12 @@ class Endings:
 
     @property
     def _metadata(self) -> pa.Table:
-        """The metadata of ended rows: one row for each change, and a last one for the first TRUNCATE, if there is one."""
+        """The metadata of ended rows: a row for each change, then one for the first TRUNCATE, if any."""
         assert self.keyed.ended is not None
         return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
 
     def split_rows(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
-        """The rows to remove from their files, and those among them to write again as ended.
+        """The rows to remove from their files, and which of them to write again as ended.
 
         `leaving` are the rows whose keys the batch replaces.
         """

@@ -16,10 +16,10 @@ class TableResult:
     """The result for one replica table: numbers of rows, its Delta version and position (`head`), and conflicts.
 
     `missing` counts UPDATEs and DELETEs that did not find their row: the conflicts update_missing and delete_missing
-    (PostgreSQL documentation, 29.8 Conflicts). `insert_exists` and `update_exists` count changes whose key the replica
-    has already; the transaction of the first one finishes at `conflict_lsn`. `damaged` says that the replica is
-    damaged, so that no change is the cause of `problem`. `overtaken` says that another process works on the table, which
-    may lack the batch. `through` are partitions, as in `TableChanges`.
+    (PostgreSQL documentation, 29.8 Conflicts). `insert_exists` and `update_exists` count changes whose new key the
+    replica has already; `conflict_lsn` is the commit LSN of the first. `damaged` says that the cause of `problem` is a
+    damaged replica, not a change. `overtaken` says that another process works on the table, so the replica may lack the
+    batch. `through` has the partitions, as in `TableChanges`.
     """
 
     schema: str
@@ -48,7 +48,7 @@ class TableResult:
 class PendingChanges:
     """A table's changes in the slices that its replica lacks, oldest first.
 
-    `head` is the version and position of the replica from which they were planned.
+    `head` is the replica's version and position when they were planned.
     """
 
     slices: Sequence[TableChanges]
@@ -66,12 +66,12 @@ class PendingChanges:
 
     @property
     def since(self) -> int:
-        """The LSN from which changes count. A slice may have earlier ones, which the copy has already."""
+        """The LSN from which changes are applied. The replica has the earlier ones in a slice already."""
         return self.head.position or 0
 
     @property
     def extent(self) -> Extent:
-        """The changes that count."""
+        """The changes to apply."""
         return Extent(self.slice_ends, self.since, self.truncated_at)
 
     @property
@@ -94,7 +94,7 @@ class PendingChanges:
 
     @property
     def unchanged(self) -> frozenset[str]:
-        """The columns whose unchanged values some change did not send."""
+        """The columns that some change omitted as unchanged."""
         return frozenset(column for c in self.slices for column in c.unchanged)
 
     @property
@@ -123,7 +123,7 @@ def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **cou
     `counts` are numbers of rows, by the fields of `TableResult`.
     """
     head = lake.records.head(path)
-    # If the batch had nothing to write, another process has written a newer version.
+    # The batch had nothing to write: a newer version is another process's.
     if (head.position or 0) < end:
         head = pending.head
     return TableResult(

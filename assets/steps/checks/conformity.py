@@ -1,11 +1,11 @@
 """Row-filter conformity: no row of a replica fails its table's row filter.
 
 In: the publications, as the publisher has them now, and the replicas. Out: the number of rows that fail, and keys of
-some. The initial copy ORs the filters of all publications, whatever operations they publish; an INSERT or UPDATE has
-to pass the filters of publications of its operation (PostgreSQL documentation, 29.4 Row Filters). So a row has to
-pass at least one of all these filters. The filters are evaluated over the replica's values: the publisher may have
-changed them since by operations that are not published. If the filter was altered since the copy, earlier rows
-stay, as in PostgreSQL, and `altered` is true. Raises SourceError, and PublicationError if a publication is missing.
+some. The initial copy takes rows that pass the filter of any publication, whatever its operations; an INSERT or UPDATE
+has to pass that of a publication with its operation (PostgreSQL documentation, 29.4 Row Filters). So a row has to
+pass at least one of all these filters. The filters are evaluated over the replica's values: unpublished operations may
+have changed the publisher's. If the filter was altered since the copy, earlier rows stay, as in PostgreSQL, and
+`altered` is true. Raises SourceError, and PublicationError if a publication is missing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +55,7 @@ class TableConformity:
 
 
 def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
-    """The row filters for a replica, of which each row has to pass at least one; None if all rows are allowed."""
+    """The row filters for a replica (each row has to pass at least one); None if all rows are allowed."""
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated.row_filters]
@@ -130,7 +130,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
 
 @dataclass(frozen=True)
 class _FilteredReplica:
-    """The replica of a table, and its row filters, of which each row has to pass at least one."""
+    """The replica of a table, and its row filters (each row has to pass at least one)."""
 
     subscription: Subscription
     lake: Lake
@@ -139,7 +139,7 @@ class _FilteredReplica:
     filters: Filters
 
     def is_altered(self) -> bool:
-        """Whether the filter was altered since the copy, or that is not known."""
+        """Whether the filter was, or may have been, altered since the copy."""
         subscription, state = self.subscription, self.state
         published = state.definition.published if state.definition else None
         if published is None or published.row_filters != self.replicated.row_filters:

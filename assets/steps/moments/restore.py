@@ -1,8 +1,8 @@
-"""Restores the replicas of a subscription as they were at an LSN into another folder.
+"""Restores, in another folder, the replicas of a subscription as they were at an LSN.
 
 In: a lake, an LSN, and the path or URI of an empty folder. Out: plain Delta tables at
-`<folder>/<subscription>/<schema>/<table>`. No run can continue them, since a slot never goes back. Raises MomentError,
-and then leaves no files. If the process is killed, `_pgsieve` is in the folder; a complete restore has no such folder.
+`<folder>/<subscription>/<schema>/<table>`. No run can update them, since a slot never goes back. Raises MomentError,
+and then leaves no files. A killed process leaves `_pgsieve` in the folder; a complete restore does not.
 """
 
 from pathlib import Path

@@ -262,6 +262,6 @@ class LocalRecords(Commits):
         return requirements.can_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if no property decides."""
+        """Whether writers of a table may mark rows in deletion vectors; None if the property is unset."""
         setting = self.table_at(path).metadata().configuration.get(PROPERTY)
         return None if setting is None else setting.lower() == "true"

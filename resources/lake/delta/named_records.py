@@ -117,6 +117,6 @@ class NamedRecords:
             return self._records.slices(path, after)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if no property decides."""
+        """Whether writers of a table may mark rows in deletion vectors; None if the property is unset."""
         with self._translate_errors(path):
             return self._records.has_deletion_vectors(path)

@@ -27,11 +27,11 @@ LAST_COMMITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The properties of a commit. With a `position` the commit is made once per position.
+    """The properties of a commit. It is skipped if the table has its `position` already.
 
     With `overwrite` the rows replace the table's. `base` and `after` are the table's version and position (0:
-    none) from which the rows were planned; if the table has another one, OvertakenError is raised. `metadata` is
-    added to the user metadata. `properties` are the Delta properties of a new table.
+    none) when the rows were planned; if one is another now, OvertakenError is raised. `metadata` is added to
+    the user metadata. `properties` are the Delta properties of a new table.
     """
 
     position: int | None = None
@@ -47,7 +47,7 @@ class Commit:
         return commit_metadata(self.position, self.metadata)
 
     def refuse_overtaken(self, path: str, head: "TableHead") -> None:
-        """Raise OvertakenError if a table with this head has another version or position than the plan."""
+        """Raise OvertakenError if `base` or `after`, if given, differs from a table's head."""
         if self.base not in {None, head.version} or self.after not in {None, head.position or 0}:
             raise OvertakenError(path)
 
@@ -76,7 +76,7 @@ def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None)
 
 
 def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
-    """The version of the newest commit that wrote a position; None without one. See `unchanged_metadata`."""
+    """The version of the newest commit that wrote a position (see `unchanged_metadata`); None if none."""
     return next(
         (int(c["version"]) for c in commits if position_in(c.get("userMetadata")) == (position, False)), None
     )
@@ -107,8 +107,8 @@ def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
 def unchanged_metadata(position: int | None) -> str:
     """The user metadata of a commit that changes neither rows nor position.
 
-    Spark searches the newest commits for the position. The mark `kept` says that the writer of this commit read
-    the position before, so that another commit may have written a later one in between.
+    Spark searches the newest commits for the position. The mark `kept` says that this commit repeats the
+    position that its writer read before; another commit may have written a later one since.
     """
     return commit_metadata(position, {"kept": True})
 
@@ -170,7 +170,7 @@ class Records(Protocol):
         """The newest version of a table and its position, read together."""
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from others, even of former tables at its path.
+        """A stamp of a table's newest version: other versions, even of former tables at its path, have others.
 
         None if there is no table, or if the stamp costs as much as reading the table.
         """
@@ -205,4 +205,4 @@ class Records(Protocol):
         """The ends (LSNs) of the change log's slices after an LSN, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if no property decides."""
+        """Whether writers of a table may mark rows in deletion vectors; None if the property is unset."""

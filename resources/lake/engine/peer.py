@@ -1,4 +1,4 @@
-"""Verifies the peer of a connection: its process for a TCP connection on this machine, its user for a Unix socket.
+"""Verifies the peer of a connection: by its process for TCP on this machine, by its user for a Unix socket.
 
 In: a connection. Out: whether the peer is the expected process or user. A moment after a server has ended,
 another user's process may have its port. So callers verify a connection before they send a byte; the peer of a
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-#: The tables of both families, because the JVM opens IPv6 sockets even for IPv4.
+#: Both tables in /proc/net, because the JVM opens IPv6 sockets even for IPv4.
 _TABLES = ("tcp", "tcp6")
 #: 127.0.0.1 in the tables' format (words of 32 bits in the machine's byte order), alone and in an IPv6 address.
 _LOOPBACK_WORD = f"{socket.htonl(0x7F000001):08X}"
