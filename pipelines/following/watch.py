@@ -124,7 +124,7 @@ class Health:
 
 
 class Watch:
-    """Watches the feeds of a process, from one thread.
+    """Finds stalled feeds of a process; any thread may ask.
 
     `is_behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the
     server does not answer.
@@ -157,7 +157,7 @@ class Watch:
             return pulse.seconds_without_progress()
 
     def _waiting_changes(self, pulse: Pulse) -> str | None:
-        """Which changes wait, as the end of a sentence; None if none wait, or this is unknown."""
+        """A clause that says which changes wait; None if none wait, or this is unknown."""
         if pulse.waiting_seconds:
             return "changes that arrived wait to be applied"
         if not pulse.connected:
@@ -199,7 +199,7 @@ def _state(pulse: Pulse, *, stalled: bool) -> str:
 class _Server(ThreadingMixIn, WSGIServer):
     """An HTTP server that can answer a probe during a scrape; `server_close` waits for all answers.
 
-    A thread in a driver's code at the interpreter's exit would crash the process.
+    Python's exit while a thread is in a driver's code would crash the process.
     """
 
     daemon_threads = False

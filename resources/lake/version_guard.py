@@ -1,11 +1,11 @@
 """Makes Spark's writes compare-and-set: a write fails if its table has a later version than its plan.
 
-Delta's transaction begins from the newest version, even if the plan was made from an earlier one. So a task
-without rows is added to the written rows, which fails if the log has a version after the plan's. Delta runs this
+Delta's transaction begins from the newest version, even if the plan was made from an earlier one. So the
+write gets a further task, without rows, which fails if the log has a version after the plan's. Delta runs this
 task after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). A
 commit before the task makes the task fail. A commit after the task makes Delta itself refuse the write, if that
-commit changes the position, the schema or, for an overwrite or a MERGE, any row. Only an append may succeed
-after a compaction or a repair that follows the task.
+commit changes the position, the schema or, for an overwrite or a MERGE, any row. Only an append may still
+succeed if a compaction or a repair follows the task.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,8 +25,7 @@ class NewerVersionError(PgsieveError):
 def with_version_guard(frame: DataFrame, path: str, base: int | None, store: Store) -> DataFrame:
     """The DataFrame with a task that raises NewerVersionError if the table has a version after `base`.
 
-    If only Spark reaches the log, the Python of executors cannot read it, and the DataFrame is returned
-    unaltered.
+    If only Spark reaches the log, the task could not read it, and the DataFrame is returned unaltered.
     """
     if base is None or not store.can_reach(path):
         return frame

@@ -76,8 +76,8 @@ class SlotInUseError(SlotError):
 class SlotState:
     """A row of pg_replication_slots.
 
-    Three fields are bytes of WAL: `lag` is between the confirmed and the current position, `retained` is what
-    the slot retains, and `safe` may still be written before the slot can be lost (None without a limit).
+    Three fields count bytes of WAL: `lag` those after the confirmed position, `retained` those after the restart
+    position, and `safe` those that may be written before the slot can be lost (None without a limit).
     `invalidation` is the server's invalidation_reason, empty before version 17.
     """
 
@@ -131,7 +131,7 @@ def create_slot(
     two_phase: bool = False,
     failover: bool = False,
 ) -> int:
-    """Create the slot with pgoutput; return the first LSN of which it delivers changes."""
+    """Create the slot with pgoutput; return the LSN from which on it delivers changes."""
     # The arguments temporary, two_phase (from 14 on) and failover (from 17 on).
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
@@ -192,7 +192,7 @@ def resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
 def verify_slot(
     state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise SlotError if the slot no longer has changes that the lake lacks.
+    """Raise SlotError if the slot cannot deliver all changes that the lake lacks.
 
     `durable` is the LSN up to which the lake has the slot's changes; None if it has none. A slot may be
     behind this position: the changes that it sends again are left out. `subscriptions` are the subscriptions
@@ -238,7 +238,7 @@ def verify_wal_end(
     The server would give new commits positions that the lake already has, and these commits would be left
     out. A standby is not checked, because after a restart it replays again from an earlier position.
     """
-    # This position must be read later than `durable`, which another process may advance meanwhile.
+    # `durable` must be read before this position, or another process may advance it beyond.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
@@ -281,7 +281,7 @@ def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[No
     except SourceError as error:
         if error.sqlstate != "55006":
             raise
-        # The server's message ends with the number: 'replication slot "s" is active for PID 42'.
+        # The server's message ends with the reader's PID: 'replication slot "s" is active for PID 42'.
         reader = re.search(r"\d+(?=\D*$)", str(error.__cause__))
         raise SlotInUseError(
             f'source "{source}": replication slot "{slot}" is in use by another process'
@@ -336,7 +336,7 @@ def peek_query(
 
 
 def _upto_sql(upto: int) -> str:
-    """The SQL of the position up to which a peek reads, so that it delivers no record that begins at `upto` or later.
+    """The SQL of the position where a peek ends, so that it delivers no record that begins at `upto` or later.
 
     The server reads records until one ends at `upto` or later. If `upto` lies within the header of a page of
     WAL, the last record before it ends where the page begins. The server would go on to the next record,
@@ -354,19 +354,19 @@ def _upto_sql(upto: int) -> str:
     )
 
 
-#: The least size of a page of the WAL; the size of the header of a segment's first page, and of other pages
+#: The least size of a WAL page, and the sizes of the headers: of a segment's first page, and of other pages
 #: (XLogPageHeaderData in src/include/access/xlog_internal.h).
 _MIN_PAGE_BYTES, _LONG_HEADER_BYTES, _SHORT_HEADER_BYTES = 1024, 40, 24
 
 
 def exclude_relations(query: str, relations: Iterable[int]) -> str:
-    """A peek's query without the changes of rows of some relations. The peek must not stream transactions."""
+    """A peek's query that omits the row changes of some relations. The peek must not stream transactions."""
     oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
     rows = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: The begin of a CASE that gives the session the encoding SQL_ASCII if the database has it. Then the plugin
+#: The start of a CASE that sets the session's encoding to SQL_ASCII if the database's is. Then the plugin
 #: sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Otherwise bytes that are
 #: not UTF-8 would end the query, whatever table they are in.
 _SQL_ASCII_CASE = (
@@ -376,7 +376,7 @@ _SQL_ASCII_CASE = (
 
 
 def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The names of the types that are not built in, by oid, qualified as pg_recvlogical prints them."""
+    """The qualified names of types that are not built in, by oid, as pg_recvlogical prints them."""
     with connection.transaction():
         connection.execute("set local search_path to ''")
         rows = connection.execute(
@@ -408,9 +408,9 @@ def is_decoding_error(error: SourceError) -> bool:
 def decoding_error(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> SourceError | None:
-    """The server's error when it decodes what a peek should deliver; None if it decodes everything.
+    """The server's error if it cannot decode what a peek would deliver; None if it can.
 
-    The server sends no messages. Raises errors about the access to the slot.
+    The server only counts the messages. Raises errors about the access to the slot.
     """
     try:
         with translate_slot_errors(source, slot, "read"):

@@ -21,11 +21,11 @@ from pgsieve.resources.postgres.errors import SourceError, TransientError
 if TYPE_CHECKING:
     from pgsieve.resources.postgres.source import Source
 
-#: How long a copy may wait: while other work waits for the copy, and while none does.
+#: How long a copy may wait: briefly if it keeps other work waiting, otherwise patiently.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
-#: How long a query of a table's expressions may wait for a lock.
+#: The lock timeout of catalog queries and other brief statements.
 LOCK_SECONDS = 1.0
-#: The pause between two queries for the cause of a wait, and the wait after which the log names the cause.
+#: How often the cause of a wait is queried, and after how long a wait the log names it.
 POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ _AWAITED_TRANSACTIONS = _HOLDERS.format(
         or (held.database, held.relation) = (waiting.database, waiting.relation)
         and coalesce(held.pid, 0) = any(pg_blocking_pids(waiting.pid)))"""
 )
-#: The locks that forbid reading, granted or not: a later request waits behind one that is not granted.
+#: The locks that forbid reading, held or only requested: readers wait behind a request, too.
 _EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
 _EXCLUSIVE_HOLDERS = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
-#: The relations with such a lock, for a query that would wait for them.
+#: The relations with such a lock, so that a query can leave them out.
 LOCKED_RELATIONS = f"select relation from ({_EXCLUSIVE}) held"
 _ARE_OPEN = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
@@ -65,7 +65,7 @@ class SnapshotAwaitedError(TransientError):
 
 @contextmanager
 def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
-    """Let the session's statement in the block wait for transactions up to `seconds`, or without limit (None).
+    """Limit how long the session's statement in the block waits for transactions; None is no limit.
 
     The log names the transactions after `LOG_SECONDS`. At the limit the statement is cancelled, and the block
     raises SnapshotAwaitedError. Without the cancellation the server process would keep waiting, and retain

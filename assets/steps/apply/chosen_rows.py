@@ -1,7 +1,7 @@
-"""The rows of some changes: the new rows of a batch's net change, or the rows before its changes.
+"""Picks rows from changes: the new rows of a batch's net change, or the rows before its changes.
 
-In: columns of changes of a history, from a row group of a file or from a batch of Spark's. Out: the rows that are
-chosen by the places of their changes, with the values that their changes left out. Raises Arrow's errors.
+In: columns of a change history, from a row group of a file or from a batch of Spark's. Out: the rows of the changes at
+chosen places, with the values that these changes left out. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import Reader
 
 @dataclass(frozen=True)
 class Validity:
-    """The commits that begin and end the versions of rows, by the ascending places of the changes that begin them."""
+    """The commits that begin and end versions of rows. `places`, of the changes that begin them, ascend."""
 
     places: Numbers
     begun: Numbers
@@ -31,22 +31,22 @@ class Validity:
     commits: Commits
 
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """Add their validity to the rows of the changes at some places."""
+        """Add validity to the rows of the changes at `places`."""
         at = np.searchsorted(self.places, places)
         return add_validity(rows, self.begun[at], self.until[at], self.commits)
 
     def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The same as an iterator of one batch, for `WrittenRows`."""
+        """The batch of `of`, as an iterator for `WrittenRows`."""
         yield self.of(rows, places)
 
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """The changes whose rows come: those at the places `kept`, or all effective INSERTs of an extent.
+    """Chooses the rows of changes: of those at the places `kept`, or of all effective INSERTs of an extent.
 
     `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
-    which the rows are applied. `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they
-    replace. `side` is `old` for the rows before the changes. It is sent to executors.
+    which the rows are applied. With `validity` they become versions. `shared` gets the new rows, and the rows that they
+    replace. `side` is `old` for the rows before the changes. Executors get a copy.
     """
 
     extent: Extent
@@ -62,7 +62,7 @@ class ChosenRows:
         return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
-        """The rows of these changes among some changes; None without any. `kind` is the rows' type."""
+        """The chosen rows of the changes that `read` reads; None if there are none. `kind` is the rows' type."""
         return None if (chosen := self.placed(read, kind)) is None else chosen[1]
 
     def placed(self, read: Reader, kind: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:

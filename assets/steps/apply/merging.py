@@ -1,4 +1,4 @@
-"""The MERGE of a net change into a replica by Spark, and the clauses for a table without a key.
+"""Spark's MERGE of a net change into a replica, and the clauses for a table without a key.
 
 `pgsieve.resources.lake.delta.merge` has the clauses for a table with a key, and what both engines share. delta-rs
 merges in `Commits.merge`.
@@ -18,9 +18,9 @@ from pgsieve.resources.work import add_costs, engine_of
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
-    """The MERGE of deleted and inserted rows into a table without a key: `action` is delete or insert, `row` the row.
+    """The clauses for a table without a key. In `source`, `action` is delete or insert, and `row` the row.
 
-    It finds the rows that have the very values of a deleted row. Which rows go is decided before, by their digests
+    All rows of the table that equal a deleted row are deleted. Rows are equal if their digests are
     (`pgsieve.decoding.changes.digests`).
     """
     kind = source.schema["row"].dataType
@@ -36,7 +36,7 @@ def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
 
 
 def _as_text(kind: DataType) -> str | None:
-    """The type of the text of floating-point numbers; None for other types."""
+    """The type that floating-point numbers are cast to; None for other types."""
     if isinstance(kind, FloatType | DoubleType):
         return "string"
     if isinstance(kind, ArrayType) and _as_text(kind.elementType):
@@ -47,9 +47,9 @@ def _as_text(kind: DataType) -> str | None:
 def merge_by_spark(
     lake: Lake, path: str, source: DataFrame, clauses: Clauses, base: int
 ) -> Mapping[str, int]:
-    """Run a MERGE into the version `base` of a table.
+    """Run a MERGE that was planned for the version `base`.
 
-    Returns the number of rows by kind of change; empty if the table has reached the position already. Raises LakeError
+    Returns the number of rows by kind of change; empty if Delta skips the MERGE as done before. Raises LakeError
     if the table has a column whose name the MERGE uses for its own.
     """
     refuse_reserved_columns(lake.columns(path))

@@ -1,11 +1,11 @@
 """Repair: makes replicas equal to the publisher's filtered tables by rewriting the rows that differ.
 
 At the LSN of a new snapshot the segments that differ are read from both sides
-(`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted, and inserted as
-often as the publisher has it: one Delta commit per table. In a replica that keeps deleted rows, the row is marked as
-deleted instead of deleted. A repair does not move the replica's position, since it writes the rows of that LSN. So it
-can be repeated, and no change is left out. Then histories of rows are brought up to date, and the newest cut gets the
-new versions.
+(`pgsieve.assets.steps.checks.comparison`). A row whose number of copies differs is deleted, and inserted
+as often as the publisher has it: one Delta commit per table. In a replica that keeps deleted rows, the row is marked as
+deleted instead of deleted. A repair does not move the replica's position, which has reached that LSN before. So it can
+be repeated, and no change is left out. Then histories of rows are brought up to date, and the newest cut names the new
+versions.
 """
 
 from collections.abc import Collection
@@ -42,7 +42,7 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class RepairResult:
-    """The result for one replica: the numbers of rows inserted and deleted, and its Delta version for the cut.
+    """The result for one replica: the numbers of rows inserted and deleted, and the Delta version for the cut.
 
     The version is None if the replica is beyond the LSN, or was put back meanwhile. `problem` says why nothing was
     repaired.
@@ -92,7 +92,7 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
     with moment.translate_errors(name, "repair"):
         sides = moment.sides(name)
         net = _differing_rows(sides)
-        # A table that was rewritten may have been read as empty: then nothing is written, as its rows have to stay.
+        # A rewritten table may have been read as empty: nothing is written then, so that the replica's rows stay.
         if net is not None and moment.rewritten_tables([name]):
             return RepairResult(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merge(sides, net, lsn)

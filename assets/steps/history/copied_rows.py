@@ -20,7 +20,7 @@ from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 
-#: Only the first four columns get statistics: slice, order key and time. Statistics of all would cost as much as writing.
+#: Engines collect statistics only of slice, order key and number: those of all columns would cost as much as writing.
 CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 
 
@@ -72,7 +72,7 @@ def _begin_by_spark(
 def _change_maker(
     rows: CopiedRows, names: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function that makes changes of batches of the replica's rows; `names` are the replica's columns."""
+    """A function that turns batches of the replica's rows into changes; `names` are the replica's columns."""
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return (rows.to_changes(batch.rename_columns(names)) for batch in batches)

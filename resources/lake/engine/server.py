@@ -1,7 +1,7 @@
 """The process of the engine: starts Spark Connect, records its address, and ends it.
 
-In: the current folder, and a plan with Spark's settings, as JSON on standard input, because all users can read
-arguments. Out: the folder's record while Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
+In: the current folder, and a plan with Spark's settings: JSON on standard input, since all users can read
+arguments. Out: a record in the folder while Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
 folder is gone. An engine that was started for another process ends with that process. Others end after an idle
 time.
 
@@ -30,7 +30,7 @@ from pgsieve.resources.processes import end_with_parent
 #: unused memory.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # For sessions that were not ended, as by a killed run.
+    # Ends sessions that were left open, as by a killed run.
     "spark.connect.session.manager.defaultSessionTimeout": "10m",
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
@@ -56,7 +56,7 @@ class Plan:
 
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
-    """Serve until a reason to end; return the exit status."""
+    """Serve until the engine ends; return the exit status."""
     serving = folder.lock("serving")
     if serving is None:
         return 0  # Another engine serves already.
@@ -110,7 +110,7 @@ def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
-    """Return when there is a reason to end; afterwards no process can begin a use."""
+    """Wait for a reason to end; after that, no process can begin to use the engine."""
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():
         unused = folder.lock("used")
