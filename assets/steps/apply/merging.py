@@ -20,8 +20,8 @@ from pgsieve.resources.work import add_costs, engine_of
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
     """The clauses for a table without a key. In `source`, `action` is delete or insert, and `row` the row.
 
-    All rows of the table that equal a deleted row are deleted. Rows are equal if their digests are
-    (`pgsieve.decoding.changes.digests`).
+    The clauses delete all rows of the table that equal a deleted row. The caller has decided which rows those are, by
+    digests (`pgsieve.decoding.changes.digests`) or by counts.
     """
     kind = source.schema["row"].dataType
     assert isinstance(kind, StructType)

@@ -20,8 +20,8 @@ from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 
-#: Engines collect statistics only of slice, order key and number: those of all columns would cost as much as writing.
-CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
+#: Engines collect statistics only of the first columns, up to `commit_time`: those of all would cost as much as writing.
+CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "5"}
 
 
 def begin_history(
