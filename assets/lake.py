@@ -1,6 +1,6 @@
 """The lake as a Dagster resource: the steps write it, and the user's own assets read replicas at a cut or at any moment.
 
-In: the key of the steps' resource, or a subscription's name. Out: the opened lake; a subscription's replicas
+In: a run with its resources, or a subscription's name. Out: the opened lake; a subscription's replicas
 as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError if there is no cut, and MomentError
 if a moment cannot be read.
 """
@@ -58,7 +58,7 @@ class PgsieveLake(LakeResource):
 def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
     """The lake of a run.
 
-    Its Spark jobs use the session of the run's Spark resource, which starts with the first job.
+    Its Spark jobs use the run's Spark resource, whose session starts with the first job.
     """
     resource, spark = (getattr(context.resources, name) for name in (naming.lake, naming.spark))
     assert isinstance(resource, LakeResource)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 _LOGGERS = "pgsieve"
 
 
-#: Stands for the schema in the key of a sequence's problem.
+#: In the keys of sequences' problems, instead of a schema.
 _SEQUENCE_SCHEMA = ""
 
 
@@ -88,7 +88,7 @@ def log_to_step(record: logging.LogRecord) -> None:
 def attached_handler(handler: logging.Handler) -> Iterator[None]:
     """Let a handler receive the records of pgsieve's own loggers within the block."""
     logger = logging.getLogger(_LOGGERS)
-    # Python prints warnings on stderr as long as there is no handler. With this one it would stop.
+    # Python prints warnings on stderr only while there is no handler; this keeps them there.
     last_resort = None if logger.hasHandlers() else logging.lastResort
     if last_resort is not None:
         logger.addHandler(last_resort)
@@ -102,7 +102,7 @@ def attached_handler(handler: logging.Handler) -> Iterator[None]:
 
 
 class _Visible(logging.Filter):
-    """Removes characters that control a terminal from records, since these may contain names from a database."""
+    """Escapes characters in records that control a terminal: names from a database may contain them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = escape_controls(record.getMessage()), ()
@@ -140,7 +140,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class StepCallbacks(Generic[T]):
-    """The functions by which a command follows a step that runs in the command's own process.
+    """The functions of a command that a step in the command's own process calls.
 
     `report` gets the step's results, `add_work` the costs of its work, `fail` the error that ended it.
     """

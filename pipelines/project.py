@@ -123,7 +123,7 @@ _SHARED_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
 def _pgoutput_options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
-    """The options for reading a slot; raises PgsieveError if the subscriptions that share it differ in one."""
+    """Options for reading a slot; raises PgsieveError if the subscriptions that share it differ in them."""
     first = sharing[0]
     for other, option in product(sharing[1:], _SHARED_OPTIONS):
         if getattr(other, option) != getattr(first, option):

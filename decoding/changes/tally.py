@@ -25,7 +25,7 @@ def empty_tally() -> Tally:
 
 
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Add to a tally the number of changes by operation, of `key_changes`, and the `unchanged` columns.
+    """Add to a tally the changes by operation, the `key_changes`, and the `unchanged` columns.
 
     The `old` and `new` of the batch need only the key's columns.
     """
@@ -60,10 +60,10 @@ def added_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass
 class ChangeCounts:
-    """Counts of changes that a part of the transformation has made, and which add up.
+    """Counts of changes from one part of the transformation; `of` adds up several.
 
-    `sent_as` counts the changes that came by the operation that they were sent as. `sent` is the tally of the changes
-    that were sent, with their size in memory.
+    `sent_as` counts the received changes by `SentAs`. `sent` is the tally of the sent changes, with their size in
+    memory.
     """
 
     sent_as: Counter[SentAs] = field(default_factory=Counter)
@@ -90,8 +90,8 @@ def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
     for name in key:
         sides = to_comparable(pa.chunked_array([struct_field(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # An old tuple of another replica identity has NULL in a key column, and finds no row. Then the UPDATE
-        # must not change the row with the new key.
+        # With NULL in a key column, an old tuple (of another replica identity) finds no row. Its UPDATE must
+        # not change the row with the new key.
         only_one = pc.xor(pc.is_null(old), pc.is_null(new))
         differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
     moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))

@@ -26,8 +26,8 @@ def set_aside_damaged(
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return all states.
 
-    A table that is no longer published keeps its state. The search reads the log of the `changed` tables, which are
-    about to be written; of other tables it only looks for later versions.
+    A table that is no longer published keeps its state. The search reads the logs of `changed` tables, which are about
+    to be written; of others it only looks for commits after the cut.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -55,13 +55,13 @@ def set_aside_damaged(
 
 @dataclass
 class IntactVersions:
-    """For each table the last version that is known to have all applied changes: of a cut, a later copy, or an apply.
+    """Remembers the last version of each table with all applied changes: of a cut, a later copy, or an apply.
 
     `path_of` gives the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
 
-    The check at the start of a step is true for the version that it read. Before an apply continues from a later
-    version, it checks the commits in between for a RESTORE. Otherwise the next cut would name that version, and no
-    later check would look at earlier ones.
+    The check at the start of a step holds only for the version that it read. Before an apply continues from a later
+    version, it checks the commits in between for a RESTORE: once the next cut names that version, nothing looks at
+    them again.
     """
 
     lake: Lake
@@ -92,7 +92,7 @@ class IntactVersions:
         return True
 
     def _intact_version(self, state: TableState, before: TableHead | None, now: TableHead) -> int | None:
-        # A table that another process has copied meanwhile has a later state.
+        # After a copy by another process, the later state has no entry yet.
         if (last := self._last.get((state.name, state.version))) is not None:
             return last
         if (version := version_in(self.cut, self.versions, state)) is not None:
@@ -109,7 +109,7 @@ class IntactVersions:
 def is_put_back(
     lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
 ) -> bool:
-    """Whether a table was put back to before `version`, which a cut has, or to before `position`, which it has had.
+    """Whether a table was put back to before a cut's `version`, or to before a `position` that it had reached.
 
     Each of the two is None if it is not checked. If there is no later commit, the check only lists the table's folder
     twice.
@@ -130,7 +130,7 @@ def _find_damage(
         is_read = read or version is None
         if is_read and not lake.records.exists(path):
             return _gone_problem(path)
-        # A copy is ready at its LSN, and no later commit lowers the position.
+        # The position of a ready replica is never below its copy's LSN.
         if is_put_back(lake, path, version, state.lsn if is_read else None, entry_bytes):
             return put_back_problem(path)
     except LakeError as error:

@@ -1,6 +1,6 @@
 """Applies a batch to the versions of rows (`scd2`): transformed changes -> versions that end, and versions that begin.
 
-In: changes that the replica has already, in the change history; and the table of versions. Out: one commit of that
+In: the changes in the change history that the replica has, and the table of versions. Out: one commit of that
 table per batch. The versions are computed on whole columns (`pgsieve.decoding.changes.net_change.row_versions`).
 Raises LakeError, and OvertakenError if another process was faster.
 """
@@ -52,8 +52,8 @@ from pgsieve.resources.work import name_jobs
 class VersionsDuringApply:
     """The versions of rows of a subscription's tables during an apply.
 
-    `positions` has the position of each table of versions that has no gap. `tables` has the Delta version of each that
-    was not put back.
+    For each table whose versions have no gap, `positions` has the position that they reach, and `tables` an intact
+    Delta version.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -69,11 +69,11 @@ class VersionsDuringApply:
     def begin(
         self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Read how far the versions of all tables are; returns the problems of unreadable ones.
+        """Read how far each table's versions reach; returns the problems of unreadable ones.
 
-        Versions continue if they have no gap: they reach the position that the newest cut records, or began at that
-        cut or a later copy; and since the cut neither they were put back nor their replica was repaired. Other versions
-        begin anew with the present rows.
+        Versions have no gap if they reach the position that the newest cut has for them (else its LSN), or a later
+        copy's LSN, and since the cut they were not put back, nor was their replica repaired. Other versions begin anew
+        with the present rows.
         """
         failed = dict[Name, str]()
         for name, state in states.items():
@@ -99,7 +99,7 @@ class VersionsDuringApply:
             lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
             table.begin_and_log(self._log, lsn, datetime.now(UTC), once=False)
             head, version = lake.records.head(path), None
-        # Without new changes the version of the newest cut is named again, so that no other cut is written.
+        # Without new changes the version in the newest cut stays: another one would cause another cut.
         is_idle = version is not None and head.position == since
         self.positions[name] = head.position or 0
         self.tables[name] = version if version is not None and is_idle else head.version
@@ -112,9 +112,9 @@ class VersionsDuringApply:
         behind: Collection[Name],
         decided: DecidedTables,
     ) -> dict[Name, str]:
-        """Apply the changes that the replicas have to their versions; returns the problems by table.
+        """Apply to the versions the changes that the replicas have; returns the problems by table.
 
-        Replicas in `behind` lack some changes, and are left out. `decided` are the changes by key from the apply.
+        Tables in `behind`, whose replicas lack changes, are left out. `decided` has the apply's changes by key.
         """
         followed = [c for c in changes if c.name in self.positions and c.name not in behind]
 
@@ -143,7 +143,7 @@ class VersionsDuringApply:
         VersionsWriter(table, log, pending, state.lsn, decided).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
-        # If it was put back, the cut keeps its former version, and the next run finds the damage.
+        # A table that was put back keeps its former version in the cut; the next run finds it.
         if self._intact_versions.advance(state, pending.head, now):
             self.tables[state.name] = now.version
 
@@ -151,7 +151,7 @@ class VersionsDuringApply:
 def lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
-    """A table's versions of rows and the changes that they lack; None if they lack none, or are not kept."""
+    """A table's row versions and the changes they lack; None if there are no such changes or no versions."""
     table = VersionTable.of_state(subscription, lake, state) if state.applies else None
     if table is None or not lake.records.exists(table.path):
         return None
@@ -164,8 +164,8 @@ def lacking_versions(
 class _VersionOutcome:
     """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
 
-    `commit_of` and `places` have for each change the number of its commit in `commits`, and its place. `matches` are
-    the present versions of the keys. `truncated` is the number of the first TRUNCATE's commit, None without one.
+    `commit_of` has the number in `commits` of each change's commit, `places` each change's place. `matches` are the
+    present versions of the keys. `truncated` is the number of the first TRUNCATE's commit, None without one.
     """
 
     versions: RowVersions
@@ -180,7 +180,7 @@ class _VersionOutcome:
 class VersionsWriter:
     """Writes the changes of a batch, which are in the change history `log`, to the versions of one table.
 
-    `copy_lsn` is the LSN of the copy. `decided` are changes by key from an apply, which may be of other slices.
+    `copy_lsn` is the LSN of the copy. `decided` has an apply's changes by key, perhaps of other slices.
     """
 
     table: VersionTable
@@ -193,7 +193,7 @@ class VersionsWriter:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
         if may_have_former_key(table.definition, pending):
-            # Changes from before the key was altered may repeat a present key. After a crash the replica may be ahead.
+            # Rows from before the key was altered may share a present key. After a crash the replica may be past `end`.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
@@ -265,7 +265,7 @@ class VersionsWriter:
         """The present versions of the keys, by file."""
         path, committer = self.table.path, self._stored.committer
         expected, matters = keyed.lookups
-        # A present row of a key is expected by its first change, except after an UPDATE that moved a missing row.
+        # A key's first change expects its present row, unless it would move a missing row to the key.
         among = (expected, matters) if keyed.changes.is_move.any() else (expected,)
         matches = committer.key_matches(path, keyed.keys, among, None, VALID_TO_LSN)
         assert matches is not None

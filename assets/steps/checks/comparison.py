@@ -2,8 +2,8 @@
 
 A segment is the rows whose hashes have the same low bits. For each segment the server adds up the hashes of the
 published rows at a snapshot, and pgsieve those of the replica's rows. Rows are read and compared value by value only in
-segments that differ. Small tables are compared directly. So are all tables if the server hashes otherwise than pgsieve,
-as on a big-endian machine.
+segments that differ. Small tables, and all tables of a server that hashes otherwise, as a big-endian one does, are
+compared directly.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
-#: The most differing rows that are reported.
+#: The largest sample of differing rows.
 SAMPLE_ROWS = 10
 #: The number of sessions in which the server computes checksums in parallel.
 CHECKSUM_SESSIONS = 4
@@ -51,7 +51,7 @@ CHECKSUM_SESSIONS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """The numbers of rows of the publisher and the replica, of differing rows (`rows`), and some of these (`sample`).
+    """How many rows the publisher and the replica have, how many differ (`rows`), and some of these (`sample`).
 
     A row of the sample has the columns c0, c1, … and `count`, as in `pgsieve.assets.steps.checks.difference`.
     """
@@ -66,10 +66,9 @@ class Difference:
 class TableSides:
     """The publisher's rows at a snapshot, and the rows of one version of the replica.
 
-    `chunks` makes the queries that select some expressions from the table's published rows. `selected` are the
-    expressions that a copy selects, named c0, c1, … `row_hash` is None if the server hashes otherwise than pgsieve, or
-    the table has no columns. `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows, which are not
-    compared.
+    `chunks` makes the queries for given expressions of the table's published rows. `selected` are the expressions that
+    a copy selects, named c0, c1, … `row_hash` is None if the server hashes otherwise than pgsieve, or the table has no
+    columns. `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows; neither is compared.
     """
 
     lake: Lake
@@ -103,7 +102,7 @@ class TableSides:
         return Difference(*rows, within.rows, within.sample)
 
     def differing_segments(self) -> ChosenSegments | None:
-        """The segments that differ; None if segments cannot be compared, so that all rows have to be."""
+        """The segments that differ; None if only rows can be compared."""
         if self.row_hash is None:
             return None
         publisher, replica = self._checksums(self.row_hash)
@@ -138,7 +137,7 @@ class TableSides:
         return living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
     def _local_reader(self, size: int) -> LocalRecords | None:
-        """The reader of the replica for `size` bytes in this process; None if they are too many, or only Spark reads them."""
+        """The replica's reader in this process; None if `size` bytes are too many, or only Spark can read the replica."""
         return self.lake.policy.reader(self.path, size)
 
     def _read(self, query: str) -> list[pa.RecordBatch]:

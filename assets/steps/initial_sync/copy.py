@@ -1,10 +1,9 @@
 """Initial row-filtered sync: tables -> replicas, each batch of tables at one exported snapshot.
 
-The slot and the capture publications exist before the snapshot. Each replica's commit has the snapshot's LSN; earlier
-changes of the table are left out, later ones are applied. PostgreSQL documentation, 29.4.5 Initial Data
-Synchronization, says which rows are copied. A table that is copied again is replaced in one commit. After a crash a
-finished copy is not repeated: the table's state names the snapshot before the copy begins, and a replica at that LSN
-is complete.
+The slot and the capture publications exist before the snapshot. Each replica's commit has the snapshot's LSN: the
+apply skips the table's earlier changes. PostgreSQL documentation, 29.4.5 Initial Data Synchronization, says which rows
+are copied. A table that is copied again is replaced in one commit. After a crash a finished copy is not repeated: the
+table's state records the snapshot's LSN before the copy, and a replica at that LSN is complete.
 """
 
 import time
@@ -48,15 +47,15 @@ from pgsieve.resources.postgres.waits import PATIENT_SECONDS, SnapshotAwaitedErr
 
 #: The limits of a batch: its snapshot holds back the publisher's vacuum. A larger table has a batch of its own.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
-#: A copy fails after this many transient faults in a row. The pause before the second attempt; it doubles each time.
+#: The transient faults in a row that fail a copy; the pause after the first one, which doubles each time.
 _MAX_FAULTS, _PAUSE_SECONDS = 5, 1.0
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -> list[Name]:
-    """The published tables that have no replica yet, or whose replica cannot follow the table's definition in place.
+    """The published tables that have no replica yet, or whose replica cannot adopt the table's present definition.
 
-    Also records which tables are no longer published, and which have to wait: they cannot be replicated as they are
-    published now, or the role may not read them. Tables that are set aside stay so until the user has them copied.
+    Also records which tables are no longer published, and which have to wait because they cannot be replicated as
+    published, or the role may not read them. Tables that are set aside stay so until the user has them copied.
     `warn` receives warnings of partitions whose changes are not sent. Raises problems that concern all tables.
     """
     with subscription.feed.source.connect() as connection:
@@ -130,7 +129,7 @@ class InitialCopy:
 
         The feed's slot has to be ready. `between` is called after each batch with whether more batches follow. With
         `lacking`, tables that need no copy any more are left out. Tables that another process copies meanwhile are not
-        copied again. A table that was copied by an earlier run, which died then, is only made ready.
+        copied again. A table that an earlier run copied before it died is only made ready.
 
         A table that fails by its own error is set aside; with `disable_on_error` the subscription is disabled instead.
         After a transient fault the tables are copied again, at another snapshot. If it persists, it is raised, and the
@@ -146,7 +145,7 @@ class InitialCopy:
             try:
                 outcome = self._copy_batch(batch, since, progress)
             except SnapshotAwaitedError as error:
-                # The remaining tables are left to the next run, so that nothing else waits for this snapshot.
+                # The remaining tables are left to the next run, so that no other work waits for a snapshot.
                 return [*copied, *defer(self._states, waiting, error, self.log)]
             copied += outcome.copied
             waiting = [name for name in waiting if name not in batch] + outcome.again
@@ -182,9 +181,9 @@ class InitialCopy:
             return names, newest_version(self._states.newest().values())
 
     def _copy_batch(self, names: Sequence[Name], since: int, progress: str) -> CopiedBatch:
-        """Copy a batch under the subscription's lock, so that no slice is transformed without these tables meanwhile.
+        """Copy a batch under the subscription's lock: a slice that is transformed meanwhile would lack these tables.
 
-        Tables that another process has made ready after the version `since` of the states are left out.
+        Leaves out tables that another process has made ready since version `since` of the states.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
         try:

@@ -1,4 +1,4 @@
-"""Prepares a damaged replica for its copy: removes unreadable Delta logs, and cuts that would name other rows.
+"""Prepares a damaged replica for its copy: removes unreadable Delta logs, and cuts with versions to be reused.
 
 It also removes constraints that other writers have added to the replica.
 """
@@ -17,8 +17,8 @@ from pgsieve.resources.lake.maintenance import maintenance
 class Damage:
     """The obstacles to a copy.
 
-    `logs` are the paths of tables with an unreadable log. `in_cuts` says that cuts name versions that will be used
-    again. `refusing` is the path of the replica if it has constraints.
+    `logs` are the paths of tables with an unreadable log. `in_cuts` says that cuts name versions beyond the
+    present ones. `refusing` is the path of the replica if it has constraints.
     """
 
     logs: tuple[str, ...] = ()
@@ -28,9 +28,9 @@ class Damage:
 
 @dataclass(frozen=True)
 class ReplacedReplica:
-    """The replica that a copy replaces; the change history of `generation` continues after the copy.
+    """The replica that a copy replaces. Its change history `generation` continues after the copy.
 
-    `has_versions` says that versions of its rows may exist or begin.
+    `has_versions` says that it may have versions of rows (`scd2`).
     """
 
     lake: Lake
@@ -52,9 +52,8 @@ class ReplacedReplica:
     def damage(self) -> Damage:
         """The obstacles to the copy.
 
-        A replica, change history or table of versions with an unreadable log begins anew. A table that begins anew, or
-        was put back, uses version numbers again; then the cuts would name other rows. So would they if the table states
-        were put back.
+        A replica, change history or table of versions with an unreadable log begins anew. A replica that begins anew or
+        was put back gives the version numbers in the cuts to other rows. So do table states that were put back.
         """
         lake, paths = self.lake, [self.path, self.history]
         if self.has_versions:

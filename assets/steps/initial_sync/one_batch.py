@@ -45,7 +45,7 @@ from pgsieve.resources.postgres.waits import SnapshotAwaitedError, lock_error
 
 #: An interrupted copy checks at this interval whether the copies of its tables have stopped.
 _STOP_SECONDS = 0.1
-#: Lines of progress show the size of a table from this size on.
+#: Lines of progress show a table's size if it is at least this.
 _MIN_SHOWN_BYTES = 1024**2
 #: The number of tables that are read at the same time.
 _MAX_READERS = 4
@@ -107,7 +107,7 @@ class BatchCopy:
             with export_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
-                    # Definitions are read at the snapshot; the UPDATE transformation follows later ones.
+                    # Definitions are those at the snapshot; the UPDATE transformation adopts later ones.
                     server = read_catalog(connection, snapshot.name)
                     catalog = sound_catalog(connection, self.subscription, server)
                     selection = self._select(connection, catalog, names)
@@ -119,7 +119,7 @@ class BatchCopy:
                 conninfo = source.executor_conninfo()
                 states = self._announce(selection, catalog, snapshot, former)
                 reach(Failpoint.COPY_PLANNED)
-                # Only reading needs a session of the publisher, and a role may have few sessions.
+                # Limits the reads: they need sessions of the publisher, and a role may have few.
                 reading = Semaphore(_MAX_READERS)
                 copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
                 copied, failed = self._copy(copy, planned)
@@ -143,7 +143,7 @@ class BatchCopy:
     def _select(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
     ) -> _Selection:
-        """The tables of a batch, without those that an earlier run has copied, which are made ready."""
+        """Select the tables of a batch; those that an earlier run has copied are made ready instead."""
         uncopied = set(names) - self._readiness.complete_earlier(names, catalog)
         published = {n: t for n, t in self.subscription.tables(catalog).items() if n in uncopied}
         problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in uncopied}
@@ -189,7 +189,7 @@ class BatchCopy:
     def _announce(
         self, selection: _Selection, catalog: Catalog, snapshot: Snapshot, former: Mapping[Name, TableState]
     ) -> dict[Name, TableState]:
-        """Record the snapshot in the states of the tables to copy, and why other tables wait; returns the former states."""
+        """Record the snapshot in the tables' states, and why other tables wait; returns the states with the snapshot."""
         states = {
             name: announced_state(self.subscription, table, catalog, former.get(name), snapshot)
             for name, table in selection.tables.items()
@@ -240,7 +240,7 @@ class BatchCopy:
     ) -> list[CopyResult]:
         """Record the tables' states after the copies, and begin their histories; `after` is the catalog after the copies.
 
-        Returns the copies with the problems of histories.
+        Returns the results, with problems of histories.
         """
         states_after = [
             state_after_copy(self.subscription, states, each, after) for each in copied if not each.overtaken
@@ -259,7 +259,7 @@ class BatchCopy:
     def _defer_locked(
         self, selection: _Selection, faults: Mapping[Name, PgsieveError]
     ) -> dict[Name, CopyResult]:
-        """Leave tables that other sessions still lock to the next run; returns their results."""
+        """Let the next run copy tables that other sessions still lock; returns their results."""
         later = dict[Name, CopyResult]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table

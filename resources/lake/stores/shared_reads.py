@@ -1,9 +1,8 @@
 """Caches row groups for successive readers, since each subscription reads the whole change log.
 
 In: a function that reads, and a key that determines its result. Out: the result, which is cached if there is
-room. The first results stay in the cache, as later readers read in the same order. Raises the function's errors.
-Each Python worker of Spark has its own cache, for the readers of the same part, and for the next task of the
-same run.
+room. A full cache keeps its first results: later readers begin with the same ones. Raises the function's errors.
+A Python worker of Spark has a cache of its own, which the readers of a part and later tasks of the run share.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -56,7 +55,7 @@ class SharedReads:
 
 
 def _worker_reads(name: str | None) -> SharedReads:
-    """The cache of this process with a name. A new name replaces the earlier cache."""
+    """The process' cache of this name. A new name replaces the earlier cache."""
     if name is None:
         return SharedReads(0)
     if name not in _BY_NAME:
@@ -79,7 +78,7 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def share_reads() -> Iterator[None]:
-    """Cache row groups for the next reader within the block, and in threads with a copy of its context."""
+    """Share a cache of row groups within the block, and with threads that have a copy of its context."""
     with assign_within(_SHARED, SharedReads(name=uuid4().hex)):
         yield
 
