@@ -228,7 +228,7 @@ def test_changes_of_a_batch_that_another_process_applied_are_not_applied_again(
         overlap.write()
         overlap.first.receive()
     if moment == "planned":
-        owner, function = Batch, "applied"
+        owner, function = Batch, "apply"
     else:
         # After the version was checked, the commit itself is refused.
         owner, function = (
@@ -245,7 +245,7 @@ def test_a_batch_that_another_process_overtook_is_not_applied_again(
 ) -> None:
     overlap.write()
     overlap.first.receive()
-    calls = _meanwhile(monkeypatch, Batch, "applied", overlap.overtake)
+    calls = _meanwhile(monkeypatch, Batch, "apply", overlap.overtake)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
     assert len(calls) > 1
     overlap.verify()
@@ -287,7 +287,7 @@ def test_a_table_is_copied_again_if_slices_were_transformed_without_it(
         overlap.second.receive()
         apply(overlap.second.subscription, overlap.second.lake, _quiet)
 
-    _meanwhile(monkeypatch, Readiness, "declare", another)
+    _meanwhile(monkeypatch, Readiness, "complete", another)
     overlap.first.copy(COPIED)
     overlap.first.run()
     overlap.verify()

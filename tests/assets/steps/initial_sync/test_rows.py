@@ -108,7 +108,7 @@ def test_values_of_all_types_are_the_same_for_every_way_to_copy(
 
 
 def test_threads_share_a_copy_evenly(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "LEAST_BYTES", 64 * 1024)
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 64 * 1024)
     site.database.execute(
         "create table rows (id int primary key, note text);"
         "insert into rows select i, repeat('x', 100) from generate_series(1, 4000) i;"

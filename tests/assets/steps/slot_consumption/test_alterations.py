@@ -260,7 +260,7 @@ def test_the_publisher_decides_about_alterations_that_are_undone_between_two_loo
 def test_the_publisher_decides_about_a_transaction_older_than_the_catalog(published) -> None:
     # pgoutput decides by the catalog at the time of a change. The commit's slice may begin long after that.
     published.settle()
-    with published.at() as older:
+    with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("ALTER TABLE t SET (fillfactor = 90); ALTER TABLE s.x ADD c int")
         published.consume()
@@ -277,7 +277,7 @@ def test_the_publisher_decides_about_a_transaction_older_than_the_catalog(publis
 
 def test_the_publisher_decides_about_a_transaction_older_than_the_capture(published) -> None:
     published.run("CREATE TABLE u (a int PRIMARY KEY)")
-    with published.at() as older:
+    with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("ALTER PUBLICATION p ADD TABLE u")
         older("INSERT INTO u VALUES (2)")
@@ -291,7 +291,7 @@ def test_the_publisher_decides_about_a_transaction_older_than_the_capture(publis
 
 
 def test_known_removed_rows_of_the_catalog_cause_no_further_decoding(published) -> None:
-    with published.at() as reader:
+    with published.beside() as reader:
         reader("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
         published.run(
             "ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (1); ALTER PUBLICATION q DROP TABLE t"
@@ -319,7 +319,7 @@ def test_an_uncommitted_alteration_is_not_mistaken_for_a_removed_one(published) 
     )
     published.consume()
     published.settle()
-    with published.at() as altering:
+    with published.beside() as altering:
         altering("BEGIN; ALTER PUBLICATION q ADD TABLE t")
         for number in range(100, 103):
             published.run(f"INSERT INTO s.x VALUES ({number})")
@@ -517,7 +517,7 @@ def test_changes_of_a_transaction_older_than_a_capture_publication_are_read(
 
 
 def test_changes_of_a_transaction_older_than_a_subscribed_publication_are_read(published, capsys) -> None:
-    with published.at() as older:
+    with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION new FOR TABLE u")
         feed = replace(published.filtered, subscriptions={"sub": ("p", "q", "new")})
