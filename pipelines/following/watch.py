@@ -41,7 +41,8 @@ class StopTimeoutError(PgsieveError):
 class Pulse:
     """The activity of one feed's thread, which writes it; other threads read it.
 
-    `progressed_at` is the time of the last progress. `is_exempt` is true during work that may take long, such
+    `progressed_at` is the time of the last progress. `behind_since` is the time of the first look after it that found
+    WAL at the server which the feed has not received. `is_exempt` is true during work that may take long, such
     as a copy or maintenance.
     """
 
@@ -53,6 +54,7 @@ class Pulse:
     steps: int = 0
     applying_since: float | None = None
     progressed_at: float = field(default_factory=time.monotonic)
+    behind_since: float | None = None
     _progress: tuple[int, ...] = ()
 
     @contextmanager
@@ -111,7 +113,7 @@ class Pulse:
         streamed = self.streamed
         progress = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
         if progress != self._progress or self.is_exempt:
-            self._progress, self.progressed_at = progress, time.monotonic()
+            self._progress, self.progressed_at, self.behind_since = progress, time.monotonic(), None
         return time.monotonic() - self.progressed_at
 
 
@@ -160,12 +162,22 @@ class Watch:
         """A clause that says which changes wait; None if none wait, or this is unknown."""
         if pulse.waiting_seconds:
             return "changes that arrived wait to be applied"
-        if not pulse.connected:
-            return None
+        is_silent = pulse.connected and self._stays_behind(pulse)
+        return "the server has WAL that it does not send" if is_silent else None
+
+    def _stays_behind(self, pulse: Pulse) -> bool:
+        """Whether the server has had unsent WAL for a while.
+
+        After an idle time the first WAL is unsent for a moment, too, and that is no stall.
+        """
         try:
-            return "the server has WAL that it does not send" if self._is_behind(pulse) else None
+            is_behind = self._is_behind(pulse)
         except PgsieveError:
-            return None
+            is_behind = False
+        now = time.monotonic()
+        pulse.behind_since = (pulse.behind_since or now) if is_behind else None
+        patience = min(self._limit or 0.0, _MAX_SILENCE_SECONDS)
+        return pulse.behind_since is not None and now - pulse.behind_since >= patience
 
     def health(self) -> Health:
         """The state of each feed."""

@@ -1,0 +1,62 @@
+"""When a follower counts as stalled, by a clock that the tests move."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.pipelines.following import watch
+from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch
+
+
+class _Clock:
+    """Stands for `time` in the module under test."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class _Stream:
+    """A stream that is connected and has received nothing for long."""
+
+    position = received = 0
+    waiting_since = None
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+
+    @property
+    def last_message_at(self) -> float:
+        return self._clock.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr(watch, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("limit", [6.0, 1800.0])
+def test_wal_that_arrives_after_an_idle_time_is_no_stall_until_it_stays_unsent(
+    clock: _Clock, limit: float
+) -> None:
+    unsent = False
+    watched = Watch(limit, lambda _: unsent)
+    pulse = Pulse("shop", "slot", streamed=_Stream(clock), is_exempt=False, progressed_at=clock.now)
+    watched.add(pulse)
+    watched.check()
+    clock.now += 2 * limit
+    watched.check()
+    unsent = True
+    watched.check()
+    clock.now += min(limit, 30.0) - 1
+    watched.check()
+    pulse.note_progress()
+    watched.check()
+    clock.now += limit
+    watched.check()
+    clock.now += min(limit, 30.0)
+    with pytest.raises(StalledError, match="the server has WAL that it does not send"):
+        watched.check()
