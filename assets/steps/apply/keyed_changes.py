@@ -7,6 +7,7 @@ is computed on whole columns; no Python code runs per change. Raises Arrow's err
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +85,7 @@ class KeyedChanges:
         masks = every.operations.nbytes + sum(is_sent.nbytes for is_sent in every.sent.values())
         return sum(int(each.nbytes) for each in rows) + numbers + masks
 
-    @property
+    @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
         """Two masks of keys: those that the changes expect in the replica, and those whose presence changes the outcome."""
         return self.changes.lookup_masks(self.keys.num_rows)
