@@ -166,11 +166,10 @@ class PresentKeys:
         """No rows."""
         return cls(np.empty(0, np.int64), keys.slice(0, 0), np.empty(0, np.bool_))
 
-    def mask(self, count: int) -> Mask:
-        """Whether a row lives, for each of `count` keys; one element more, for no key."""
-        present = np.zeros(count + 1, np.bool_)
-        present[self.numbers[self.lives]] = True
-        return present
+    @property
+    def living(self) -> Numbers:
+        """The numbers of the keys with a row that lives."""
+        return self.numbers[self.lives]
 
     def own(self, keys: pa.Table) -> pa.Table:
         """The keys as the replica has them; other keys as they are."""

@@ -108,18 +108,17 @@ class FewChangesWriter:
         )
         assert keyed is not None
         present = self._present_keys(keyed)
-        before = present.mask(keyed.keys.num_rows)
-        net, _ = keyed.net_change(before)
+        decided = keyed.decide([present.living], empties=False)
         merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in soft_delete_columns])
-        source = self._merge_source(changes, schema, keyed, present, net, merge)
-        counts = pending.row_counts(net, before)
+        source = self._merge_source(changes, schema, keyed, present, decided.net, merge)
+        counts = pending.row_counts(decided.net, decided.before)
         if len(present.numbers):
             commit = Commit(self.end, base=pending.head.version)
             self.few.committer.merge(self.path, source, merge, commit)
             return batch_result(self.lake, self.path, pending, self.end, **counts)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         rows = pa.table({name: upserts[merge.values[name]] for name in columns})
-        return self._append(rows, counts, changes=bool(rows.num_rows or net.expected.any()))
+        return self._append(rows, counts, changes=decided.changes_rows)
 
     def _present_keys(self, keyed: KeyedChanges) -> PresentKeys:
         """The rows of the replica that have one of the keys; none after a TRUNCATE."""

@@ -122,11 +122,11 @@ class ConflictSearch:
         assert keyed is not None
         deleted = self.definition.deleted_column
         present = keyed.present(lambda keys: few.present_keys(self.path, keys, deleted))
-        return keyed.net_change(present.mask(keyed.keys.num_rows))[1]
+        return keyed.decide([present.living], empties=False).conflict
 
     def _find_by_spark(self) -> KeyConflict | None:
         """The first conflict, found by Spark."""
         with self.lake.access.translate_errors(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed_changes()
-            return keyed.net_change(changes.present(keyed).mask(keyed.keys.num_rows))[1]
+            return keyed.decide([changes.present(keyed).living], empties=False).conflict

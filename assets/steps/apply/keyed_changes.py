@@ -138,15 +138,20 @@ class KeyedChanges:
 
     def decide(self, present_keys: Iterable[Numbers], *, empties: bool) -> "DecidedChanges":
         """The outcome for each key; the replica had rows of `present_keys`, and keeps none of them if the batch `empties` it."""
-        before = np.zeros(self.keys.num_rows + 1, np.bool_)
-        for keys in present_keys:
-            before[keys] = True
-        net, conflict = self.net_change(before)
+        before = self.presence(present_keys)
+        net, conflict = self._net_change(before)
         if empties:
             before = np.zeros_like(before)
         return DecidedChanges(net, conflict, before, net.upserted | (net.updated & before[net.base]))
 
-    def net_change(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
+    def presence(self, present_keys: Iterable[Numbers]) -> Mask:
+        """A mask of the keys that are among `present_keys`; one element more, for no key."""
+        present = np.zeros(self.keys.num_rows + 1, np.bool_)
+        for keys in present_keys:
+            present[keys] = True
+        return present
+
+    def _net_change(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """The net change of each key, and the first conflict.
 
         The net change is of the changes after the last TRUNCATE, and numbers changes from the first of these. `present`

@@ -223,9 +223,7 @@ class VersionsWriter:
             times = [lake.store.columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.of(pa.concat_tables(times))
         matches = self._present_versions(keyed)
-        present = np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        for match in matches:
-            present[match.keys] = True
+        present = keyed.presence(match.keys for match in matches)
         changes, number = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
         lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncate_lsns, np.int64)])[number]
         places = np.concatenate([keyed.places, np.full(len(keyed.truncate_lsns), NONE)])[number]

@@ -10,6 +10,7 @@ import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.apply.by_files import empties_replica
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
@@ -44,24 +45,25 @@ class ReplicaWriter:
         )
         keyed = changes.keyed_changes()
         present = changes.present(keyed)
-        before = present.mask(keyed.keys.num_rows)
-        net, conflict = keyed.net_change(before)
+        empties = empties_replica(self.definition, pending)
+        decided = keyed.decide([present.living], empties=empties)
         if self.search:
-            self.search.refuse_change(conflict)
+            self.search.refuse_change(decided.conflict)
         if not (pending.count("update", "delete") or soft_delete_columns):
             return self._append_inserted(changes, len(keyed.since_truncate.operations))
-        if pending.truncated_at is not None and not soft_delete_columns:
-            present, before = PresentKeys.none(keyed.keys), np.zeros_like(before)
+        if empties:
+            present = PresentKeys.none(keyed.keys)
         merge = Merge.flat(
             self.definition.key, names, pending.unchanged, [name for name, _ in soft_delete_columns]
         )
-        source, counts = changes.merge_source(keyed, present, net, merge), pending.row_counts(net, before)
+        source = changes.merge_source(keyed, present, decided.net, merge)
+        counts = pending.row_counts(decided.net, decided.before)
         if len(present.numbers) or keyed.emptied is not None:
             done = self._merge(checkpoint(source), merge.clauses(quoted))
             return self._result(**(counts if done else {}))
         rows = source.where("action = 'upsert'")
         rows = rows.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
-        return self._append(rows, counts, changes=bool(net.expected.any() or net.upserted.any()))
+        return self._append(rows, counts, changes=decided.changes_rows)
 
     def _merge(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)
