@@ -8,7 +8,7 @@ vectors already, the deleted rows are marked in deletion vectors instead. Raises
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -105,6 +105,18 @@ def many_changes(
     """
     if may_have_former_key(definition, pending):
         return None
+    stored = stored_batch(lake, path, log, definition, pending)
+    if stored is None or not (definition.key or pending.count("update", "delete")):
+        return stored
+    decider = _Decider(lake, stored.committer, path, log, definition, pending, stored.groups, stored.schema)
+    net = decider.decide_by_key() if definition.key else decider.decide_by_row()
+    return None if net is None else replace(stored, net=net)
+
+
+def stored_batch(
+    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
+) -> ManyChanges | None:
+    """A batch's changes before their net change is decided; None if the replica cannot be written as files."""
     stored = lake.stored_slices(log, pending.slice_ends, every=True)
     if stored is None:
         return None
@@ -115,11 +127,7 @@ def many_changes(
     if committer is None:
         return None
     stamp = definition.metadata_column(APPLIED_AT)
-    if not (definition.key or pending.count("update", "delete")):
-        return ManyChanges(committer, stored.groups, schema, None, empties, stamp)
-    decider = _Decider(lake, committer, path, log, definition, pending, stored.groups, schema)
-    net = decider.decide_by_key() if definition.key else decider.decide_by_row()
-    return None if net is None else ManyChanges(committer, stored.groups, schema, net, empties, stamp)
+    return ManyChanges(committer, stored.groups, schema, None, empties, stamp)
 
 
 @dataclass(frozen=True)

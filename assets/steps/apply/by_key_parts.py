@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.by_files import RowsTask, empties_replica, may_have_former_key
+from pgsieve.assets.steps.apply.by_files import ManyChanges, RowsTask, may_have_former_key, stored_batch
 from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, is_in
 from pgsieve.assets.steps.apply.keyed_changes import ChangesOfKeys, changes_of_keys, join_changes
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
@@ -26,9 +26,8 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
 from pgsieve.decoding.changes.keys import SoughtKeys, has_parts, key_parts
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
+from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers
-from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import (
     MarkedFile,
     read_vector,
@@ -81,20 +80,13 @@ class KeyPartsWriter:
 
     def apply(self) -> TableResult | None:
         """Apply the changes; None if they conflict, and where the table or the changes need the keys of all at once."""
-        lake, path, pending = self.lake, self.path, self.pending
         if not self._may_be:
             return None
-        stored = lake.stored_slices(self.log, pending.slice_ends, every=True)
+        stored = stored_batch(self.lake, self.path, self.log, self.definition, self.pending)
         if stored is None:
             return None
-        rows = stored.schema.field("new").type
-        schema = pa.schema([rows.field(name) for name in self.definition.names])
-        empties = empties_replica(self.definition, pending)
-        committer = lake.policy.by_files(path, schema, overwrite=empties)
-        if committer is None:
-            return None
-        with lake.access.translate_errors(path):
-            return self._written(committer, stored.groups, schema)
+        with self.lake.access.translate_errors(self.path):
+            return self._written(stored)
 
     @property
     def _may_be(self) -> bool:
@@ -108,23 +100,21 @@ class KeyPartsWriter:
             and not may_have_former_key(definition, pending)
         )
 
-    def _planned(
-        self, committer: FileCommitter, groups: Sequence[RowGroup], keys: pa.Schema, *, empties: bool
-    ) -> "_Planned | None":
+    def _planned(self, stored: ManyChanges, keys: pa.Schema) -> "_Planned | None":
         """The replica's files that may have one of the keys, and how rows leave them.
 
         None if the files have too many rows, or if rows can leave them in neither way.
         """
-        path, pending, columns = self.path, self.pending, self.definition.names
+        path, pending, columns, committer = self.path, self.pending, self.definition.names, stored.committer
         with self.lake.access.translate_errors(self.log):
-            of_changes = dict.fromkeys(group.file for group in groups)
+            of_changes = dict.fromkeys(group.file for group in stored.groups)
             bounds = [_bounds(committer.local.store, file, keys) for file in of_changes]
         table, most = committer.local.table_at(path), _MOST_ROWS * _number_of_changes(pending)
         files = files_of(table, [each for each in bounds if each is not None])
         if sum(file.rows or 0 for file in files) > most:
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size)
-        leaves = not empties and pending.count("update", "delete") > 0
+        leaves = not stored.empties_replica and pending.count("update", "delete") > 0
         is_little = not leaves or sum(file.size for file in files) <= deletion.max_rewritten_bytes
         if not files or (is_little and committer.can_rewrite_files(path, columns)):
             return _Planned([ReplicaFile(file.name, file.path, file.size) for file in files])
@@ -139,44 +129,33 @@ class KeyPartsWriter:
             [ReplicaFile(f.name, f.path, f.size, v) for f, v in zip(files, vectors, strict=True)], added
         )
 
-    def _written(
-        self, committer: FileCommitter, groups: Sequence[RowGroup], schema: pa.Schema
-    ) -> TableResult | None:
+    def _written(self, stored: ManyChanges) -> TableResult | None:
         """Let tasks decide and write files, and commit these; None if there is a conflict."""
-        path, pending = self.path, self.pending
+        path, pending, committer, schema = self.path, self.pending, stored.committer, stored.schema
         keys = pa.schema([schema.field(name) for name in self.definition.key])
-        empties = empties_replica(self.definition, pending)
-        planned = self._planned(committer, groups, keys, empties=empties) if has_parts(keys) else None
+        planned = self._planned(stored, keys) if has_parts(keys) else None
         if planned is None:
             return None
         runner, store, files = self.lake.policy.runner(pending.size), self.lake.store, planned.files
-        parts = divide_groups(groups, runner.number)
+        parts = divide_groups(stored.groups, runner.number)
         of_keys = max(runner.number, -(-_number_of_changes(pending) // _PART_CHANGES))
         of_files = min(len(files), 2 * runner.number)
         batch = _BatchOfKeys(keys, pending.extent, len(parts), len(files))
-        chosen = ChosenRows(pending.extent, Stamp(self.definition.metadata_column(APPLIED_AT)))
+        chosen = ChosenRows(pending.extent, Stamp(stored.stamp))
         whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
         writes = RowsTask(store, path, schema, whole, size, (), (), (), chosen)
         rows = runner.exchange(
             _Reader(batch, store, path, parts, files, of_files, of_keys),
             len(parts) + of_files,
             [
-                Receivers(of_keys, _Decider(batch, empties)),
+                Receivers(of_keys, _Decider(batch, stored.empties_replica)),
                 Receivers(batch.targets, _Writer(batch, writes, parts, files, planned.added is not None)),
             ],
             _RESULT,
         )
-        return self._committed(committer, schema, planned, rows, empties=empties)
+        return self._committed(stored, planned, rows)
 
-    def _committed(
-        self,
-        committer: FileCommitter,
-        schema: pa.Schema,
-        planned: "_Planned",
-        rows: pa.Table,
-        *,
-        empties: bool,
-    ) -> TableResult | None:
+    def _committed(self, stored: ManyChanges, planned: "_Planned", rows: pa.Table) -> TableResult | None:
         path, pending, base = self.path, self.pending, self.pending.head.version
         results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
         counts = sum((Counter(each["counts"]) for each in results if "counts" in each), Counter[str]())
@@ -186,12 +165,11 @@ class KeyPartsWriter:
         touched = [(planned.files[each["file"]], each.get("vector")) for each in results if "file" in each]
         if planned.added is not None and touched:
             marked = [MarkedFile(planned.added[file.name], None, vector) for file, vector in touched]
-            committer.commit_marked(lambda: written, path, marked, self.end, base)
+            stored.committer.commit_marked(lambda: written, path, marked, self.end, base)
         elif counts["changes"] or pending.truncated_at is not None:
             removed = {file.path: file.size for file, _ in touched}
-            committer.commit(
-                lambda: written, path, schema, Commit(self.end, overwrite=empties, base=base), removed
-            )
+            commit = Commit(self.end, overwrite=stored.empties_replica, base=base)
+            stored.committer.commit(lambda: written, path, stored.schema, commit, removed)
         if pending.truncated_at is not None:
             counts["missing"] = 0
         return batch_result(self.lake, path, pending, self.end, **counts)
