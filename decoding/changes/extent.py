@@ -7,7 +7,7 @@ number in the slice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -46,11 +46,6 @@ class Extent:
     slices: Sequence[int]
     since: int = 0
     after: tuple[int, int] | None = None
-
-    @property
-    def whole(self) -> Extent:
-        """The same without a TRUNCATE: all row changes are effective."""
-        return replace(self, after=None)
 
     def within(self, changes: pa.Table | pa.RecordBatch) -> Mask:
         """The mask of the changes and TRUNCATEs of the batch."""

@@ -26,7 +26,6 @@ from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_p
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
-Key = tuple[object, ...]
 
 #: How many files are searched in parallel. The keys of a file may take tens of megabytes.
 _PARALLEL_FILES = 2
@@ -34,11 +33,6 @@ _PARALLEL_FILES = 2
 #: Delta may truncate times in statistics to milliseconds, so the greatest time of a file may be later by up to
 #: this (Delta protocol, Per-file Statistics).
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
-
-
-def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
-    """The rows of key columns as tuples, which are equal if the keys are. Times become numbers, as Python's end earlier."""
-    return zip(*(_plain(column).to_pylist() for column in columns), strict=True)
 
 
 def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
@@ -314,9 +308,3 @@ def _batches(
     # With the schema, columns that an older file lacks are NULL.
     dataset = ds.dataset(list(places), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
-        return column.cast(pa.int64())
-    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
