@@ -36,13 +36,13 @@ def start_early(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 def _start(config: Config, selected: Sequence[SubscriptionConfig], engine: SparkEngine, limit: int) -> None:
     """Start Spark if a table will get more bytes than the small limit."""
     try:
-        if limit < 0 or any(expected > limit for expected in _expected_bytes(config, selected)):
+        if limit < 0 or any(expected > limit for expected in _expected_bytes(config, selected, limit)):
             SparkExecutors(lambda: engine.session, engine.cores).prepare()
     except Exception as error:  # noqa: BLE001 - the run meets it again, and reports it.
         _LOGGER.debug("Spark does not start early: %s", type(error).__name__)
 
 
-def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig]) -> Iterator[int]:
+def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig], limit: int) -> Iterator[int]:
     """About how many bytes the largest table of each slot will get."""
     readers = defaultdict(list)
     for subscription in selected:
@@ -56,7 +56,7 @@ def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig]) -> I
             for table in source.publications[each].tables
         }
         with source_of(name, source).connect() as connection:
-            yield expected_bytes(connection, slot, publications, tables)
+            yield expected_bytes(connection, slot, publications, tables, limit)
 
 
 def _slot_of(config: Config, subscription: SubscriptionConfig) -> str:

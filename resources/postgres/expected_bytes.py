@@ -38,20 +38,22 @@ def expected_bytes(
     slot: str,
     publications: Collection[str],
     tables: Collection[tuple[str, str]] = (),
+    limit: int = 0,
 ) -> int:
     """About how many bytes one table will get at most, of the tables of these publications and of `tables`.
 
     If the slot does not exist, tables will be copied, so it is the size of the largest table. Otherwise it is the
-    largest share of a table in the slot's unconfirmed WAL.
+    largest share of a table in the slot's unconfirmed WAL. If even all of that is within `limit`, which is so in most
+    runs, no other query is made, and the result may be too large, but is within `limit`.
     """
     state = slot_state(connection, slot)
+    if state is not None and (waiting := state.lag // _WAL_RATIO) <= limit:
+        return waiting
     names = {*tables, *connection.execute(_PUBLISHED, [list(publications)]).fetchall()}
     if not names:
         return 0
     if state is None:
         return max(table_bytes(connection, names).values())
-    if state.lag == 0:
-        return 0
     row = connection.execute(
         _SHARE, [[schema for schema, _ in names], [name for _, name in names]]
     ).fetchone()
