@@ -3,7 +3,8 @@
 In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion vector
 of these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So this
 module writes the log entry itself (Delta protocol, Deletion Vectors; Deletion Vector Format; Add File and Remove
-File). The vectors are durable before the entry is written. VACUUM removes the vectors of failed commits. Raises
+File). Vectors of this process are durable before the entry is written; those of tasks become durable as data files
+do. VACUUM removes the vectors of failed commits. Raises
 OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
