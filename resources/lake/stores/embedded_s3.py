@@ -7,6 +7,7 @@ process, even by SIGKILL. Raises EmbeddedS3Error.
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """
 
+import json
 import os
 import random
 import shutil
@@ -88,12 +89,11 @@ def _run_server(
 ) -> Iterator[bool]:
     command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
-    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
+    command.append(f"-s3.config={_write_identity(folder, key, secret)}")
     command += [f"-{service}.port={port}" for service, port in zip(_SERVICES, others, strict=True)]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
-        "AWS_ACCESS_KEY_ID": key,
-        "AWS_SECRET_ACCESS_KEY": secret,
         "TMPDIR": str(folder),  # SeaweedFS leaves sockets there.
     }
     log = folder / "log"
@@ -113,6 +113,20 @@ def _run_server(
     finally:
         process.stdin.close()
         process.wait(_TIMEOUT_SECONDS)
+
+
+def _write_identity(folder: Path, key: str, secret: str) -> Path:
+    """Write the keys that the server accepts to a file that only its owner can read; return the file's path.
+
+    Keys in environment variables would be missing while SeaweedFS reloads its identities.
+    """
+    path = folder / "identity.json"
+    path.touch(mode=0o600)
+    credentials = [{"accessKey": key, "secretKey": secret}]
+    path.write_text(
+        json.dumps({"identities": [{"name": "pgsieve", "credentials": credentials, "actions": ["Admin"]}]})
+    )
+    return path
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:

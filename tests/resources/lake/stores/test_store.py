@@ -73,7 +73,11 @@ def test_a_token_of_the_environment_is_not_combined_with_other_keys(
                 lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
             assert proxy.tokens == {token}
         else:
-            lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
+            try:
+                lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
+            except LakeError as error:
+                error.add_note(f"session tokens of the requests: {proxy.tokens}")
+                raise
             lake.store.touch(f"{lake.uri}/x")
             assert lake.store.objects is not None
             objects = lake.store.objects(lake.uri)
