@@ -1,4 +1,7 @@
-"""A Dagster automation condition that runs the user's own assets at each new cut."""
+"""A Dagster automation condition that runs the user's own assets at each new cut.
+
+A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+"""
 
 from typing import Any
 
@@ -16,7 +19,7 @@ def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.Automatio
     cut = key or dg.AssetKey([subscription, "cut"])
     is_new = condition.asset_matches(cut, condition.data_version_changed())
     is_written = ~condition.asset_matches(cut, condition.in_progress())
-    at: dg.AutomationCondition[dg.AssetKey] = (
+    up_to_cut: dg.AutomationCondition[dg.AssetKey] = (
         is_new.since_last_handled() & is_written & ~condition.in_progress()
     ).with_label(f"at a cut of {subscription}")
-    return at
+    return up_to_cut

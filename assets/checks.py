@@ -58,7 +58,7 @@ def _checks_in_ops(
     ]
 
 
-def _selected(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
+def _selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
     return sorted(check.asset_key for check in context.selected_asset_check_keys)
 
 
@@ -85,7 +85,7 @@ def consistency_checks(
         def consistency(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            names = [keys[key] for key in _selected(context)]
+            names = [keys[key] for key in _selected_keys(context)]
             by_name = {name: key for key, name in keys.items()}
             with as_step(context):
                 lake = open_lake(context, naming)
@@ -122,9 +122,9 @@ def _difference(compared: TableConsistency) -> str | None:
     if compared.equal:
         return None
     keys = escape_controls(", ".join(compared.keys))
-    more = ", …" if len(compared.keys) < compared.differing else ""
+    ellipsis = ", …" if len(compared.keys) < compared.differing else ""
     rows = f"{quantity(compared.differing, 'row')} {'differs' if compared.differing == 1 else 'differ'}"
-    return f"{rows}: {keys}{more}. `pgsieve check --repair` writes what the publisher has."
+    return f"{rows}: {keys}{ellipsis}. `pgsieve check --repair` writes what the publisher has."
 
 
 def conformity_checks(
@@ -152,7 +152,7 @@ def conformity_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
                 lake = open_lake(context, naming)
-                for key in _selected(context):
+                for key in _selected_keys(context):
                     yield _conformity_result(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
@@ -206,7 +206,7 @@ def freshness_checks(
                 lake = open_lake(context, naming)
                 measured = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).newest()
-            for key in _selected(context):
+            for key in _selected_keys(context):
                 yield table_freshness_result(key, subscription, measured, states.get(keys[key]))
 
         return freshness
@@ -237,7 +237,7 @@ def sync_state_checks(
                 lake = open_lake(context, naming)
                 states = TableStates(lake, subscription.name).newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).state()
-            for key in _selected(context):
+            for key in _selected_keys(context):
                 yield sync_state_result(key, states.get(keys[key]), subscription_state)
 
         return sync_state
@@ -271,7 +271,7 @@ def cut_sync_state_result(
     `reported` are the problems for which a run has failed; see `reported_problems`.
     """
     waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
-    aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
+    set_aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
     enabled, reason = subscription_state.enabled, subscription_state.reason
     reasons = [reason] if reason and not enabled else []
     reasons += [
@@ -282,12 +282,12 @@ def cut_sync_state_result(
         check_name=SYNC_STATE,
         asset_key=key,
         passed=enabled and not waiting,
-        severity=dg.AssetCheckSeverity.ERROR if aside or not enabled else dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if set_aside or not enabled else dg.AssetCheckSeverity.WARN,
         description="; ".join(reasons) or None,
         metadata={
             "tables ready": sum(s.state == SyncState.READY for s in states.values()),
-            "tables waiting": len(waiting) - len(aside),
-            "tables set aside": len(aside),
+            "tables waiting": len(waiting) - len(set_aside),
+            "tables set aside": len(set_aside),
             **({_REPORTED: dg.MetadataValue.json(sorted(reported))} if reported else {}),
         },
     )
@@ -295,9 +295,9 @@ def cut_sync_state_result(
 
 def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
     """The problems for which an earlier run has failed, as the last result of the cut's check `sync_state` records them."""
-    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+    outcomes = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = dagster.event_log_storage.get_asset_check_execution_history(
-        dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=evaluated
+        dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=outcomes
     )
     evaluation = records[0].evaluation if records else None
     entry = evaluation.metadata.get(_REPORTED) if evaluation else None
@@ -310,15 +310,15 @@ def freshness_result(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
 ) -> dg.AssetCheckResult:
     """The result of `freshness`; `measured` is a text with the reason if the freshness could not be measured."""
-    passed, description = False, measured if isinstance(measured, str) else measured.problem
+    is_fresh, description = False, measured if isinstance(measured, str) else measured.problem
     metadata: dict[str, float | str] = {}
     if not isinstance(measured, str):
-        passed = measured.problem is None and measured.seconds <= subscription.freshness.total_seconds()
+        is_fresh = measured.problem is None and measured.seconds <= subscription.freshness.total_seconds()
         metadata = {LAG_SECONDS: measured.seconds, "LSN": format_lsn(measured.lsn)}
     return dg.AssetCheckResult(
         check_name=FRESHNESS,
         asset_key=key,
-        passed=passed,
+        passed=is_fresh,
         severity=dg.AssetCheckSeverity.WARN,
         description=description,
         metadata=metadata,

@@ -62,9 +62,9 @@ def groups_of_distinct_names(keys: Mapping[dg.AssetKey, Name]) -> list[dict[dg.A
     groups: list[tuple[dict[dg.AssetKey, Name], set[str]]] = []
     for key, table in keys.items():
         names = {key.to_python_identifier(), "_".join(key.path).replace("-", "_")}
-        group, taken = next((g for g in groups if not g[1] & names), ({}, set()))
+        group, used_names = next((g for g in groups if not g[1] & names), ({}, set()))
         if not group:
-            groups.append((group, taken))
+            groups.append((group, used_names))
         group[key] = table
-        taken |= names
+        used_names |= names
     return [group for group, _ in groups]

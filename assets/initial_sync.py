@@ -35,7 +35,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measure
 
-#: The tag of a run that was started because tables lacked a copy. Another run may have copied them when this run begins.
+#: The tag of a run that was started because tables lacked a copy. By the time this run begins, another run may have
+#: copied them.
 LACKING_TAG = "pgsieve/lacking"
 
 #: The events of the op.
@@ -52,7 +53,7 @@ def partition_ranges(order: Sequence[str], keys: Collection[str]) -> list[list[s
 
     One run copies a range.
     """
-    return [list(stretch) for wanted, stretch in groupby(order, key=set(keys).__contains__) if wanted]
+    return [list(stretch) for is_chosen, stretch in groupby(order, key=set(keys).__contains__) if is_chosen]
 
 
 def range_tags(stretch: Sequence[str]) -> dict[str, str]:
@@ -83,7 +84,7 @@ def initial_sync_asset(
     key = naming.key(data)
     partitions = tables_partitions(subscription.name)
 
-    def copied(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
+    def copy_and_measure(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
         def log(line: str) -> None:
             context.log.info(line)
             tell(line)
@@ -109,12 +110,12 @@ def initial_sync_asset(
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
             with as_step(context), callbacks.reporting_errors():
                 lake = open_lake(context, naming)
-                tables, work = copied(context, lake)
+                tables, work = copy_and_measure(context, lake)
                 callbacks.add_work(work)
                 callbacks.report(tables)
                 yield from _partition_events(key, context.partition_keys, tables, work)
-                made = (each for each in tables if not (each.problem or each.overtaken))
-                yield from (_replica_event(context, subscription, naming, each) for each in made)
+                copies = (each for each in tables if not (each.problem or each.overtaken))
+                yield from (_replica_event(context, subscription, naming, each) for each in copies)
                 if names is not None:
                     Registration(subscription, lake, names).register()
                 if problems := list(_problems(tables).values()):
@@ -124,11 +125,11 @@ def initial_sync_asset(
 
 
 def _partition_events(
-    key: dg.AssetKey, partitions: Sequence[str], copied: Sequence[CopyResult], work: Work
+    key: dg.AssetKey, partitions: Sequence[str], copies: Sequence[CopyResult], work: Work
 ) -> Iterator[Event]:
     """The events for the Dagster partitions that a run has copied: one for all, or one for each if a table failed."""
-    metadata = {**_metadata(copied), **work_metadata(work)}
-    failed = {encode_partition_key(name) for name in _problems(copied)}
+    metadata = {**_metadata(copies), **work_metadata(work)}
+    failed = {encode_partition_key(name) for name in _problems(copies)}
     if not failed:
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         return
@@ -137,40 +138,40 @@ def _partition_events(
             yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
 
 
-def _problems(copied: Sequence[CopyResult]) -> dict[Name, str]:
+def _problems(copies: Sequence[CopyResult]) -> dict[Name, str]:
     """The tables that could not be copied, and why."""
     return {
         (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
-        for c in copied
+        for c in copies
         if c.problem
     }
 
 
 def _replica_event(
-    context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: CopyResult
+    context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copy: CopyResult
 ) -> dg.AssetMaterialization:
-    """The materialization of a replica after its copy; increments report the later ones."""
-    name = copied.schema, copied.table
+    """The materialization of a replica after its copy; increments report the later materializations."""
+    name = copy.schema, copy.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
-    table = PublishedTable(*name, publications, copied.row_filter or NO_FILTER)
+    table = PublishedTable(*name, publications, copy.row_filter or NO_FILTER)
     source = naming.key(source_table_asset(subscription.feed.source.name, name))
-    made = dg.MaterializeResult[None](
+    event = dg.MaterializeResult[None](
         asset_key=naming.key(replica_asset(subscription, table)),
-        data_version=replica_version(copied.lsn, copied.version),
+        data_version=replica_version(copy.lsn, copy.version),
         metadata={
-            "LSN": format_lsn(copied.lsn),
-            "Delta version": str(copied.version),
+            "LSN": format_lsn(copy.lsn),
+            "Delta version": str(copy.version),
             "row filter": table.row_filter,
-            SECONDS: round(copied.seconds, 2),
-            **standard_metadata(rows=copied.rows, table=quote_qualified(*name)),
-            **column_metadata(copied.columns, source, NO_COMMENTS, copied.published),
+            SECONDS: round(copy.seconds, 2),
+            **standard_metadata(rows=copy.rows, table=quote_qualified(*name)),
+            **column_metadata(copy.columns, source, NO_COMMENTS, copy.published),
         },
     )
     changes = naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
-    return unplanned_event(context, made, [changes, source])
+    return unplanned_event(context, event, [changes, source])
 
 
-def _metadata(copied: Sequence[CopyResult]) -> dict[str, Any]:
+def _metadata(copies: Sequence[CopyResult]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
@@ -183,12 +184,12 @@ def _metadata(copied: Sequence[CopyResult]) -> dict[str, Any]:
                 "problem": escape_controls(c.problem or ""),
             }
         )
-        for c in copied
+        for c in copies
     ]
     metadata: dict[str, Any] = {
         "tables": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
-        "dagster/row_count": dg.MetadataValue.int(sum(c.rows for c in copied)),
+        "dagster/row_count": dg.MetadataValue.int(sum(c.rows for c in copies)),
     }
-    if len(copied) == 1:
-        metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(copied[0].columns))
+    if len(copies) == 1:
+        metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(copies[0].columns))
     return metadata

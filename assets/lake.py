@@ -1,5 +1,6 @@
 """The lake as a Dagster resource: the steps write it, and the user's own assets read replicas at a cut or at any moment.
 
+A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
 In: a run with its resources, or a subscription's name. Out: the opened lake; a subscription's replicas
 as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError if there is no cut, and MomentError
 if a moment cannot be read.

@@ -33,7 +33,7 @@ def work_metadata(work: Work) -> dict[str, Any]:
 
 
 def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
-    """How many UPDATEs were sent as which operation, how many relations had changes, and a table of both."""
+    """The number of UPDATEs by the operation they were sent as, the number of changed relations, and a table of both."""
     origins = counts_by_origin(counts)
     records = [
         dg.TableRecord(
@@ -61,8 +61,8 @@ def _change_count(origin: tuple[object, SentCounts]) -> int:
 
 def _update_counts(counts: SentCounts) -> dict[str, int]:
     updates = counts_by_result(counts)
-    sent = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
-    return {**sent, "UPDATEs not sent": updates[None]}
+    entries = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
+    return {**entries, "UPDATEs not sent": updates[None]}
 
 
 def column_schema(
@@ -82,19 +82,26 @@ def column_metadata(
     columns: Iterable[tuple[str, str]],
     source: dg.AssetKey,
     comments: Comments,
-    published: Mapping[str, str],
+    published_names: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A replica's columns with the publisher's comments, and for each the column of the asset `source` it comes from.
+    """A replica's columns with the publisher's comments, and the column of the asset `source` that each comes from.
 
-    `published` maps the replica's name of each table column to the publisher's name. It has no metadata columns.
+    `published_names` maps the replica's name of each table column to the publisher's name. It has no metadata columns.
     """
-    of_column = {name: comments.columns[own] for name, own in published.items() if own in comments.columns}
+    of_column = {
+        name: comments.columns[published_name]
+        for name, published_name in published_names.items()
+        if published_name in comments.columns
+    }
     comment = {} if comments.table is None else {"comment": escape_controls(comments.table)}
     return {
         **comment,
         "dagster/column_schema": column_schema(columns, of_column),
         "dagster/column_lineage": dg.TableColumnLineage(
-            {name: [dg.TableColumnDep(source, own)] for name, own in published.items()}
+            {
+                name: [dg.TableColumnDep(source, published_name)]
+                for name, published_name in published_names.items()
+            }
         ),
     }
 

@@ -4,7 +4,7 @@ In: the problems of a subscription, or the error of a step. Out: `IncompleteErro
 work is done, or `StepFailedError`. Both fail the run, so sensors of failed runs see it, and Dagster shows
 their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A problem fails only
 the first run that finds it. Later runs succeed until there is another problem; the check `sync_state` keeps
-reporting the old one.
+reporting the first problem.
 """
 
 import logging
@@ -118,7 +118,7 @@ def as_step(
 ) -> Iterator[None]:
     """Run the block as a step: pgsieve's messages go to the run's log, and a PgsieveError becomes a StepFailedError.
 
-    Of any error but a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
+    For any error but a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
     """
     logger = logging.getLogger(_LOGGERS)
     level = logger.level

@@ -1,12 +1,13 @@
 """Partition roots and other replica tables as assets: changes are applied to them in parallel, then a cut is written.
 
-The UPDATE transformation has already routed changes of partitions to their root
+A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN. The
+UPDATE transformation has already routed changes of partitions to their root
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows every asset that the run has planned as failed. So runs plan only the cut, and report the
 tables that they changed. A table without changes, or one that is set aside, keeps its last materialization; the check
-`sync_state` says which of the two it is. Tables that a user selects are materialised if they are ready. Every run that
-has brought all tables up to date materialises the cut, even without changes.
+`sync_state` tells them apart. Tables that a user selects are materialised if they are ready. Every run that has
+brought all tables up to date materialises the cut, even without changes.
 
 Each run evaluates the checks `sync_state` and `freshness` of the cut, which cover all tables. It reports the checks of
 a single table only if it has materialised the table, or if the table has a new problem. A table that is set aside, or
@@ -113,13 +114,13 @@ def replica_tables_asset(
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
         with as_step(context), callbacks.reporting_errors():
             lake, request = open_lake(context, naming), _Request(assets, context)
-            (before, result), work = (
+            (former_cut, result), work = (
                 request.apply(lake) if prefetched is None else prefetched(context.log.info)
             )
             callbacks.add_work(work)
             if request.has_assets:
                 callbacks.report(result)
-            yield from _Increment(request, lake, before, result, work).events()
+            yield from _Increment(request, lake, former_cut, result, work).events()
 
     return replica_tables
 
@@ -188,11 +189,11 @@ class _Request:
 
     def __init__(self, assets: _ReplicaAssets, context: dg.AssetExecutionContext) -> None:
         self.assets, self.context = assets, context
-        selected = context.selected_asset_keys
-        self.has_assets = bool(selected)
+        selected_keys = context.selected_asset_keys
+        self.has_assets = bool(selected_keys)
         #: The keys of the selected tables, by table.
-        self.chosen = {assets.names[key]: key for key in sorted(selected & assets.names.keys())}
-        self.has_cut = assets.cut in selected
+        self.chosen = {assets.names[key]: key for key in sorted(selected_keys & assets.names.keys())}
+        self.has_cut = assets.cut in selected_keys
         self.has_all_tables = self.has_cut or len(self.chosen) == len(assets.names)
         #: The keys of the tables that the run may materialise, by table.
         self.tables = {name: key for key, name in assets.names.items()} if self.has_cut else self.chosen
@@ -200,19 +201,19 @@ class _Request:
     def apply(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
         """Apply the changes of the tables; returns the cut before the apply and its result, and the costs."""
         subscription = self.assets.subscription
-        before, result = Cuts(lake, subscription.name).last(), ApplyResult()
+        former_cut, result = Cuts(lake, subscription.name).last(), ApplyResult()
         with measure() as work:
             if self.has_assets:
-                only = None if self.has_all_tables else list(self.chosen)
-                result = apply(subscription, lake, self.context.log.info, only)
-        return (before, result), work
+                chosen_tables = None if self.has_all_tables else list(self.chosen)
+                result = apply(subscription, lake, self.context.log.info, chosen_tables)
+        return (former_cut, result), work
 
 
 class _Increment:
     """The report of a run whose changes are applied: materializations, check results, and a failure."""
 
     def __init__(
-        self, request: _Request, lake: Lake, before: Cut | None, result: ApplyResult, work: Work
+        self, request: _Request, lake: Lake, former_cut: Cut | None, result: ApplyResult, work: Work
     ) -> None:
         self._request, self._assets, self._context = request, request.assets, request.context
         self._lake, self._result, self._subscription = lake, result, request.assets.subscription
@@ -221,19 +222,19 @@ class _Increment:
         self._subscription_state = SubscriptionRecord(lake, name).state()
         self._problems = subscription_problems(name, lake, self._states, self._subscription_state)
         self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
-        reported = self._reported if request.has_all_tables else None
+        former_problems = self._reported if request.has_all_tables else None
         self._failing = (
-            _failing_problems(self._problems, request.chosen, reported) if request.has_assets else {}
+            _failing_problems(self._problems, request.chosen, former_problems) if request.has_assets else {}
         )
         self._materialised = self._choose_materialised(
-            before, tables_with_failed_check(instance, set(request.tables.values()))
+            former_cut, tables_with_failed_check(instance, set(request.tables.values()))
         )
         self._behind = measured_freshness(self._subscription, lake)
         #: Metadata of all assets of the run.
         self._run_metadata = {**work_metadata(work), **lag_metadata(self._behind)}
 
     def _choose_materialised(
-        self, before: Cut | None, failed: Container[dg.AssetKey]
+        self, former_cut: Cut | None, failed: Container[dg.AssetKey]
     ) -> dict[Name, TableState]:
         """The ready tables that have changed or that a user selected."""
         request, tables = self._request, self._request.tables
@@ -243,7 +244,7 @@ class _Increment:
             if name in tables
             and state.state == SyncState.READY
             and (
-                is_changed(name, self._result, before)
+                is_changed(name, self._result, former_cut)
                 or tables[name] in failed
                 or (name in request.chosen and bool(self._failing or not request.has_all_tables))
             )
@@ -260,8 +261,10 @@ class _Increment:
             yield self._cut_event(self._result.cut)
         yield from self._checks_of_cut()
         if self._failing:
-            chosen, tables = self._request.chosen, self._request.tables
-            failing = [key for name, key in tables.items() if name in self._failing and name not in chosen]
+            chosen_names, tables = self._request.chosen, self._request.tables
+            failing = [
+                key for name, key in tables.items() if name in self._failing and name not in chosen_names
+            ]
             plan_assets(self._context, failing)
             raise IncompleteError(self._subscription.name, list(self._failing.values()))
 
@@ -289,22 +292,22 @@ class _Increment:
             }
         for name, version in versions.items():
             key = tables[name]
-            made = dg.MaterializeResult[None](
+            event = dg.MaterializeResult[None](
                 asset_key=key, data_version=version, metadata={**metadata[name], **self._run_metadata}
             )
             is_asked = key in self._context.selected_asset_keys
             yield (
-                made
+                event
                 if is_asked
-                else unplanned_event(self._context, made, assets.upstream[assets.outputs[key]])
+                else unplanned_event(self._context, event, assets.upstream[assets.outputs[key]])
             )
 
     def _published_names(self, name: Name, state: TableState) -> Mapping[str, str]:
         """The publisher's names of a replica's columns."""
         replicated = self._assets.tables[name].replicated
-        own = self._subscription.published_names(replicated.table) if replicated else {}
+        column_names = self._subscription.published_names(replicated.table) if replicated else {}
         columns = state.definition.table_columns if state.definition else ()
-        return {column: own.get(column, column) for column, _ in columns}
+        return {column: column_names.get(column, column) for column, _ in columns}
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
         """The checks of tables whose results have changed."""
@@ -322,12 +325,12 @@ class _Increment:
     def _cut_event(self, cut: Cut) -> Event:
         """The materialization of the cut; its tags repeat the versions of inputs that this run has not materialised."""
         instance, key, request = self._context.instance, self._assets.cut, self._request
-        others = [request.tables[name] for name in self._materialised if name not in request.chosen]
+        unchosen_tables = [request.tables[name] for name in self._materialised if name not in request.chosen]
         return dg.MaterializeResult(
             asset_key=key,
             data_version=cut_data_version(cut),
             tags=recorded_input_tags(instance, key, self._assets.unchanged)
-            | current_input_tags(instance, others),
+            | current_input_tags(instance, unchosen_tables),
             metadata={**_cut_metadata(self._result, cut), **self._run_metadata},
         )
 
@@ -335,9 +338,11 @@ class _Increment:
         """The selected checks of the cut."""
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
-                reported = self._reported.intersection(self._problems.values()) | set(self._failing.values())
+                reported_problems = self._reported.intersection(self._problems.values()) | set(
+                    self._failing.values()
+                )
                 yield cut_sync_state_result(
-                    self._assets.cut, self._states, self._subscription_state, reported
+                    self._assets.cut, self._states, self._subscription_state, reported_problems
                 )
             else:
                 yield freshness_result(self._assets.cut, self._subscription, self._behind)
@@ -381,22 +386,22 @@ def freshness_description(subscription: Subscription) -> str:
 
 
 def _cut_metadata(result: ApplyResult, cut: Cut) -> dict[str, Any]:
-    changed = result.tables.values()
+    table_results = result.tables.values()
     return {
         "LSN": format_lsn(cut.lsn),
         "tables": len(cut.tables),
-        "tables changed": len(changed),
-        "inserted": sum(a.inserted for a in changed),
-        "updated": sum(a.updated for a in changed),
-        "deleted": sum(a.deleted for a in changed),
-        "truncated": sum(a.truncated for a in changed),
+        "tables changed": len(table_results),
+        "inserted": sum(a.inserted for a in table_results),
+        "updated": sum(a.updated for a in table_results),
+        "deleted": sum(a.deleted for a in table_results),
+        "truncated": sum(a.truncated for a in table_results),
         **transformation_metadata(sum_counts(*result.sent_as.values())),
     }
 
 
-def is_changed(name: Name, result: ApplyResult, before: Cut | None) -> bool:
+def is_changed(name: Name, result: ApplyResult, former_cut: Cut | None) -> bool:
     """Whether a table got changes, or got another Delta version by a copy or a new definition."""
-    version = before.tables.get(name) if before else None
+    version = former_cut.tables.get(name) if former_cut else None
     return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)
 
 
@@ -412,27 +417,29 @@ def _replica_metadata(
     lake: Lake, path: str, table: PublishedTable, result: ApplyResult, state: TableState
 ) -> dict[str, Any]:
     name = (table.schema, table.name)
-    applied = result.tables.get(name, TableResult(*name))
+    table_result = result.tables.get(name, TableResult(*name))
     cut = result.cut
     version = cut.tables.get(name) if cut else None
-    copied = state.definition.published if state.definition else None
-    row_filter = table.row_filter or (filter_text(copied.row_filters) if copied else None)
+    published_columns = state.definition.published if state.definition else None
+    row_filter = table.row_filter or (
+        filter_text(published_columns.row_filters) if published_columns else None
+    )
     properties = {
         "LSN": format_lsn(cut.lsn) if cut else None,
         # As text: Dagster plots each number.
         "Delta version": None if version is None else str(version),
         "row filter": row_filter,
-        "changes came through": escape_controls(", ".join(applied.through)) or None,
+        "changes came through": escape_controls(", ".join(table_result.through)) or None,
     }
     return {
         "state": state.state.meaning,
-        "inserted": applied.inserted,
-        "updated": applied.updated,
-        "deleted": applied.deleted,
-        "truncated": applied.truncated,
-        "update_missing and delete_missing": applied.missing,
-        "insert_exists": applied.insert_exists,
-        "update_exists": applied.update_exists,
+        "inserted": table_result.inserted,
+        "updated": table_result.updated,
+        "deleted": table_result.deleted,
+        "truncated": table_result.truncated,
+        "update_missing and delete_missing": table_result.missing,
+        "insert_exists": table_result.insert_exists,
+        "update_exists": table_result.update_exists,
         **transformation_metadata(result.sent_as.get(name, {})),
         **{name: value for name, value in properties.items() if value is not None},
         **standard_metadata(rows=lake.count(path), table=quote_qualified(*name), uri=path),

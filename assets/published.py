@@ -41,10 +41,15 @@ class PublishedTable:
     @classmethod
     def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
         """A table as it was when it was copied; `publications` are the subscription's, for a table without a record."""
-        published = state.definition.published if state.definition else None
-        if published is None:
+        published_columns = state.definition.published if state.definition else None
+        if published_columns is None:
             return cls(state.schema, state.table, publications, None)
-        return cls(state.schema, state.table, published.publications, filter_text(published.row_filters))
+        return cls(
+            state.schema,
+            state.table,
+            published_columns.publications,
+            filter_text(published_columns.row_filters),
+        )
 
 
 Tables = Mapping[Name, PublishedTable]

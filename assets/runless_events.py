@@ -1,9 +1,10 @@
 """Events in Dagster's records for assets that no run has planned: changed tables, their checks, an unchanged cut.
 
 When a run fails, Dagster shows the assets that the run has planned, and not materialised, as failed. An increment
-knows only at its end which tables it has changed. So it plans no tables, and reports the changed ones by these
-events. A run of Dagster costs 0.2 s, an event without a run some milliseconds. In: results, or a subscription
-that has nothing to apply. Out: events in Dagster's records.
+knows only at its end which tables it has changed. So it plans no tables, and reports the changed tables by the
+events of this module. A run of Dagster costs 0.2 s, an event without a run some milliseconds.
+
+In: results, or a subscription that has nothing to apply. Out: events in Dagster's records.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,9 +66,9 @@ def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | st
         return error.message
 
 
-def lag_metadata(behind: Freshness | str) -> dict[str, float]:
+def lag_metadata(lag: Freshness | str) -> dict[str, float]:
     """The lag as metadata; empty if it is not known."""
-    return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: round(behind.seconds, 2)}
+    return {} if isinstance(lag, str) or lag.problem else {LAG_SECONDS: round(lag.seconds, 2)}
 
 
 def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckResult]) -> None:
@@ -112,12 +113,12 @@ def report_cut(
     subscription: Subscription,
     lake: Lake,
     naming: Naming,
-    behind: Freshness | None = None,
+    lag: Freshness | None = None,
 ) -> None:
     """Report the cut and its checks for a subscription that has nothing to apply, as an increment's run does.
 
     Each report makes Dagster's records grow. So nothing is reported unless a fourth of `freshness` has passed since
-    the last report, or the cut or a table's state has changed. `behind` is how far the replicas are behind, if the
+    the last report, or the cut or a table's state has changed. `lag` is how far the replicas are behind, if the
     caller has measured it.
     """
     cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
@@ -131,11 +132,11 @@ def report_cut(
     version = cut_data_version(cut)
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
     # Problems for which no run has failed are left out: the next run has to fail for them.
-    reported = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
-    state = cut_sync_state_result(key, states, subscription_state, reported)
+    former_problems = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
+    state = cut_sync_state_result(key, states, subscription_state, former_problems)
     if _is_reported(dagster, subscription, state, version):
         return
-    measured = measured_freshness(subscription, lake) if behind is None else behind
+    measured = measured_freshness(subscription, lake) if lag is None else lag
     if not cut_obstacles(problems):
         dagster.report_runless_asset_event(
             dg.AssetMaterialization(
@@ -162,10 +163,10 @@ def report_if_disabled(
     states = TableStates(lake, subscription.name).newest()
     key = naming.key(subscription_asset(subscription, AssetKind.CUT))
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
-    reported = reported_problems(dagster, key)
-    failed_for = reported.intersection(problems.values()) | {problems[None]}
+    former_problems = reported_problems(dagster, key)
+    failed_for = former_problems.intersection(problems.values()) | {problems[None]}
     report_checks(dagster, [cut_sync_state_result(key, states, subscription_state, failed_for)])
-    return problems[None] in reported
+    return problems[None] in former_problems
 
 
 def recorded_input_tags(
@@ -180,20 +181,20 @@ def recorded_input_tags(
     if not 0 < len(inputs) <= _MAX_INPUTS:
         return {}
     newest = dagster.get_latest_data_version_record(key)
-    before = (newest and newest.event_log_entry.tags) or {}
+    former_tags = (newest and newest.event_log_entry.tags) or {}
     names = [
         tag(each) for each in inputs for tag in (get_input_data_version_tag, get_input_event_pointer_tag)
     ]
-    return {name: before[name] for name in names if name in before}
+    return {name: former_tags[name] for name in names if name in former_tags}
 
 
 def current_input_tags(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
-    """A materialization's tags with the current versions of its inputs; the given version if one was never materialised."""
-    given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
+    """A materialization's tags with the versions of its inputs; `inputs` has the version of one never materialised."""
+    versions = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
     tags = {}
-    for each, version in given.items():
+    for each, version in versions.items():
         record = dagster.get_latest_data_version_record(each)
         present = record and extract_data_version_from_entry(record.event_log_entry)
         tags[get_input_data_version_tag(each)] = (present or version).value
@@ -207,10 +208,12 @@ def _renewed_input_tags(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[s
     Without them Dagster compares times, and calls the asset "unsynced" once an input is materialised again.
     """
     newest = dagster.get_latest_data_version_record(key)
-    before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
-    if not before:
+    former_tags = newest and extract_data_provenance_from_entry(newest.event_log_entry)
+    if not former_tags:
         return {}
-    return _version_tags(before.code_version) | current_input_tags(dagster, before.input_data_versions)
+    return _version_tags(former_tags.code_version) | current_input_tags(
+        dagster, former_tags.input_data_versions
+    )
 
 
 def _version_tags(code_version: str) -> dict[str, str]:
@@ -222,8 +225,8 @@ def unplanned_event(
 ) -> dg.AssetMaterialization:
     """The event for an asset that a step has materialised although its run did not plan it; `inputs` are its inputs.
 
-    An asset that Dagster shows as failed stays so until a run that has planned it materialises it. So this run plans
-    the asset in that case.
+    An asset that Dagster shows as failed stays so until a run that has planned it materialises it. So this run adds
+    such an asset to its plan.
     """
     assert result.asset_key is not None
     assert result.data_version is not None
@@ -238,18 +241,22 @@ def plan_assets(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) 
     """Plan these assets for this run: if it fails before it materialises them, Dagster shows them as failed."""
     step = context.get_step_execution_context().step.key
     for key in keys:
-        planned = DagsterEvent.build_asset_materialization_planned_event(
+        plan_event = DagsterEvent.build_asset_materialization_planned_event(
             context.job_name, step, AssetMaterializationPlannedData(key)
         )
-        context.instance.report_dagster_event(planned, context.run_id)
+        context.instance.report_dagster_event(plan_event, context.run_id)
 
 
 def _is_shown_failed(dagster: dg.DagsterInstance, key: dg.AssetKey) -> bool:
     """Whether the last run that planned an asset has failed without materialising it."""
-    planned = dagster.get_latest_planned_materialization_info(key)
-    run = dagster.get_run_by_id(planned.run_id) if planned else None
-    made = dagster.get_latest_materialization_event(key)
-    return run is not None and run.is_failure and (made is None or made.run_id != run.run_id)
+    plan = dagster.get_latest_planned_materialization_info(key)
+    run = dagster.get_run_by_id(plan.run_id) if plan else None
+    materialization = dagster.get_latest_materialization_event(key)
+    return (
+        run is not None
+        and run.is_failure
+        and (materialization is None or materialization.run_id != run.run_id)
+    )
 
 
 def _is_reported(
@@ -262,10 +269,12 @@ def _is_reported(
     assert state.asset_key is not None
     checks = [dg.AssetCheckKey(state.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)
-    since = datetime.now(UTC).timestamp() - subscription.freshness.total_seconds() / _REPORTS_PER_FRESHNESS
+    oldest_time = (
+        datetime.now(UTC).timestamp() - subscription.freshness.total_seconds() / _REPORTS_PER_FRESHNESS
+    )
     for check in checks:
         record = last.get(check)
-        if record is None or record.event is None or record.event.timestamp < since:
+        if record is None or record.event is None or record.event.timestamp < oldest_time:
             return False
         if record.status == AssetCheckExecutionRecordStatus.PLANNED:
             return True  # The run of another process is about to report it.
@@ -281,7 +290,7 @@ def _is_reported(
     materialization = newest and newest.asset_materialization
     return (
         newest is not None
-        and newest.timestamp >= since
+        and newest.timestamp >= oldest_time
         and materialization is not None
         and (materialization.tags or {}).get(DATA_VERSION_TAG) == version.value
     )

@@ -44,22 +44,22 @@ def change_log_asset(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         with as_step(context):
-            yield from appended(context)
+            yield from append_messages(context)
 
-    def appended(
+    def append_messages(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:
             lake = open_lake(context, naming)
             with measure() as work:
-                drained = append() if append else drain(feed, lake, subscriptions, context.log.info)
+                drain_result = append() if append else drain(feed, lake, subscriptions, context.log.info)
             yield dg.MaterializeResult(
                 asset_key=key,
                 metadata={
-                    "from LSN": format_lsn(drained.from_lsn),
-                    "to LSN": format_lsn(drained.to_lsn),
-                    "slices": drained.slices,
-                    LAG_BYTES: drained.lag,
+                    "from LSN": format_lsn(drain_result.from_lsn),
+                    "to LSN": format_lsn(drain_result.to_lsn),
+                    "slices": drain_result.slices,
+                    LAG_BYTES: drain_result.lag,
                     **work_metadata(work),
                     "slot": feed.slot,
                     **standard_metadata(uri=ChangeLog(lake, feed).path, table=f"{feed.name}.change_log"),

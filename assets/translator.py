@@ -153,7 +153,7 @@ def _group(data: PgsieveAsset) -> str:
 def _description(data: PgsieveAsset) -> str:
     match data.kind:
         case AssetKind.SOURCE_TABLE:
-            return f"{_qualified(data)} of source {data.source}."
+            return f"{_qualified_name(data)} of source {data.source}."
         case AssetKind.INITIAL_SYNC:
             return (
                 f"Copies the published tables of {', '.join(data.publications)}"
@@ -168,7 +168,7 @@ def _description(data: PgsieveAsset) -> str:
             return "The changes of each table after row filters and the UPDATE transformation."
         case AssetKind.REPLICA:
             return (
-                f"Replica of {_qualified(data)}. Publications: {', '.join(data.publications)}."
+                f"Replica of {_qualified_name(data)}. Publications: {', '.join(data.publications)}."
                 f" Row filter: {data.row_filter or UNKNOWN_FILTER}"
             )
         case AssetKind.CUT:
@@ -188,7 +188,7 @@ def _description(data: PgsieveAsset) -> str:
             )
 
 
-def _qualified(data: PgsieveAsset) -> str:
+def _qualified_name(data: PgsieveAsset) -> str:
     assert data.schema is not None
     assert data.table is not None
     return quote_qualified(data.schema, data.table)
@@ -236,22 +236,22 @@ class Naming:
 
     def spec(self, data: PgsieveAsset, deps: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
         """The translated spec of an asset, with its own deps added."""
-        spec = self._translated(data)
-        given = {dep.asset_key for dep in spec.deps}
-        return spec.replace_attributes(deps=[*spec.deps, *(key for key in deps if key not in given)])
+        spec = self._translate(data)
+        dep_keys = {dep.asset_key for dep in spec.deps}
+        return spec.replace_attributes(deps=[*spec.deps, *(key for key in deps if key not in dep_keys)])
 
     def key(self, data: PgsieveAsset) -> dg.AssetKey:
         """The translated key of an asset."""
-        return self._translated(data).key
+        return self._translate(data).key
 
-    def _translated(self, data: PgsieveAsset) -> dg.AssetSpec:
+    def _translate(self, data: PgsieveAsset) -> dg.AssetSpec:
         """The translator's spec of an asset; the translator is asked once."""
         if (spec := self._specs.get(data)) is None:
             spec = self._specs[data] = self.translator.get_asset_spec(data)
-            other = self._keys.setdefault(spec.key, data)
-            if other.key != data.key:
+            first_data = self._keys.setdefault(spec.key, data)
+            if first_data.key != data.key:
                 raise PgsieveError(
-                    f"the translation gives {data.key.to_user_string()} and {other.key.to_user_string()} one key,"
+                    f"the translation gives {data.key.to_user_string()} and {first_data.key.to_user_string()} one key,"
                     f" {spec.key.to_user_string()}",
                     hint="give the two assets different keys: put a `key_prefix` before one",
                     sqlstate="42710",

@@ -20,7 +20,7 @@ from pgsieve.assets.translator import Naming
 from pgsieve.pipelines.jobs import problem_of_slot
 
 #: How long the sensor waits for a copy that it requested, as Dagster may never notice that a run was killed. If
-#: the run goes on after all, the next one finds nothing to copy.
+#: the run was not killed, the next run finds nothing to copy.
 _MAX_COPY_WAIT = timedelta(hours=1)
 #: The time between two runs that fail for the same slot.
 _ALARM_INTERVAL = timedelta(hours=1)
@@ -153,13 +153,13 @@ def slot_lag_sensor(
     )
     def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         lake = getattr(context.resources, naming.lake).open()
-        problem, now = problem_of_slot(feed, lake), datetime.now(UTC)
+        problem, time = problem_of_slot(feed, lake), datetime.now(UTC)
         if problem is None:
             context.update_cursor("")
             return dg.SkipReason(f"replication slot {feed.slot} is healthy")
-        if context.cursor and now - datetime.fromisoformat(context.cursor) < _ALARM_INTERVAL:
+        if context.cursor and time - datetime.fromisoformat(context.cursor) < _ALARM_INTERVAL:
             return dg.SkipReason(f"{problem.text}; a run has failed for it at {context.cursor}")
-        context.update_cursor(now.isoformat())
+        context.update_cursor(time.isoformat())
         return dg.RunRequest()
 
     return slot_lag

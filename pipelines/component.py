@@ -1,8 +1,8 @@
 """A Dagster Component: `dg scaffold defs pgsieve.PgsieveComponent replicas` adds a pgsieve.yaml to a project.
 
 In: the component's defs.yaml. Out: the definitions of the configuration file that defs.yaml names, changed by
-its translation. The published tables are the component's state, which `dg utils refresh-defs-state` reads and
-Dagster keeps: building definitions asks no source.
+its translation. The published tables are the component's state: `dg utils refresh-defs-state` reads them from the
+sources, and Dagster keeps them, so that building the definitions needs no source.
 """
 
 import os
@@ -125,8 +125,10 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         during development (`dg dev`), so that the definitions load.
         """
         config = load_config(self.config)
-        former = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
-        read, errors = fetch_published(build_project(config), former or load_published(config))
+        former_state = (
+            Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
+        )
+        read, errors = fetch_published(build_project(config), former_state or load_published(config))
         state_path.write_text(read.to_json(), encoding="utf-8")
         for error in errors:
             if not os.environ.get("DAGSTER_IS_DEV_CLI"):

@@ -86,9 +86,9 @@ def build_definitions(
 
 def definitions(config: Config) -> dg.Definitions:
     """The definitions for `pgsieve ui`."""
-    own = assemble(config, load_published(config), Naming())
+    project_definitions = assemble(config, load_published(config), Naming())
     # A run in one process needs only one Spark session.
-    return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))
+    return dg.Definitions.merge(project_definitions, dg.Definitions(executor=dg.in_process_executor))
 
 
 def assemble(
@@ -157,11 +157,11 @@ def _source_tables(
     """The publishers' tables, each once, as external assets."""
     comments = defaultdict[str, dict[Name, str | None]](dict)
     for subscription in subscriptions:
-        own = {name: table.comment for name, table in tables[subscription.name].items()}
-        comments[subscription.feed.source.name].update(own)
-    for source, published in sorted(comments.items()):
-        for name, path in group_paths(published).items():
-            yield naming.spec(source_table_asset(source, name, path, published[name]))
+        table_comments = {name: table.comment for name, table in tables[subscription.name].items()}
+        comments[subscription.feed.source.name].update(table_comments)
+    for source, tables_of_source in sorted(comments.items()):
+        for name, path in group_paths(tables_of_source).items():
+            yield naming.spec(source_table_asset(source, name, path, tables_of_source[name]))
 
 
 def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:

@@ -1,7 +1,7 @@
 """Dagster's jobs, by feed or by subscription.
 
-In: the feeds and subscriptions of a project. Out: jobs, for schedules, sensors (`pgsieve.pipelines.automation`)
-and people to start.
+In: the feeds (slots with their subscriptions) and subscriptions of a project. Out: jobs, which schedules, sensors
+(`pgsieve.pipelines.automation`) and people start.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Jobs:
     """The jobs of a project, in the order of its feeds and subscriptions.
 
     `increments`, `maintenance` and `alarms` have a job for each feed, `copies` one for each subscription.
-    `of_single` are increments of a single subscription, if its feed has several; only people start them.
+    `single_increments` are increments of one subscription of a feed that has several. Only people start them.
     """
 
     increments: list[UnresolvedAssetJobDefinition]
-    of_single: list[UnresolvedAssetJobDefinition]
+    single_increments: list[UnresolvedAssetJobDefinition]
     copies: list[UnresolvedAssetJobDefinition]
     maintenance: list[UnresolvedAssetJobDefinition]
     alarms: list[dg.JobDefinition]
@@ -39,7 +39,7 @@ class Jobs:
     @property
     def all(self) -> list[UnresolvedAssetJobDefinition | dg.JobDefinition]:
         """All jobs."""
-        return [*self.increments, *self.of_single, *self.copies, *self.maintenance, *self.alarms]
+        return [*self.increments, *self.single_increments, *self.copies, *self.maintenance, *self.alarms]
 
 
 def jobs_of(project: Project, naming: Naming) -> Jobs:
@@ -47,7 +47,7 @@ def jobs_of(project: Project, naming: Naming) -> Jobs:
     feeds = list(project.feeds.values())
     return Jobs(
         increments=[_increments_job(feed, project.subscriptions_of(feed), naming) for feed in feeds],
-        of_single=[
+        single_increments=[
             _increments_job(feed, [each], naming, f"_{each.name}")
             for feed in feeds
             if len(project.subscriptions_of(feed)) > 1
@@ -60,11 +60,13 @@ def jobs_of(project: Project, naming: Naming) -> Jobs:
 
 
 def _increments_job(
-    feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, of_single: str = ""
+    feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, subscription_name: str = ""
 ) -> UnresolvedAssetJobDefinition:
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(
-        naming.name(f"{feed.name}_{of_single}_increments" if of_single else f"{feed.name}_increments"),
+        naming.name(
+            f"{feed.name}_{subscription_name}_increments" if subscription_name else f"{feed.name}_increments"
+        ),
         _increments(feed, subscriptions, naming),
         description=f"Reads slot {feed.slot}, and applies the changes to the replicas of {names}.",
     )
@@ -87,9 +89,11 @@ def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Namin
 
 def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
     """The maintenance of a feed and of the subscriptions that read it."""
-    own = [subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)]
+    maintenance_assets = [
+        subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)
+    ]
     return dg.AssetSelection.assets(
-        *map(naming.key, [feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own])
+        *map(naming.key, [feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *maintenance_assets])
     )
 
 
@@ -123,7 +127,7 @@ def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
         if problem is not None:
             raise dg.Failure(
                 description=problem.text,
-                metadata={"what to do": problem.way_out, "slot": feed.slot, "source": feed.source.name},
+                metadata={"what to do": problem.remedy, "slot": feed.slot, "source": feed.source.name},
                 allow_retries=False,
             )
         context.log.info(f"replication slot {feed.slot} is healthy again")
@@ -140,10 +144,10 @@ def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
 
 @dataclass(frozen=True)
 class SlotProblem:
-    """A problem of a slot, and the way out."""
+    """A problem of a slot, and its remedy."""
 
     text: str
-    way_out: str
+    remedy: str
 
 
 def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:

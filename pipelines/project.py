@@ -1,7 +1,8 @@
 """Turns the configuration into the objects of the steps: sources, feeds, subscriptions, and the lake.
 
-The subscriptions of a source with `row_filter: pipeline` share a slot; each one with `row_filter: publisher`
-has its own. Raises PgsieveError for options that are not supported.
+A feed is a slot with the subscriptions that read it. The subscriptions of a source with `row_filter: pipeline` share
+a slot; a subscription with `row_filter: publisher` has its own slot. Raises PgsieveError for options that are not
+supported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,7 +91,7 @@ def _feed(
     *,
     filtered: bool = False,
 ) -> Feed:
-    defined = {
+    definitions = {
         publication_name: DefinedPublication(
             name=publication_name,
             tables=tuple(
@@ -113,7 +114,7 @@ def _feed(
         capture=source.capture,
         filtered=filtered,
         subscriptions={name: s.publications for name, s in subscriptions.items()},
-        defined={} if filtered else defined,
+        defined={} if filtered else definitions,
         options=_pgoutput_options(source_name, list(subscriptions.values())),
         failover=any(s.failover for s in subscriptions.values()),
     )
@@ -125,10 +126,10 @@ _SHARED_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 def _pgoutput_options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
     """Options for reading a slot; raises PgsieveError if the subscriptions that share it differ in them."""
     first = sharing[0]
-    for other, option in product(sharing[1:], _SHARED_OPTIONS):
-        if getattr(other, option) != getattr(first, option):
+    for subscription, option in product(sharing[1:], _SHARED_OPTIONS):
+        if getattr(subscription, option) != getattr(first, option):
             raise PgsieveError(
-                f'subscriptions "{first.name}" and "{other.name}" share the replication slot of source "{source}",'
+                f'subscriptions "{first.name}" and "{subscription.name}" share the replication slot of source "{source}",'
                 f" but differ in `{option}`",
                 hint=f"give both the same `{option}`, or one of them a slot of its own with `row_filter: publisher`",
                 sqlstate="22023",
@@ -144,8 +145,8 @@ def _refuse_unsupported(subscription: SubscriptionConfig, storage: Storage) -> N
             "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
         ),
     }
-    for option, (requested, instead) in unsupported.items():
-        if requested:
+    for option, (is_requested, instead) in unsupported.items():
+        if is_requested:
             raise PgsieveError(
                 f'subscription "{subscription.name}": `{option}` is not supported yet',
                 hint=f"leave the option out: {instead}",

@@ -1,8 +1,9 @@
 """Records the published tables in a file, so that Dagster's definitions load without asking a source.
 
 In: the catalogs of the sources, at deploy time or on request (`fetch_published`). Out: text (`to_json`), and
-from it the tables of each subscription (`recorded_tables`). A feed that is not in the file has the tables of
-the lake's records: of the last catalog there, else of the table states. Missing information is no error.
+from it the tables of each subscription (`recorded_tables`). A feed (a slot with its subscriptions) that is not in
+the file has the tables of the lake's records: those of the last recorded catalog, or else of the table states.
+Missing information is no error.
 """
 
 import json
@@ -134,20 +135,20 @@ def recorded_tables(
 ) -> dict[str, Tables]:
     """The tables of each subscription, without asking a source; raises nothing.
 
-    The newer catalog decides: that of `published`, or that of the lake. With `authoritative` the catalog of
-    the lake is read only for feeds that `published` lacks.
+    If both `published` and the lake have a feed's catalog, the newer catalog decides. With `authoritative` the
+    catalog of the lake is read only for feeds that `published` lacks.
     """
     by_subscription: dict[str, Tables] = {}
-    recorded: dict[str, list[tuple[int, Catalog]]] = {}
+    catalogs_by_feed: dict[str, list[tuple[int, Catalog]]] = {}
     for subscription in project.subscriptions.values():
         feed = subscription.feed
-        if feed.name not in recorded:
-            recorded[feed.name] = list(
+        if feed.name not in catalogs_by_feed:
+            catalogs_by_feed[feed.name] = list(
                 _recorded_catalogs(project, feed, published, authoritative=authoritative)
             )
         comments = published.comments.get(feed.name, {})
         candidates = (
-            _tables_of_catalog(subscription, catalog, comments) for _, catalog in recorded[feed.name]
+            _tables_of_catalog(subscription, catalog, comments) for _, catalog in catalogs_by_feed[feed.name]
         )
         tables = next((each for each in candidates if each is not None), None)
         by_subscription[subscription.name] = (
@@ -169,8 +170,10 @@ def published_tables(project: Project, subscriptions: Iterable[Subscription]) ->
         if feed.source.name not in catalogs:
             catalogs[feed.source.name] = _current_catalog(feed)
         catalog = catalogs[feed.source.name]
-        now = None if catalog is None else _tables_of_catalog(subscription, catalog, {})
-        tables[subscription.name] = _replica_tables(project, subscription) if now is None else now
+        present_tables = None if catalog is None else _tables_of_catalog(subscription, catalog, {})
+        tables[subscription.name] = (
+            _replica_tables(project, subscription) if present_tables is None else present_tables
+        )
     return tables
 
 
@@ -188,9 +191,9 @@ def _recorded_catalogs(
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a feed's publications, the newest first."""
     catalogs: list[tuple[int, Catalog]] = []
-    if (recorded := published.catalogs.get(feed.name)) is not None:
+    if (catalog := published.catalogs.get(feed.name)) is not None:
         try:
-            catalogs.append((recorded[0], catalog_from_json(recorded[1])))
+            catalogs.append((catalog[0], catalog_from_json(catalog[1])))
         except _OTHER_VERSION_ERRORS:
             get_dagster_logger().warning(
                 f"{feed.name}: another version of pgsieve has recorded its publications"
@@ -219,11 +222,14 @@ def _tables_of_catalog(
 ) -> Tables | None:
     """The tables that a catalog publishes to a subscription; None if its publications have an error."""
     try:
-        published = subscription.tables(subscription.feed.with_defined_publications(catalog))
+        replicated_tables = subscription.tables(subscription.feed.with_defined_publications(catalog))
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return None
-    return {name: PublishedTable.of_catalog(table, comments.get(name)) for name, table in published.items()}
+    return {
+        name: PublishedTable.of_catalog(table, comments.get(name))
+        for name, table in replicated_tables.items()
+    }
 
 
 def _replica_tables(project: Project, subscription: Subscription, *, without_spark: bool = False) -> Tables:

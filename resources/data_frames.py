@@ -20,10 +20,10 @@ def hide_data_frame_libraries() -> None:
     Only pgsieve's own processes should call this. A later import of either library still works. Until pyarrow
     makes its first data frame, it treats a pandas Series like any other sequence.
     """
-    hidden = _Hidden()
-    sys.meta_path.insert(0, hidden)
+    finder = _Hidden()
+    sys.meta_path.insert(0, finder)
     try:
         pa.array([])
         import adbc_driver_manager.dbapi  # noqa: F401
     finally:
-        sys.meta_path.remove(hidden)
+        sys.meta_path.remove(finder)

@@ -47,13 +47,13 @@ _reached: Counter[str] = Counter()
 
 def reach(point: Failpoint) -> None:
     """If the variable names this point, end the process by SIGKILL, stop it, or raise OSError."""
-    wanted = os.environ.get(VARIABLE)
-    if wanted is None:
+    failpoint = os.environ.get(VARIABLE)
+    if failpoint is None:
         return
-    name, _, number = wanted.rstrip("!?").partition(":")
+    name, _, number = failpoint.rstrip("!?").partition(":")
     if name == point:
         _reached[point] += 1
         if _reached[point] == int(number or 1):
-            if wanted.endswith("!"):
+            if failpoint.endswith("!"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            os.kill(os.getpid(), signal.SIGSTOP if wanted.endswith("?") else signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if failpoint.endswith("?") else signal.SIGKILL)

@@ -59,6 +59,12 @@ def _occurrences(text: str, secret: str) -> list[tuple[int, int]]:
     if len(secret) < FRAGMENT_LENGTH:
         # Many words contain a short password by chance, so only a whole word counts.
         return [m.span() for m in re.finditer(rf"(?<!\w){re.escape(secret)}(?!\w)", text)]
-    fragments = {secret[at : at + FRAGMENT_LENGTH] for at in range(len(secret) - FRAGMENT_LENGTH + 1)}
+    fragments = {
+        secret[index : index + FRAGMENT_LENGTH] for index in range(len(secret) - FRAGMENT_LENGTH + 1)
+    }
     places = range(len(text) - FRAGMENT_LENGTH + 1)
-    return [(at, at + FRAGMENT_LENGTH) for at in places if text[at : at + FRAGMENT_LENGTH] in fragments]
+    return [
+        (index, index + FRAGMENT_LENGTH)
+        for index in places
+        if text[index : index + FRAGMENT_LENGTH] in fragments
+    ]

@@ -36,16 +36,16 @@ def _create(base: str, _process: int) -> Path:
 def _lock(folder: Path) -> int | None:
     """Lock a folder; return its descriptor. None if it is locked, gone, or not only this user's."""
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     with suppress(OSError):
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        status = os.fstat(opened)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(descriptor)
         is_own = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
         if is_own and os.path.samestat(status, folder.lstat()):
-            return opened
-    os.close(opened)
+            return descriptor
+    os.close(descriptor)
     return None
 
 

@@ -29,8 +29,8 @@ class TicketLock:
     def acquire(self) -> None:
         """Wait until the caller has the lock."""
         with self._changed:
-            before, self._requested = self._requested, self._requested + 1
-            self._changed.wait_for(lambda: self._released == before)
+            former_request, self._requested = self._requested, self._requested + 1
+            self._changed.wait_for(lambda: self._released == former_request)
 
     def release(self) -> None:
         """Pass the lock to the next strand."""

@@ -74,11 +74,11 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
 
     with tracer.start_as_current_span(
         name, attributes=_prefixed(attributes), record_exception=False, set_status_on_exception=False
-    ) as opened:
+    ) as open_span:
         try:
             yield
         except BaseException as error:
-            opened.set_status(StatusCode.ERROR, type(error).__name__)
+            open_span.set_status(StatusCode.ERROR, type(error).__name__)
             raise
 
 

@@ -85,13 +85,13 @@ def current_job_name() -> Name | None:
 def joint_job_name(names: Collection[Name]) -> Name:
     """The name of one job that does the work of several jobs."""
     owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
-    more = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
+    rest_text = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
     owner = (
         ", ".join(owners)
         if len(owners) <= _MAX_LISTED_SUBSCRIPTIONS
         else quantity(len(owners), "subscription")
     )
-    return owner, actions[0] + more
+    return owner, actions[0] + rest_text
 
 
 def with_job_name(session: SparkSession) -> SparkSession:

@@ -46,9 +46,9 @@ from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
 from pgsieve.resources.lake.spark_writes import column_mapping
+from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.turns import Turn
 
 #: The end of the name of the publication of tables whose row filter fails; the name begins as the slot's.
 _UNFILTERED_SUFFIX = "_aside"
@@ -80,7 +80,7 @@ class Feed:
         """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
         return cut_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
 
-    def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
+    def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[AdvisoryLock]:
         """Hold the lock for reading the slot during the block; exclusive work on a subscription takes this lock first.
 
         Waits for the lock; raises LockHeldError after `seconds`.
@@ -173,7 +173,7 @@ class Subscription:
                     sqlstate="22021",
                 )
         self.refuse_shared_names(table)
-        layout = Layout.of(table, catalog)
+        layout = Layout.of_table(table, catalog)
         columns = tuple(replace(c, name=self.replica_name(c.name)) for c in layout.columns)
         entries = [
             p.table_entry(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)

@@ -41,10 +41,10 @@ class Cursor:
         """Bytes not read yet."""
         return self._size - self._offset
 
-    def fail(self, expected: str, *, back: int = 0) -> NoReturn:
-        """Raise ProtocolError; the wrong field begins `back` bytes before the position."""
+    def fail(self, expected: str, *, bytes_before: int = 0) -> NoReturn:
+        """Raise ProtocolError; the wrong field begins `bytes_before` bytes before the position."""
         raise ProtocolError(
-            f"malformed {self._message} message at offset {self._offset - back}: expected {expected}",
+            f"malformed {self._message} message at offset {self._offset - bytes_before}: expected {expected}",
             sqlstate=PROTOCOL_VIOLATION,
         )
 
@@ -123,16 +123,16 @@ class Cursor:
         """Read a byte of flags; raises ProtocolError for a flag outside `allowed`."""
         value = self.u8(field)
         if value & ~allowed:
-            self.fail(f"{field} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", back=1)
+            self.fail(f"{field} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", bytes_before=1)
         return value
 
     def valid_xid(self, field: str) -> int:
         """Read a transaction id that is set (TransactionIdIsValid)."""
-        return self.u32(field) or self.fail(f"{field}, not zero", back=4)
+        return self.u32(field) or self.fail(f"{field}, not zero", bytes_before=4)
 
     def valid_lsn(self, field: str) -> int:
         """Read an LSN that is set (XLogRecPtrIsValid)."""
-        return self.u64(field) or self.fail(f"{field}, not zero", back=8)
+        return self.u64(field) or self.fail(f"{field}, not zero", bytes_before=8)
 
     def check_count(self, count: int, field: str, *, item_size: int) -> int:
         """Return a count that was just read; raises ProtocolError if so many items need more than the rest."""

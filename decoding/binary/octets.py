@@ -116,12 +116,12 @@ def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
 def to_binary(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
     """Convert numbers to their big-endian binary format; numbers that are not `valid` become NULL."""
     kind, is_complete = numbers.dtype, bool(valid.all())
-    sent = (numbers if is_complete else numbers[valid]).astype(kind.newbyteorder(">"))
+    big_endian = (numbers if is_complete else numbers[valid]).astype(kind.newbyteorder(">"))
     offsets = np.zeros(len(valid) + 1, np.int32)
     np.cumsum(valid * np.int32(kind.itemsize), out=offsets[1:])
     validity = None if is_complete else bitmap(valid)
     return pa.Array.from_buffers(
-        pa.binary(), len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(sent)]
+        pa.binary(), len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(big_endian)]
     )
 
 

@@ -1,8 +1,8 @@
 """64-bit Roaring bitmaps in their portable format: numbers in, bytes out, and back.
 
-In: distinct numbers in ascending order, or the bytes of a bitmap. Out: the other. Numbers are stored in
-containers of up to 65,536 numbers with the same upper bits, so Python runs nothing per number. Raises
-ValueError for bytes that are no bitmap.
+In: distinct numbers in ascending order, or the bytes of a bitmap. Out: the bytes, or the numbers. A container
+stores up to 65,536 numbers with the same upper bits, so Python runs nothing per number. Raises ValueError for
+bytes that are no bitmap.
 
 https://github.com/RoaringBitmap/RoaringFormatSpec (Standard 32-bit Roaring Bitmap, Extension for 64-bit
 Implementations)
@@ -19,14 +19,15 @@ Numbers = npt.NDArray[np.int64]
 
 #: The first number of a bitmap without and with containers of runs.
 _COOKIE, _COOKIE_OF_RUNS = 12346, 12347
-#: A container with more numbers is a bit for each possible number, otherwise a list of two bytes a number.
+#: A container with more numbers than this has a bit for each possible number; a smaller one lists its numbers, in
+#: two bytes each.
 _MOST_LISTED = 4096
 _CONTAINER = 1 << 16
 #: A bitmap with containers of runs has the offsets of its containers from this many containers on.
 _LEAST_WITH_OFFSETS = 4
 
 
-def serialized(numbers: Numbers) -> bytes:
+def serialize(numbers: Numbers) -> bytes:
     """The bitmap of distinct numbers, which ascend and are not negative."""
     bitmaps = list(_split(numbers, 32))
     parts = [len(bitmaps).to_bytes(8, "little")]
@@ -35,7 +36,7 @@ def serialized(numbers: Numbers) -> bytes:
     return b"".join(parts)
 
 
-def deserialized(octets: bytes) -> Numbers:
+def deserialize(octets: bytes) -> Numbers:
     """The numbers of a bitmap, in ascending order; raises ValueError."""
     read = _Read(octets)
     parts = [np.empty(0, np.int64)]
@@ -46,7 +47,7 @@ def deserialized(octets: bytes) -> Numbers:
 
 
 def _split(numbers: Numbers, bits: int) -> Iterator[tuple[int, Numbers]]:
-    """The numbers by their upper bits: these, and the lower bits of the numbers that have them."""
+    """Group numbers by their upper bits; yield the upper bits, and the lower bits of the numbers in the group."""
     begins = np.flatnonzero(np.diff(numbers >> bits, prepend=-1))
     for part in np.split(numbers, begins[1:]) if len(begins) else ():
         yield int(part[0] >> bits), part & ((1 << bits) - 1)
@@ -88,17 +89,17 @@ def _containers(read: _Read) -> Iterator[Numbers]:
     if cookie == _COOKIE or count >= _LEAST_WITH_OFFSETS:
         read.array("<u4", count)  # Where the containers begin; they follow one another.
     for (upper, last), is_runs in zip(described.tolist(), has_runs.tolist(), strict=True):
-        yield (upper << 16) + (_runs(read) if is_runs else _listed(read, last + 1))
+        yield (upper << 16) + (_numbers_in_runs(read) if is_runs else _listed_numbers(read, last + 1))
 
 
-def _listed(read: _Read, count: int) -> Numbers:
+def _listed_numbers(read: _Read, count: int) -> Numbers:
     if count <= _MOST_LISTED:
         return read.array("<u2", count)
     octets = read.array("u1", _CONTAINER // 8).astype(np.uint8)
     return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
 
-def _runs(read: _Read) -> Numbers:
+def _numbers_in_runs(read: _Read) -> Numbers:
     runs = read.array("<u2", 2 * read.number("<u2")).reshape(-1, 2)
     first, count = runs[:, 0], runs[:, 1] + 1
     return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))

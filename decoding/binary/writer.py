@@ -59,13 +59,13 @@ class Writer:
 
     def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
-        encoded = b""
+        octets = b""
         with suppress(UnicodeEncodeError):  # A lone surrogate does not stand for a byte.
-            encoded = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
+            octets = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
         # The bytes of several surrogates can form UTF-8, which the cursor would read as another text.
-        if encoded.decode("utf-8", "surrogateescape") != text:
+        if octets.decode("utf-8", "surrogateescape") != text:
             self.fail(f"{field}, a string without a zero character or a lone surrogate")
-        self._data += encoded
+        self._data += octets
         self._data.append(0)
 
     def byten(self, content: bytes) -> None:

@@ -50,12 +50,12 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
 
 def _add_block(octets: Octets, starts: Positions, block: int, a: State, b: State, c: State) -> None:
     """Add the twelve bytes of one block."""
-    at, size = block * _BLOCK_BYTES, octets.buffer.size
+    offset, size = block * _BLOCK_BYTES, octets.buffer.size
     # A view with a word at every byte, so that one lookup reads the words of all values.
-    words = np.ndarray((size - at - 7,), "<u8", octets.buffer, at, (1,))[starts].view("<u4")
+    words = np.ndarray((size - offset - 7,), "<u8", octets.buffer, offset, (1,))[starts].view("<u4")
     a += words[0::2]
     b += words[1::2]
-    c += np.ndarray((size - at - 11,), "<u4", octets.buffer, at + 8, (1,))[starts]
+    c += np.ndarray((size - offset - 11,), "<u4", octets.buffer, offset + 8, (1,))[starts]
 
 
 def _add_remainder(
@@ -75,22 +75,22 @@ def _first_bytes(words: Words, count: Positions) -> Words:
     return words & masks[count]
 
 
-def _rotate(x: State, by: int) -> State:
-    return x << np.uint32(by) | x >> np.uint32(32 - by)
+def _rotate(x: State, bits: int) -> State:
+    return x << np.uint32(bits) | x >> np.uint32(32 - bits)
 
 
 def _mix(a: State, b: State, c: State) -> None:
     """Mix the three words of each value in place."""
-    for by in _MIX_ROTATIONS:
+    for bits in _MIX_ROTATIONS:
         a -= c
-        a ^= _rotate(c, by)
+        a ^= _rotate(c, bits)
         c += b
         a, b, c = b, c, a
 
 
 def _finalize(a: State, b: State, c: State) -> None:
     """Mix the three words of each value for the last time, in place."""
-    for by in (14, 11, 25, 16, 4, 14, 24):
+    for bits in (14, 11, 25, 16, 4, 14, 24):
         c ^= b
-        c -= _rotate(b, by)
+        c -= _rotate(b, bits)
         a, b, c = b, c, a

@@ -1,8 +1,8 @@
 """Rows of a replica as record_send() would return them: Arrow columns in, one byte string per row out.
 
 The publisher computes the same bytes for its rows with `row_expression`, so that both sides can hash them.
-Rows with the same bytes have the same values. The reverse is not always true: -0.0 and 0.0, several NaNs, and
-arrays whose elements have another type by `types` can be equal and have different bytes.
+Rows with the same bytes have the same values. The reverse is not always true: equal values with different bytes
+are -0.0 and 0.0, several NaNs, and arrays whose elements the option `types` gives another type.
 
 The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
 value (-1 for NULL), and the result of the type's send function (record_send() in
@@ -69,19 +69,19 @@ class SentColumn:
     delimiter: str
 
     @classmethod
-    def of(cls, quoted: str, type_oid: int, type: ColumnType) -> SentColumn:  # noqa: A002 - as in PostgreSQL
-        """The field for a column; `quoted` is its name in SQL."""
-        expression, oid = type.expression.format(quoted), _TEXT
+    def for_column(cls, quoted_name: str, type_oid: int, type: ColumnType) -> SentColumn:  # noqa: A002 - as in PostgreSQL
+        """The field for a column; `quoted_name` is its name in SQL."""
+        expression, oid = type.expression.format(quoted_name), _TEXT
         if type.arrow in _NUMBER_TYPES:
             oid, name = _NUMBER_TYPES[type.arrow]
             expression = f"({expression})::pg_catalog.{name}"
         elif pa.types.is_decimal(type.arrow):
-            expression = f"pg_catalog.trim_scale({quoted})::pg_catalog.text"
+            expression = f"pg_catalog.trim_scale({quoted_name})::pg_catalog.text"
         elif type.arrow == pa.list_(pa.float64()):
-            expression = f"{quoted}::pg_catalog.float8[]::pg_catalog.text"
+            expression = f"{quoted_name}::pg_catalog.float8[]::pg_catalog.text"
         elif not pa.types.is_list(type.arrow) and not pa.types.is_string(type.arrow):
             oid = _BYTEA
-        elif expression == quoted:
+        elif expression == quoted_name:
             oid = type_oid
         delimiter = type.text.delimiter if isinstance(type.text, ArrayText) else ""
         return cls(expression, oid, type.arrow, delimiter)
@@ -100,20 +100,22 @@ def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa
 def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
     """Yield binary arrays to concatenate; adjacent fields of fixed width form one array."""
     count = len(arrays[0])
-    fixed = [_repeat_integer(len(columns), count)]
+    fixed_width = [_repeat_integer(len(columns), count)]
     for array, column in zip(arrays, columns, strict=True):
-        sent = _sent_values(array, column)
-        lengths = np.asarray(pc.binary_length(sent).fill_null(-1), np.int32)
-        fixed += [_repeat_integer(column.oid, count), _integer_octets(lengths)]
-        if column.arrow in _NUMBER_TYPES and not sent.null_count:
+        values = _sent_values(array, column)
+        lengths = np.asarray(pc.binary_length(values).fill_null(-1), np.int32)
+        fixed_width += [_repeat_integer(column.oid, count), _integer_octets(lengths)]
+        if column.arrow in _NUMBER_TYPES and not values.null_count:
             width = column.arrow.byte_width if column.arrow != pa.bool_() else 1
-            fixed.append(np.frombuffer(sent.buffers()[2], np.uint8, count * width).reshape(count, width))
+            fixed_width.append(
+                np.frombuffer(values.buffers()[2], np.uint8, count * width).reshape(count, width)
+            )
         else:
-            yield _to_array(fixed)
-            yield sent.fill_null(b"")
-            fixed = []
-    if fixed:
-        yield _to_array(fixed)
+            yield _to_array(fixed_width)
+            yield values.fill_null(b"")
+            fixed_width = []
+    if fixed_width:
+        yield _to_array(fixed_width)
 
 
 def _repeat_integer(number: int, count: int) -> Bytes:

@@ -5,8 +5,8 @@ checksums of each segment, and the same results for a replica's rows as Arrow co
 not matter; equal rows all count. The low bits of a row's hash are the number of its segment. So a row that
 differs usually has different segments at the publisher and in the replica, and both segments differ.
 
-Two different tables have the same checksums with a probability of 2⁻⁶⁴. Tables that do under one seed
-should not under another.
+Two different tables have the same checksums with a probability of 2⁻⁶⁴. If they do under one seed, they should
+differ under another seed.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class RowHash:
     @property
     def expression(self) -> str:
         """The SQL expression for the hash of a row, a bigint."""
-        sent = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
+        short_value = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
         # Without OFFSET 0 the planner repeats the row's expression at each use of `sent`.
         return (
-            f"(SELECT {hash_expression(sent.format(_MAX_HASHED_BYTES), self.seed)}"
+            f"(SELECT {hash_expression(short_value.format(_MAX_HASHED_BYTES), self.seed)}"
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
         )
 

@@ -12,8 +12,8 @@ the output of the callbacks that `pgsieve.decoding.plugins.interface` lists:
 - A transaction for which filter_by_origin returns true is dropped.
 
 pgoutput's messages contain less than the WAL. So the driver calls filter_by_origin once per transaction
-instead of once per change, and not for messages outside transactions. A streamed transaction has no origin at
-that time.
+instead of once per change, and not for messages outside transactions. When it is called for a streamed
+transaction, the transaction's origin is not known yet.
 
 Raises ProtocolError if no server sends messages in this order, MissingCallbackError if the plugin lacks a
 required callback, and the plugin's errors.

@@ -15,8 +15,8 @@ corresponds to the struct that _PG_output_plugin_init fills, with None for NULL.
 - message without a transaction, for a message that is not transactional;
 - filter_by_origin before a transaction begins, filter_prepare before it is prepared.
 
-A plugin must have begin, change and commit. With any callback of the streaming group or of the two-phase
-group, the plugin turns this group on, and needs the group's required callbacks when they are called. Raises
+A plugin must have begin, change and commit. A plugin with any callback of the streaming group, or of the two-phase
+group, turns this group on; then it needs the group's required callbacks when they are called. Raises
 subclasses of OutputPluginError, with the server's messages and codes
 (src/backend/replication/logical/logical.c).
 

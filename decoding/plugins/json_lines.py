@@ -159,7 +159,9 @@ def _change(ctx: DecodingContext, txn: Transaction, relation: PublishedRelation,
     old = None if isinstance(change, Insert) else change.old
     new = None if isinstance(change, Delete) else change.new
     columns = relation.message.columns
-    unchanged = [c.name for c, value in zip(columns, new or (), strict=False) if isinstance(value, Unchanged)]
+    unchanged_columns = [
+        c.name for c, value in zip(columns, new or (), strict=False) if isinstance(value, Unchanged)
+    ]
     is_full = isinstance(old, OldRow)
     fields = {
         "xid": change.xid or txn.xid,
@@ -168,7 +170,7 @@ def _change(ctx: DecodingContext, txn: Transaction, relation: PublishedRelation,
         "old_is_full": True if is_full else None,
         "old": None if old is None else _row(relation, old.columns, keys_only=not is_full),
         "new": None if new is None else _row(relation, new),
-        "unchanged": unchanged or None,
+        "unchanged": unchanged_columns or None,
     }
     _write(ctx, _ACTIONS[type(change)], fields)
 

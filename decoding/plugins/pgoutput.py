@@ -209,13 +209,13 @@ class Pgoutput:
     ) -> None:
         """Write Type and Relation messages, unless the last written ones are the same."""
         message, types = relation.message, relation.types
-        former = descriptions.get(message.relation_id)
-        if former is not None and former[0] is message:
+        last_description = descriptions.get(message.relation_id)
+        if last_description is not None and last_description[0] is message:
             return
         descriptions[message.relation_id] = (message, types)
-        if former is not None and _description_messages(*former, xid) == _description_messages(
-            message, types, xid
-        ):
+        if last_description is not None and _description_messages(
+            *last_description, xid
+        ) == _description_messages(message, types, xid):
             return
         for description in _description_messages(message, types, xid):
             _write(ctx, description, last=False)
@@ -294,10 +294,10 @@ def _parse_protocol(value: str | None) -> int:
     return protocol
 
 
-def _require_protocol(protocol: int, least: int, feature: str) -> None:
-    if protocol < least:
+def _require_protocol(protocol: int, minimum: int, feature: str) -> None:
+    if protocol < minimum:
         raise OutputPluginOptionError(
-            f"requested proto_version={protocol} does not support {feature}, need {least} or higher",
+            f"requested proto_version={protocol} does not support {feature}, need {minimum} or higher",
             sqlstate="22023",
         )
 

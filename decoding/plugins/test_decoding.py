@@ -360,8 +360,8 @@ def _literal(type_oid: int, content: bytes) -> bytes:
         return content
     if type_oid == _BOOL:
         return b"true" if content == b"t" else b"false"
-    quoted = content.replace(b"'", b"''")
-    return b"B'" + content + b"'" if type_oid in _BIT_STRINGS else b"'" + quoted + b"'"
+    escaped_content = content.replace(b"'", b"''")
+    return b"B'" + content + b"'" if type_oid in _BIT_STRINGS else b"'" + escaped_content + b"'"
 
 
 def init() -> OutputPluginCallbacks:

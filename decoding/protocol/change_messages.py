@@ -83,7 +83,7 @@ class Relation:
         name = cursor.cstr("relation name")
         identity = chr(cursor.u8("replica identity"))
         if identity not in REPLICA_IDENTITIES:
-            cursor.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}", back=1)
+            cursor.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}", bytes_before=1)
         count = cursor.check_count(cursor.i16("number of columns"), "columns", item_size=_COLUMN_SIZE)
         columns = tuple([RelationColumn.read(cursor) for _ in range(count)])
         return cls(relation_id, namespace, name, identity, columns, xid)

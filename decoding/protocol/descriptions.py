@@ -1,7 +1,7 @@
 """Inserts missing Relation messages: messages of one session in, messages with all descriptions out.
 
-A publisher describes a relation once per session. But pgsieve divides a session into slices that are read
-separately, and moves streamed and prepared transactions to their commits. So it must repeat descriptions.
+A publisher describes a relation once per session. But pgsieve divides a session into slices, which are read
+separately, and moves streamed and prepared transactions to their commits. So pgsieve must repeat descriptions.
 `RelationDescriptions` inserts a Relation message, with the Type messages of its columns, before the first
 change that would otherwise follow no description or a wrong one. Raises ProtocolError.
 
@@ -42,8 +42,8 @@ class Description:
 class RelationDescriptions:
     """The publisher's descriptions of relations, and the stale relations, whose description must be repeated.
 
-    A relation is stale if its valid description is not in the output of this slice, or if another description
-    follows there.
+    A relation is stale if the output of this slice lacks its valid description, or has another description of the
+    relation after it.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class RelationDescriptions:
         """Store the Type messages of a binary array, and return its descriptions by relation id."""
         kind = Octets(data).kinds()
         descriptions: dict[int, Description] = {}
-        for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
-            self._read_description(data[int(at)].as_py(), descriptions)
+        for index in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
+            self._read_description(data[int(index)].as_py(), descriptions)
         return descriptions
 
     def _read_description(self, raw: bytes, descriptions: dict[int, Description]) -> None:
@@ -76,11 +76,11 @@ class RelationDescriptions:
     def record_replayed(self, relations: Mapping[int, Description]) -> None:
         """Record the descriptions of a streamed or prepared transaction that is now in the output.
 
-        The valid description of a relation is the one that arrived last, which may not be last in the output.
+        The description of a relation that arrived last is valid, even if the output has another one after it.
         """
         for relation_id, description in relations.items():
-            former = self._descriptions.get(relation_id)
-            if former is None or former.arrival < description.arrival:
+            last_description = self._descriptions.get(relation_id)
+            if last_description is None or last_description.arrival < description.arrival:
                 self._descriptions[relation_id] = description
         self._stale.update(relations)
 
@@ -90,20 +90,20 @@ class RelationDescriptions:
         kind = octets.kinds()
         is_description = (kind == _RELATION) | (kind == _TYPE)
         first_uses = self._first_uses(octets, kind, data) if self._stale else {}
-        passed = 0
-        for at in sorted({*map(int, np.flatnonzero(is_description)), *first_uses}):
-            missing = [i for i in first_uses.get(at, ()) if i in self._stale]
+        begin = 0
+        for index in sorted({*map(int, np.flatnonzero(is_description)), *first_uses}):
+            missing = [i for i in first_uses.get(index, ()) if i in self._stale]
             if missing:
-                yield data.slice(passed, at - passed)
-                passed = at
+                yield data.slice(begin, index - begin)
+                begin = index
                 yield pa.array([m for i in missing for m in self._descriptions[i].messages], data.type)
                 self._stale.difference_update(missing)
-            if is_description[at]:
+            if is_description[index]:
                 descriptions: dict[int, Description] = {}
-                self._read_description(data[at].as_py(), descriptions)
+                self._read_description(data[index].as_py(), descriptions)
                 self._descriptions.update(descriptions)
                 self._stale.difference_update(descriptions)
-        yield data.slice(passed) if passed else data
+        yield data.slice(begin) if begin else data
 
     def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
         """By position of a message, the stale relations that it changes or truncates first."""
@@ -112,12 +112,12 @@ class RelationDescriptions:
         if (octets.ends[changes] - octets.starts[changes] < _SHORTEST_CHANGE).any():
             raise ProtocolError("a change ends before its relation", sqlstate="08P01")
         relation_ids = octets.words(octets.starts[changes]) >> 24 & 0xFFFFFFFF
-        changed, first = np.unique(relation_ids, return_index=True)
-        for relation_id, at in zip(changed.tolist(), changes[first].tolist(), strict=True):
+        changed_ids, first = np.unique(relation_ids, return_index=True)
+        for relation_id, index in zip(changed_ids.tolist(), changes[first].tolist(), strict=True):
             if relation_id in self._stale:
-                uses.setdefault(at, []).append(relation_id)
-        for at in map(int, np.flatnonzero(kind == _TRUNCATE)):
-            message = decode(data[at].as_py())
+                uses.setdefault(index, []).append(relation_id)
+        for index in map(int, np.flatnonzero(kind == _TRUNCATE)):
+            message = decode(data[index].as_py())
             assert isinstance(message, Truncate)
-            uses.setdefault(at, []).extend(i for i in message.relation_ids if i in self._stale)
+            uses.setdefault(index, []).extend(i for i in message.relation_ids if i in self._stale)
         return uses

@@ -90,11 +90,11 @@ class HeaderScanner:
         _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"does not have {_BEGIN_SIZE} bytes")
         _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"does not have {_COMMIT_SIZE} bytes")
         _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
-        at = starts[begins]
+        positions = starts[begins]
         # Element 0 is the open transaction of the previous batch, element n this batch's n-th transaction.
-        lsns = np.append(self._lsn, _signed(octets.words(at + 1)))
-        times = np.append(self._time, _signed(octets.words(at + 9)) + _POSTGRES_EPOCH_MICROS)
-        xids = np.append(self._xid, _signed(octets.words(at + 17) >> np.uint64(32)))
+        lsns = np.append(self._lsn, _signed(octets.words(positions + 1)))
+        times = np.append(self._time, _signed(octets.words(positions + 9)) + _POSTGRES_EPOCH_MICROS)
+        xids = np.append(self._xid, _signed(octets.words(positions + 17) >> np.uint64(32)))
         _require(lsns[1:] > 0, kind[begins], "has no final LSN")
         transaction_index = np.cumsum(kind == _BEGIN)
 
@@ -114,16 +114,18 @@ class HeaderScanner:
             xids[transaction_index],
         )
         ends = np.zeros(len(kind), np.int64)
-        at = starts[commits]
+        positions = starts[commits]
         _require(
-            _signed(octets.words(at + 2)) == commit_lsn[commits], kind[commits], "does not match its Begin"
+            _signed(octets.words(positions + 2)) == commit_lsn[commits],
+            kind[commits],
+            "does not match its Begin",
         )
-        ends[commits] = _signed(octets.words(at + 10))
+        ends[commits] = _signed(octets.words(positions + 10))
 
         change = _IS_CHANGE[kind]
         changes = np.cumsum(change)
-        before = np.append(-self._changes, changes[begins])[transaction_index]
-        ordinal = 2 * (changes - before) + ~change
+        earlier_changes = np.append(-self._changes, changes[begins])[transaction_index]
+        ordinal = 2 * (changes - earlier_changes) + ~change
         # A non-transactional message has its own LSN and no transaction.
         commit_lsn[outside] = _signed(octets.words(starts[outside] + 2))
         commit_time[outside] = xid[outside] = ordinal[outside] = 0
@@ -133,7 +135,7 @@ class HeaderScanner:
             self._lsn, self._time, self._xid = (
                 (int(lsns[-1]), int(times[-1]), int(xids[-1])) if is_open else (0, 0, 0)
             )
-            self._changes = int(changes[-1] - before[-1]) if is_open else 0
+            self._changes = int(changes[-1] - earlier_changes[-1]) if is_open else 0
         relation_id = np.where(has_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
         return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, ends)
 

@@ -1,9 +1,9 @@
 """Checks the order of the messages of one session.
 
-Raises ProtocolError for a change outside a transaction, a transaction inside another, the end of a
-transaction that is not open, and a block of a stream that has not begun. The error says where the message may
-come. The rules are those of PostgreSQL's subscriber (src/backend/replication/logical/worker.c), and others
-that pgoutput always follows.
+Raises ProtocolError for a change outside a transaction, a transaction inside another transaction, the end of a
+transaction that is not open, and a block of a stream that has not begun. The error says where such a message may
+come. Some rules are those of PostgreSQL's subscriber (src/backend/replication/logical/worker.c). pgoutput always
+follows the other rules, too.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -93,8 +93,8 @@ class MessageOrder:
             case Commit(commit_lsn=lsn), Begin() as begun:
                 matches = lsn == begun.final_lsn
             case Prepare(), BeginPrepare() as begun:
-                ended = (message.prepare_lsn, message.end_lsn, message.xid, message.gid)
-                matches = ended == (begun.prepare_lsn, begun.end_lsn, begun.xid, begun.gid)
+                prepare_fields = (message.prepare_lsn, message.end_lsn, message.xid, message.gid)
+                matches = prepare_fields == (begun.prepare_lsn, begun.end_lsn, begun.xid, begun.gid)
             case StreamStop(), StreamStart():
                 matches = True
             case Prepare(), None:

@@ -167,7 +167,9 @@ def decode(
     elif tag in _TRANSACTIONS:
         message = (_TRANSACTIONS_PARALLEL if parallel else _TRANSACTIONS)[tag](cursor)
     else:
-        cursor.fail(f"a message type byte of {bytes(sorted(_NAMES)).decode()}, not 0x{tag:02x}", back=1)
+        cursor.fail(
+            f"a message type byte of {bytes(sorted(_NAMES)).decode()}, not 0x{tag:02x}", bytes_before=1
+        )
     cursor.end()
     return message
 

@@ -51,11 +51,11 @@ class PublishedRelation:
         rows = [] if isinstance(change, Delete) else [change.new]
         if not isinstance(change, Insert) and change.old is not None:
             rows.append(change.old.columns)
-        expected = len(self.message.columns)
+        column_count = len(self.message.columns)
         for row in rows:
-            if len(row) != expected:
+            if len(row) != column_count:
                 raise ProtocolError(
-                    f"a row of relation {self.message.relation_id} has {quantity(len(row), 'value')} for {quantity(expected, 'column')}",
+                    f"a row of relation {self.message.relation_id} has {quantity(len(row), 'value')} for {quantity(column_count, 'column')}",
                     sqlstate=PROTOCOL_VIOLATION,
                 )
 

@@ -1,11 +1,11 @@
 """Assembles complete transactions in commit order: any session's messages in, messages without streaming out.
 
-With streaming, a session sends a transaction in progress in blocks, with other transactions between them.
+With streaming, a session sends a transaction in progress in blocks, with other transactions between the blocks.
 With two_phase, it sends a prepared transaction before COMMIT PREPARED or ROLLBACK PREPARED.
-`TransactionAssembler` keeps such a transaction in a spool until it commits, without the subtransactions that
-were rolled back, and then yields it as in protocol version 1: Begin, changes without a transaction id,
-Commit. All other messages are unchanged. So the output has the same transactions in the same order for all
-options of a slot.
+`TransactionAssembler` keeps such a transaction in a spool until it commits. Then it yields the transaction as in
+protocol version 1: Begin, changes without a transaction id, Commit. Subtransactions that were rolled back are left
+out. All other messages are unchanged. So the output has the same transactions in the same order for all options of
+a slot.
 
 Python code runs once per block or prepared transaction, never per change. Raises ProtocolError if PostgreSQL
 does not send messages in this order.
@@ -110,10 +110,10 @@ class TransactionAssembler:
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
         """Add a prepared transaction of an earlier session, with that session's result of `messages_of`."""
-        spooled = self._new_transaction()
+        transaction = self._new_transaction()
         for batch in messages:
-            self._spool.append(spooled.number, batch)
-        self._keep_prepared(prepare, spooled)
+            self._spool.append(transaction.number, batch)
+        self._keep_prepared(prepare, transaction)
 
     @property
     def is_in_block(self) -> bool:
@@ -121,18 +121,18 @@ class TransactionAssembler:
         return self._block is not None or self._preparing is not None
 
     def begin_slice(self) -> None:
-        """Describe relations again, because readers of the next slice do not read earlier ones."""
+        """Describe relations again: readers of the next slice (part of the session) do not read earlier slices."""
         self._relations.begin_slice()
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
         """Add the session's next messages (binary), and yield the messages of committed transactions."""
         kind = Octets(data).kinds()
         first = 0
-        for at in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
-            if at > first:
-                yield from self._pass_on(data.slice(first, at - first))
-            yield from self._handle_boundary(data[at].as_py())
-            first = at + 1
+        for index in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
+            if index > first:
+                yield from self._pass_on(data.slice(first, index - first))
+            yield from self._handle_boundary(data[index].as_py())
+            first = index + 1
         if first < len(data):
             yield from self._pass_on(data.slice(first))
 
@@ -153,8 +153,8 @@ class TransactionAssembler:
         by_xid = pc.unique(pa.array(xids))
         for xid in by_xid.to_pylist():
             part = messages if len(by_xid) == 1 else messages.filter(pa.array(xids == xid))
-            noted = self._relations.read_descriptions(part)
-            spooled.relations.update((i, (xid, description)) for i, description in noted.items())
+            descriptions = self._relations.read_descriptions(part)
+            spooled.relations.update((i, (xid, description)) for i, description in descriptions.items())
         self._append(spooled, xids, messages)
 
     def _append(self, spooled: _SpooledTransaction, xids: npt.NDArray[np.int64], data: pa.Array) -> None:
@@ -296,9 +296,9 @@ def _to_prepare(message: StreamPrepare) -> Prepare:
 
 
 def _strip_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return a block's messages without their transaction ids, and these ids.
+    """Return a block's messages without their transaction ids, and the transaction ids.
 
-    For an Origin, which has no id, the result has `top`, the streamed transaction.
+    An Origin message has no id; its id in the result is `top`, the streamed transaction.
     """
     octets = Octets(data)
     head = octets.words(octets.starts)
@@ -323,5 +323,5 @@ def _strip_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int6
     return pa.Array.from_buffers(pa.binary(), len(data), buffers, 0), xids
 
 
-def _fail(message: object, where: str) -> NoReturn:
-    raise ProtocolError(f"unexpected {type(message).__name__} message {where}", sqlstate=PROTOCOL_VIOLATION)
+def _fail(message: object, place: str) -> NoReturn:
+    raise ProtocolError(f"unexpected {type(message).__name__} message {place}", sqlstate=PROTOCOL_VIOLATION)

@@ -98,7 +98,7 @@ def write_tuple(out: Writer, columns: TupleData) -> None:
 def read_new(cursor: Cursor) -> TupleData:
     """Read the mark of a new tuple and the tuple."""
     if cursor.u8("'N'") != NEW_TUPLE:
-        cursor.fail("'N', the mark of the new tuple", back=1)
+        cursor.fail("'N', the mark of the new tuple", bytes_before=1)
     return read_tuple(cursor)
 
 
@@ -112,7 +112,7 @@ def read_old(cursor: Cursor) -> OldKey | OldRow:
     """Read the mark of an old tuple, 'K' or 'O', and the tuple."""
     image = _OLD_IMAGE.get(cursor.u8("'K' or 'O'"))
     if image is None:
-        cursor.fail("'K' or 'O', the mark of an old key or an old row", back=1)
+        cursor.fail("'K' or 'O', the mark of an old key or an old row", bytes_before=1)
     return image(read_tuple(cursor))
 
 
@@ -129,7 +129,7 @@ def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]
         return None, read_tuple(cursor)
     image = _OLD_IMAGE.get(mark)
     if image is None:
-        cursor.fail("'K', 'O' or 'N', the mark of a tuple", back=1)
+        cursor.fail("'K', 'O' or 'N', the mark of a tuple", bytes_before=1)
     return image(read_tuple(cursor)), read_new(cursor)
 
 
@@ -139,5 +139,5 @@ def _read_column(cursor: Cursor) -> ColumnValue:
     if carrier is not None:
         return carrier(cursor.length_prefixed("value"))
     if kind not in _WITHOUT_CONTENT:
-        cursor.fail(f"'n', 'u', 't' or 'b', the kind of a value, not byte 0x{kind:02x}", back=1)
+        cursor.fail(f"'n', 'u', 't' or 'b', the kind of a value, not byte 0x{kind:02x}", bytes_before=1)
     return _WITHOUT_CONTENT[kind]

@@ -6,7 +6,7 @@ binary, types without a send function are still sent as text. No Python code run
 
 Every byte is checked. Raises ProtocolError if the bytes are not messages of one relation,
 ValueNotRepresentableError if a column's Spark type cannot hold a value, and UnsupportedBinaryError if a value
-in binary format must become text, and only the server can print it.
+in binary format must become text that only the server can print.
 
 PostgreSQL documentation, Logical Replication Message Formats; logicalrep_write_tuple() in
 src/backend/replication/logical/proto.c.
@@ -120,9 +120,9 @@ def decode_changes(
     if complete and old_cells and new_cells:
         old_of = dict(zip(old_at, old_cells, strict=True))
         new_cells = [
-            _fill_unchanged(cells, old_of.get(at)) for at, cells in zip(new_at, new_cells, strict=True)
+            _fill_unchanged(cells, old_of.get(index)) for index, cells in zip(new_at, new_cells, strict=True)
         ]
-    # Positions only increase, so a walk that ends at the end of its message never left the message.
+    # Positions only increase. So if the walk over a message ends at the message's end, it never left the message.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
     struct = partial(_struct, columns, octets.buffer)
@@ -131,7 +131,7 @@ def decode_changes(
         old_kind=_letters(mark, is_old),
         old=struct(old_at, old_cells, is_old),
         new=struct(new_at, new_cells, is_new),
-        unchanged=_unchanged_columns(count, [columns.names[at] for at in new_at], new_cells),
+        unchanged=_unchanged_columns(count, [columns.names[index] for index in new_at], new_cells),
     )
 
 
@@ -166,11 +166,11 @@ def _require(condition: bool | np.bool_, failure: str) -> None:
 
 def _column_indexes(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
     """Return the indexes of the chosen columns."""
-    return [at for at, name in enumerate(columns.names) if names is None or name in names]
+    return [index for index, name in enumerate(columns.names) if names is None or name in names]
 
 
 def _walk(
-    octets: Octets, positions: Positions, rows: Positions, width: int, chosen: Sequence[int]
+    octets: Octets, positions: Positions, rows: Positions, width: int, column_indexes: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
     """Move over one tuple in each message of `rows`, whose first column begins at the message's position.
 
@@ -178,63 +178,65 @@ def _walk(
     empty values at their end, with the mark of NULL.
     """
     count = len(positions)
-    places = {column: place for place, column in enumerate(chosen)}
+    places = {column: place for place, column in enumerate(column_indexes)}
     is_every_row = len(rows) == count
-    bounds = np.empty((len(chosen), count, 2), np.int32)
+    bounds = np.empty((len(column_indexes), count, 2), np.int32)
     if not is_every_row:
         bounds[:] = octets.ends[:, np.newaxis]
     marks: list[Marks | int | None] = [
-        None if is_every_row else np.full(count, _NULL, np.uint8) for _ in chosen
+        None if is_every_row else np.full(count, _NULL, np.uint8) for _ in column_indexes
     ]
     ends = positions[rows]
     for first in range(0, len(rows), _ROWS_PER_WALK):
         batch: slice | Positions = slice(first, first + _ROWS_PER_WALK)
-        at = ends[batch]
+        positions_in_batch = ends[batch]
         if not is_every_row:
             batch = rows[batch]
         for column in range(width):
-            start, end, mark = _step(octets, at)
+            start, end, mark = _step(octets, positions_in_batch)
             place = places.get(column)
             if place is not None:
                 bounds[place, batch, 0] = start
                 bounds[place, batch, 1] = end
                 marks[place] = _add_marks(marks[place], mark, batch, count)
-            at = end
-        ends[first : first + _ROWS_PER_WALK] = at
+            positions_in_batch = end
+        ends[first : first + _ROWS_PER_WALK] = positions_in_batch
     return [
         _Cells(bounds[place].reshape(-1), _TEXT if mark is None else mark) for place, mark in enumerate(marks)
     ], ends
 
 
 def _add_marks(
-    seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int
+    marks_so_far: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int
 ) -> Marks | int:
     """Return the marks with those of a batch of rows added; one mark if all are the same."""
-    if seen is None and isinstance(mark, int):
+    if marks_so_far is None and isinstance(mark, int):
         return mark
-    if isinstance(seen, int) and isinstance(mark, int) and seen == mark:
-        return seen
-    if not isinstance(seen, np.ndarray):
-        seen = np.full(count, _NULL if seen is None else seen, np.uint8)
-    seen[batch] = mark
-    return seen
+    if isinstance(marks_so_far, int) and isinstance(mark, int) and marks_so_far == mark:
+        return marks_so_far
+    if not isinstance(marks_so_far, np.ndarray):
+        marks_so_far = np.full(count, _NULL if marks_so_far is None else marks_so_far, np.uint8)
+    marks_so_far[batch] = mark
+    return marks_so_far
 
 
-def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | int]:
+def _step(octets: Octets, positions: Positions) -> tuple[Positions, Positions, Marks | int]:
     """Return the start, the end and the mark of the value at each position; one mark if all are the same."""
-    words = octets.words(at)  # A byte for the kind; then, if the value was sent, four bytes for its length.
+    words = octets.words(
+        positions
+    )  # A byte for the kind; then, if the value was sent, four bytes for its length.
     mark = int(words[0] >> 56) if len(words) else _TEXT
     if mark in (_TEXT, _BINARY):
-        less = words - np.uint64(mark << 56)
-        if not len(at) or less.max() >> 56 == 0:
-            start = at + 5
-            return start, start + (less >> 24).view(np.int64), mark
+        remainder = words - np.uint64(mark << 56)
+        if not len(positions) or remainder.max() >> 56 == 0:
+            start = positions + 5
+            return start, start + (remainder >> 24).view(np.int64), mark
     marks = (words >> 56).astype(np.uint8)
-    sent = (marks == _TEXT) | (marks == _BINARY)
-    if not (sent | (marks == _NULL) | (marks == _UNCHANGED)).all():
+    is_sent = (marks == _TEXT) | (marks == _BINARY)
+    if not (is_sent | (marks == _NULL) | (marks == _UNCHANGED)).all():
         raise ProtocolError("a value is of a kind that is none of 'n', 'u', 't' and 'b'", sqlstate="08P01")
-    start = at + np.where(sent, 5, 1)
-    return start, start + np.where(sent, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
+    start = positions + np.where(is_sent, 5, 1)
+    return start, start + np.where(is_sent, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
 
 
 def _fill_unchanged(new: _Cells, old: _Cells | None) -> _Cells:
@@ -252,17 +254,17 @@ def _fill_unchanged(new: _Cells, old: _Cells | None) -> _Cells:
 def _struct(
     columns: RelationColumns,
     buffer: pa.Buffer,
-    chosen: Sequence[int],
+    column_indexes: Sequence[int],
     cells: Sequence[_Cells],
     is_present: Mask,
 ) -> pa.StructArray:
     """Convert the chosen columns to one struct."""
-    kind = pa.struct([pa.field(columns.names[at], columns.types[at].arrow) for at in chosen])
+    kind = pa.struct([pa.field(columns.names[index], columns.types[index].arrow) for index in column_indexes])
     if not is_present.any():
         return pa.nulls(len(is_present), kind)
     children = [
-        _values(buffer, cell, columns.types[at], columns.names[at])
-        for at, cell in zip(chosen, cells, strict=True)
+        _values(buffer, cell, columns.types[index], columns.names[index])
+        for index, cell in zip(column_indexes, cells, strict=True)
     ]
     validity = None if is_present.all() else bitmap(is_present)
     return pa.Array.from_buffers(kind, len(is_present), [validity], children=children)

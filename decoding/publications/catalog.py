@@ -1,9 +1,13 @@
 """Publications: the part of a relation's changes that the subscribed publications send.
 
-In: the publisher's tables, and its publications from the catalog or pgsieve.yaml. Out: the part of a
-relation's changes that publications send together (`published_relation`), the relation as which one
-publication sends them (`publish_as_relation`, which resolves publish_via_partition_root), and the tables of
-the initial copy (`replicated_tables`). Raises `PublicationError` for a combination that PostgreSQL refuses.
+In: the publisher's tables, and its publications from the catalog or pgsieve.yaml. Out:
+
+- `published_relation`: the part of a relation's changes that several publications send together.
+- `publish_as_relation`: the relation whose name one publication gives to a table's changes: the table itself, or
+  with publish_via_partition_root the root of its partition tree.
+- `replicated_tables`: the tables of the initial copy.
+
+Raises `PublicationError` for a combination that PostgreSQL refuses.
 
 Source: get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
 src/backend/catalog/pg_publication.c; PostgreSQL documentation, Row Filters and Column Lists.
@@ -68,11 +72,11 @@ class Table:
     - `unsent_leaves` are the quoted names of leaves whose changes are not in the WAL: unlogged and foreign
       tables.
     - `children` are the oids of the tables that inherit directly from a plain table.
-    - `columns_ever` counts the columns with the dropped ones (relnatts).
+    - `columns_ever` counts the columns, including dropped columns (relnatts).
     - `file` is the file of the rows (relfilenode); it changes when all rows are rewritten.
     - `case_mappings` are the server's case mappings by collation, if the table's row filters need them.
     - `encoding` is the database's encoding, and `major_version` the server's version, for row filters.
-    - `legible` is false if the table's name, its schema's or a column's is invalid in that encoding.
+    - `legible` is false if the name of the table, of its schema or of a column is invalid in that encoding.
     """
 
     oid: int
@@ -177,8 +181,8 @@ class Publication:
         entry = None if self.all_tables or table.schema in self.schemas else self.table_entry(table.oid)
         if entry and entry.columns is not None:
             return tuple(a.name for a in table.attributes if a.name in entry.columns)
-        generated = {"", "s"} if self.generated_columns == "s" else {""}
-        return tuple(a.name for a in table.attributes if a.generated in generated)
+        published_kinds = {"", "s"} if self.generated_columns == "s" else {""}
+        return tuple(a.name for a in table.attributes if a.generated in published_kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +190,10 @@ class Catalog:
     """The publisher's tables, publications and users' types, all of one snapshot.
 
     - `tables` and `types` are by oid.
-    - `names` has a digest of all names of a kind, for each kind of `NAMES_OF` in
-      decoding/values/printed_names.py.
-    - `locked` has the holder of the lock by table, for tables whose row filters and generation expressions
-      are unknown because of a lock.
+    - `names` maps each kind of `NAMES_OF` in decoding/values/printed_names.py to a digest of all names of this
+      kind.
+    - `locked` maps the oid of a table whose row filters and generation expressions are unknown because of a lock
+      to the holder of the lock.
     """
 
     tables: Mapping[int, Table]
@@ -209,11 +213,11 @@ class Catalog:
         From version 18 on, it raises the error only if none exists, because the server ignores missing
         publications (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
         """
-        selected = tuple(self.publications[n] for n in names if n in self.publications)
+        publications = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
-        if missing is not None and (self.server_version < 180000 or not selected):
+        if missing is not None and (self.server_version < 180000 or not publications):
             raise missing
-        return selected
+        return publications
 
     def missing(self, names: Iterable[str]) -> PublicationError | None:
         """The error for publications that do not exist, or None if all exist."""
@@ -231,7 +235,7 @@ class Catalog:
 class PublishedRelation:
     """The part of a relation's changes that the publications of one subscription send together.
 
-    `filters` has by operation the row filters, joined with OR, or None if all rows are sent.
+    `filters` maps an operation to its row filters, which are joined with OR; or to None if all rows are sent.
     """
 
     relation: Table
@@ -243,10 +247,10 @@ class PublishedRelation:
 
 
 def publish_as_relation(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
-    """The relation as which a publication sends changes of `table`, and its level in the partition tree.
+    """The relation whose name a publication gives to changes of `table`, and its level in the partition tree.
 
-    The level is 0 for the table itself, 1 for its parent, and so on. None if the publication sends no
-    changes.
+    The level is 0 for the table itself, 1 for its parent, and so on. Returns None if the publication sends no
+    changes of the table.
     """
     chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
     containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
@@ -270,9 +274,9 @@ def _require_same_generated_columns(publications: Sequence[Publication], table: 
     """Raise PublicationError as check_and_init_gencol() of pgoutput.c does (since version 18)."""
     if not any(a.generated for a in table.attributes):
         return
-    unlisted = [p for p in publications if not p.has_column_list(table)]
-    if len({p.generated_columns for p in unlisted}) > 1:
-        names = ", ".join(f'"{p.name}"' for p in unlisted)
+    without_column_list = [p for p in publications if not p.has_column_list(table)]
+    if len({p.generated_columns for p in without_column_list}) > 1:
+        names = ", ".join(f'"{p.name}"' for p in without_column_list)
         raise PublicationError(
             "cannot use different values of publish_generated_columns for table"
             f' "{table.qualified}" in different publications ({names})',
@@ -298,9 +302,9 @@ def published_relation(
 ) -> PublishedRelation | None:
     """The part of changes to `table` (a plain table or a leaf) that `publications` together send.
 
-    None if they send nothing. The publish-as relation is the topmost one of all publications. Only
-    publications with this relation contribute row filters and column lists; all contribute their operations
-    (get_rel_sync_entry()). Raises PublicationError if column lists differ.
+    Returns None if they send nothing. Each publication has a publish-as relation; the topmost of these is used.
+    Only publications with this relation contribute row filters and column lists; all publications contribute
+    their operations (get_rel_sync_entry()). Raises PublicationError if column lists differ.
     """
     levels = [
         (p, target) for p in publications if (target := publish_as_relation(p, table, catalog)) is not None
@@ -334,7 +338,7 @@ def published_relation(
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTable:
-    """A table of which a subscription has a replica: the rows and columns of the initial copy, and the key.
+    """A table that a subscription replicates: the rows and columns of the initial copy, and the key of the replica.
 
     `row_filters` are joined with OR, whatever the publications' operations are; None copies all rows
     (PostgreSQL documentation, Row Filters: Initial Data Synchronization). `leaves` are the leaf partitions of
@@ -353,11 +357,11 @@ class ReplicatedTable:
     def key(self) -> tuple[str, ...]:
         """The key columns of the replica; empty if rows can only be compared as a whole.
 
-        An old row has the identity columns of its leaf. So the key is the root's if the identities of all
-        leaves contain it. Otherwise it is the key that all leaves share, if that contains the partition key:
-        then it is unique in the whole tree. Without updates and deletes the leaves' identities do not matter,
-        and a shared key would be wrong: a deleted row stays in the replica, and a later insert can repeat its
-        key.
+        An old row has the identity columns of its leaf. So the key is the root's key if the identities of all
+        leaves contain it. Otherwise it is the key that all leaves share, if this key contains the partition key,
+        because then it is unique in the whole tree. Without updates and deletes the leaves' identities do not
+        matter, and a shared key would be wrong: a deleted row stays in the replica, and a later insert can repeat
+        its key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(
@@ -424,7 +428,7 @@ def _tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
 
 def _partition_key_columns(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
     """The columns of the partition keys between a root and its leaves."""
-    partitioned = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
+    partitioned_tables = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
     return frozenset(
-        column for table in _tables_by_oid(partitioned, catalog) for column in table.partition_columns
+        column for table in _tables_by_oid(partitioned_tables, catalog) for column in table.partition_columns
     )

@@ -3,8 +3,8 @@
 In: tables, WHERE, column lists and parameters from pgsieve.yaml, and the publisher's catalog. Out: a
 `Publication` like the server's, or the errors of CREATE PUBLICATION in the server's order
 (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Only a server can check a WHERE, so the caller passes a function that
-does so.
+src/backend/catalog/pg_publication.c). Only a server can check a WHERE clause, so the caller passes a function
+that asks the server.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class DefinedPublication:
         for problem in self.problems(catalog, lambda _table, _where: None):
             raise problem
         entries: dict[int, PublicationTable] = {}
-        for defined, table in self._entries(catalog):
-            columns = None if defined.columns is None else frozenset(defined.columns)
-            entries.setdefault(table.oid, PublicationTable(table.oid, defined.where, columns))
+        for entry, table in self._entries(catalog):
+            columns = None if entry.columns is None else frozenset(entry.columns)
+            entries.setdefault(table.oid, PublicationTable(table.oid, entry.where, columns))
         return Publication(
             name=self.name,
             operations=self.operations,
@@ -75,8 +75,8 @@ class DefinedPublication:
 
     def missing(self, catalog: Catalog) -> list[tuple[str, str]]:
         """The schemas and names of tables that are not in the catalog."""
-        named = [*((t.schema, t.name) for t in self.tables), *self.excluded]
-        return [name for name in named if name not in catalog.by_name]
+        names = [*((t.schema, t.name) for t in self.tables), *self.excluded]
+        return [name for name in names if name not in catalog.by_name]
 
     def problems(self, catalog: Catalog, check_where: WhereCheck) -> Iterator[PublicationError]:
         """Yield all errors of CREATE PUBLICATION, in the server's order; the server raises only the first."""
@@ -84,35 +84,35 @@ class DefinedPublication:
             yield self._refusal('unrecognized publication parameter: "publish_generated_columns"', "42601")
         for schema, name in self.missing(catalog):
             yield self._refusal(f'relation "{schema}.{name}" does not exist', "42P01")
-        for excluded in (catalog.by_name[name] for name in self.excluded if name in catalog.by_name):
-            if excluded.ancestors:
+        for excluded_table in (catalog.by_name[name] for name in self.excluded if name in catalog.by_name):
+            if excluded_table.ancestors:
                 yield self._refusal(
-                    f'cannot specify relation "{excluded.qualified}" in the publication EXCEPT clause: This operation is not'
+                    f'cannot specify relation "{excluded_table.qualified}" in the publication EXCEPT clause: This operation is not'
                     " supported for individual partitions.",
                     "22023",
                     "exclude the root of its partition tree, or list the tables that are published",
                 )
         entries = list(self._entries(catalog))
         yield from self._redundancy_errors(entries)
-        for defined, table in entries:
-            if defined.where is not None:
-                yield from self._where_problems(table, defined.where, check_where)
-        for defined, table in entries:
-            if defined.columns is not None and table.kind == "p" and not self.via_root:
+        for entry, table in entries:
+            if entry.where is not None:
+                yield from self._where_problems(table, entry.where, check_where)
+        for entry, table in entries:
+            if entry.columns is not None and table.kind == "p" and not self.via_root:
                 yield self._refusal(
                     f'cannot use column list for relation "{table.qualified}" in publication "{self.name}": Column'
                     " lists cannot be specified for partitioned tables when publish_via_partition_root is false.",
                     "22023",
                 )
-        for defined, table in entries:
-            if defined.columns is not None:
-                yield from self._column_problems(table, defined.columns, catalog.server_version)
+        for entry, table in entries:
+            if entry.columns is not None:
+                yield from self._column_problems(table, entry.columns, catalog.server_version)
 
     def _entries(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
         """Yield the tables in the order of OpenTableList(): each before the tables that inherit from it."""
-        for defined in self.tables:
-            for table in _with_children(defined.schema, defined.name, catalog):
-                yield defined, table
+        for entry in self.tables:
+            for table in _with_children(entry.schema, entry.name, catalog):
+                yield entry, table
 
     def _redundancy_errors(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
         """Yield the errors for tables with several entries.
@@ -122,15 +122,15 @@ class DefinedPublication:
         """
         first: dict[int, DefinedTable] = {}
         last_added = ""
-        for defined, table in entries:
+        for entry, table in entries:
             if table.oid not in first:
-                first[table.oid], last_added = defined, table.name
+                first[table.oid], last_added = entry, table.name
                 continue
             earlier = first[table.oid]
-            inherits = (table.schema, table.name) != (defined.schema, defined.name)
+            inherits = (table.schema, table.name) != (entry.schema, entry.name)
             for clause, is_redundant in (
-                ("WHERE clauses", (earlier.where or defined.where) is not None),
-                ("column lists", (earlier.columns or defined.columns) is not None),
+                ("WHERE clauses", (earlier.where or entry.where) is not None),
+                ("column lists", (earlier.columns or entry.columns) is not None),
             ):
                 if is_redundant:
                     name = last_added if inherits else table.name
@@ -138,7 +138,7 @@ class DefinedPublication:
                     break
 
     def _where_problems(
-        self, table: Table, where: str, check_where: WhereCheck
+        self, table: Table, row_filter: str, check_where: WhereCheck
     ) -> Iterator[PublicationError]:
         if table.kind == "p" and not self.via_root:
             yield self._refusal(
@@ -146,36 +146,36 @@ class DefinedPublication:
                 " partitioned table when publish_via_partition_root is false.",
                 "22023",
             )
-        elif (error := check_where(table, where)) is not None:
+        elif (error := check_where(table, row_filter)) is not None:
             yield self._refusal(error.message, error.sqlstate, error.hint)
 
     def _column_problems(
         self, table: Table, columns: tuple[str, ...], server_version: int
     ) -> Iterator[PublicationError]:
-        generated = {a.name: a.generated for a in table.attributes}
-        seen: set[str] = set()
+        generation_of = {a.name: a.generated for a in table.attributes}
+        earlier_names: set[str] = set()
         for column in columns:
             if column in _SYSTEM_COLUMNS:
                 yield self._refusal(
                     f'cannot use system column "{column}" in publication column list', "42P10"
                 )
-            elif column not in generated:
+            elif column not in generation_of:
                 yield self._refusal(
                     f'column "{column}" of relation "{table.name}" does not exist',
                     "42703",
-                    f"the table has {', '.join(generated)}",
+                    f"the table has {', '.join(generation_of)}",
                 )
-            elif generated[column] == "v":
+            elif generation_of[column] == "v":
                 yield self._refusal(
                     f'cannot use virtual generated column "{column}" in publication column list', "42P10"
                 )
-            elif generated[column] and server_version < 180000:
+            elif generation_of[column] and server_version < 180000:
                 yield self._refusal(
                     f'cannot use generated column "{column}" in publication column list', "42P10"
                 )
-            elif column in seen:
+            elif column in earlier_names:
                 yield self._refusal(f'duplicate column "{column}" in publication column list', "42710")
-            seen.add(column)
+            earlier_names.add(column)
 
     def _refusal(self, message: str, sqlstate: str | None, hint: str | None = None) -> PublicationError:
         return PublicationError(
@@ -189,10 +189,10 @@ def _with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
     """Yield a table and all tables that inherit from it."""
     table = catalog.by_name.get((schema, name))
     pending = [] if table is None else [table]
-    seen: set[int] = set()
+    tables_so_far: set[int] = set()
     while pending:
         table = pending.pop(0)
-        if table.oid not in seen:
-            seen.add(table.oid)
+        if table.oid not in tables_so_far:
+            tables_so_far.add(table.oid)
             yield table
             pending += [catalog.tables[c] for c in table.children if c in catalog.tables]

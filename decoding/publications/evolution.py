@@ -2,9 +2,9 @@
 
 A Relation message comes only when a row changes, and it has only the names of columns. No message has the
 defaults that PostgreSQL fills in, or the values that ALTER TABLE rewrites. So this module compares two states
-of the catalog: the former one, which the replica has (`Layout`), and the present one. It identifies a column
-by its number, which is never reused, an altered column by the transaction in its row of pg_attribute, and a
-rewritten table by its file.
+of the catalog: the former state, by which the replica was written (`Layout`), and the present state. It
+identifies a column by its number, which is never reused. A column was altered if the transaction in its row of
+pg_attribute differs, and a table was rewritten if its file differs.
 
 Out: the source of each column's values (`column_sources`), and the present names of a Relation message's
 columns (`present_names`). Raises SchemaChangedError if a change between both states is ambiguous.
@@ -38,9 +38,9 @@ class LayoutColumn:
     - `changed` is the transaction that last altered the column.
     - `missing` has the column's value in older rows, or several values if the leaves of a partitioned table
       differ; None is NULL.
-    - `made` describes the parts of the type on which the text of its values depends. Each entry has a kind,
-      an oid or name, and details: ("e", oid, labels...) and ("w", oid, transactions that wrote the labels...)
-      for an enum, ("c", oid, fields...) for a composite, ("n", kind of names, digest) for printed names.
+    - `made` has the parts of the type that decide how its values are printed. Each entry has a kind, an oid or
+      name, and details: ("e", oid, labels...) and ("w", oid, transactions that wrote the labels...) for an enum,
+      ("c", oid, fields...) for a composite, ("n", kind of names, digest) for printed names.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Layout:
     files: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, table: Table, catalog: Catalog) -> Layout:
+    def of_table(cls, table: Table, catalog: Catalog) -> Layout:
         """The layout of a table in a catalog."""
         parts = (
             [catalog.tables[oid] for oid in table.leaves if oid in catalog.tables]
@@ -99,7 +99,7 @@ class Layout:
         (PostgreSQL documentation, Concurrency Control: Caveats).
         """
         table = after.tables.get(self.oid)
-        return table is None or Layout.of(table, after).files != self.files
+        return table is None or Layout.of_table(table, after).files != self.files
 
     def column_by_number(self, number: int) -> LayoutColumn | None:
         """The column with this number."""
@@ -122,12 +122,12 @@ def _missing_values(attribute: Attribute, parts: Sequence[Table]) -> tuple[str |
 def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
     """`LayoutColumn.made`: altering one of these parts changes the text of values without rewriting rows."""
     parts, label_transactions, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
-    seen, pending = set[int](), [type_oid]
+    part_oids, pending = set[int](), [type_oid]
     while pending:
         oid = pending.pop()
-        if oid in seen:
+        if oid in part_oids:
             continue
-        seen.add(oid)
+        part_oids.add(oid)
         if oid in NAMES_OF:
             names.add(NAMES_OF[oid])
         if (type_ := catalog.types.get(oid) or DERIVED_TYPES.get(oid)) is None:
@@ -150,7 +150,7 @@ def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
 class ColumnSource:
     """A column of the replica, and the source of its values in the rows that the replica already has.
 
-    The source is the column `former`, or, if that is None, `value` for all rows, where None is NULL.
+    The source is the replica's column `former`. If `former` is None, all rows get `value`, where None is NULL.
     """
 
     column: str
@@ -182,16 +182,16 @@ def refuse_ambiguity(former: Layout, present: Layout) -> None:
     """Raise SchemaChangedError if a column name in a message between both states can mean several columns."""
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
-    added = present.columns_added_since(former)
-    if len(added) != present.columns_ever - former.columns_ever:
+    added_types = present.columns_added_since(former)
+    if len(added_types) != present.columns_ever - former.columns_ever:
         raise SchemaChangedError("a column was added and dropped again")
     names = {c.name for c in former.columns}
     for column in present.columns:
-        before = former.column_by_number(column.number)
-        if column.name in names and (before is None or before.name != column.name):
+        former_column = former.column_by_number(column.number)
+        if column.name in names and (former_column is None or former_column.name != column.name):
             raise SchemaChangedError(f'column "{column.name}" is another one than before')
-    dropped = {c.type_oid for c in former.columns if present.column_by_number(c.number) is None}
-    if any(c.type_oid in dropped for c in added):
+    dropped_types = {c.type_oid for c in former.columns if present.column_by_number(c.number) is None}
+    if any(c.type_oid in dropped_types for c in added_types):
         raise SchemaChangedError("a column was dropped and one of the same type added")
 
 
@@ -206,20 +206,22 @@ def _column_source(
 ) -> ColumnSource:
     column = present.column_by_name(name)
     assert column is not None
-    before = former.column_by_number(column.number)
-    if before is None:
+    former_column = former.column_by_number(column.number)
+    if former_column is None:
         if has_column_list:
             raise SchemaChangedError(f'column "{name}" was added beside a column list')
         return ColumnSource(name, None, missing_value(column, former, present))
-    if before.name not in columns:
+    if former_column.name not in columns:
         raise SchemaChangedError(f'column "{name}" is published now')
-    if columns[before.name] != spark_type or not _has_same_text(before.type_oid, column.type_oid):
+    if columns[former_column.name] != spark_type or not _has_same_text(
+        former_column.type_oid, column.type_oid
+    ):
         raise SchemaChangedError(f'column "{name}" has another type')
-    if _is_altered(before.made, column.made):
+    if _is_altered(former_column.made, column.made):
         raise SchemaChangedError(f'the type of column "{name}" was altered, or a name that its values print')
-    if column.changed != before.changed and _files_differ(former, present):
+    if column.changed != former_column.changed and _files_differ(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
-    return ColumnSource(name, before.name)
+    return ColumnSource(name, former_column.name)
 
 
 def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
@@ -244,10 +246,10 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
     A record of an earlier version of pgsieve may lack an entry. A missing entry counts as altered for printed
     names, and as unaltered for all else.
     """
-    before = {entry[:2]: entry for entry in former}
+    former_entries = {entry[:2]: entry for entry in former}
     return any(
         (entry[: len(before_entry)] if entry[0] in {"e", "w"} else entry) != before_entry
-        if (before_entry := before.get(entry[:2])) is not None
+        if (before_entry := former_entries.get(entry[:2])) is not None
         else entry[0] == "n"
         for entry in present
     )
@@ -271,10 +273,13 @@ def present_names(
         column = present.column_by_name(name) or former.column_by_name(name)
         if column is None:
             raise SchemaChangedError(f'column "{name}" had another name before and after')
-        now, before = present.column_by_number(column.number), former.column_by_number(column.number)
-        if type_oid not in {c.type_oid for c in (now, before) if c}:
+        present_column, former_column = (
+            present.column_by_number(column.number),
+            former.column_by_number(column.number),
+        )
+        if type_oid not in {c.type_oid for c in (present_column, former_column) if c}:
             raise SchemaChangedError(f'column "{name}" had another type before and after')
-        names.append(now.name if now else name)
+        names.append(present_column.name if present_column else name)
         numbers.append(column.number)
     if relation_id != present.oid:
         # A leaf may number its columns differently, so their order cannot show whether names were swapped.

@@ -63,7 +63,7 @@ class Expression:
             pending += reversed(children)
 
     def columns(self) -> frozenset[int]:
-        """The attribute numbers that the expression reads; of a virtual column, those in its expression."""
+        """The attribute numbers that the expression reads; for a virtual column, those that its expression reads."""
         read = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
         return frozenset(read - self.generation.keys())
 
@@ -99,7 +99,7 @@ def refusal_reason(
 ) -> str | None:
     """PostgreSQL's reason to refuse the expression as a row filter, or None.
 
-    `functions` and `operators` are the oids of those that are user-defined or not immutable.
+    `functions` and `operators` are the oids of the functions and operators that are user-defined or not immutable.
     """
     return next(
         (

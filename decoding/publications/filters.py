@@ -30,7 +30,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
     from pgsieve.decoding.row_filters.analysis import PUBLISHER_HINT, FilterColumn, parse_row_filter
     from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 
-    chosen = server_mappings(dict(table.case_mappings)) if mappings is None else mappings
+    used_mappings = server_mappings(dict(table.case_mappings)) if mappings is None else mappings
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
@@ -38,7 +38,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
         expand_unsent_columns(text, table),
         columns,
         table.qualified,
-        chosen,
+        used_mappings,
         table.encoding,
         table.major_version,
     )
@@ -56,10 +56,10 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
 @lru_cache(maxsize=4096)  # A continuous run calls this often with the same filters.
 def needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
     """The collations under which a row filter changes or ignores case, and whether it uses initcap."""
-    needed = MappingRequests()
+    requests = MappingRequests()
     with suppress(PgsieveError):  # The filter's evaluation reports its errors.
-        parse_table_filter(table, text, needed)
-    return MappingProxyType(needed.collations)
+        parse_table_filter(table, text, requests)
+    return MappingProxyType(requests.collations)
 
 
 def reads_unsent_columns(table: Table, text: str) -> bool:

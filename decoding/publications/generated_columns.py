@@ -24,21 +24,21 @@ from pgsieve.decoding.row_filters.nodes import BPCHAR, VARCHAR
 _LENGTH_LIMITED_TYPES: Final = frozenset({BPCHAR, VARCHAR})
 
 
-def expand_unsent_columns(where: str, table: Table) -> str:
+def expand_unsent_columns(filter_text: str, table: Table) -> str:
     """Return the row filter over columns that changes contain; text that cannot be parsed is unchanged."""
     unsent = {a.name: a for a in table.attributes if not a.is_sent}
     if not unsent:
-        return where
+        return filter_text
     try:
-        tree = grammar.parse(where)
+        tree = grammar.parse(filter_text)
     except (grammar.InvalidSyntaxError, RefusedError, RecursionError):
-        return where
+        return filter_text
     references = [c for c in tree.find_all(exp.Column) if grammar.folded_name(c.this) in unsent]
     for column in sorted(references, key=lambda c: int(c.this.meta["start"]), reverse=True):
         expression = _expression(unsent[grammar.folded_name(column.this)], table)
         begin, end = int(column.parts[0].meta["start"]), int(column.this.meta["end"]) + 1
-        where = where[:begin] + expression + where[end:]
-    return where
+        filter_text = filter_text[:begin] + expression + filter_text[end:]
+    return filter_text
 
 
 def _expression(column: Attribute, table: Table) -> str:

@@ -24,9 +24,9 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
 
     Publications that do not exist are ignored.
     """
-    chosen = [catalog.publications[name] for name in publications if name in catalog.publications]
-    published = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
-    trees = published | {a for oid in published for a in catalog.tables[oid].ancestors}
+    selection = [catalog.publications[name] for name in publications if name in catalog.publications]
+    published_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in selection)}
+    trees = published_oids | {a for oid in published_oids for a in catalog.tables[oid].ancestors}
     tables = [t for t in catalog.tables.values() if t.oid in trees or trees & {*t.ancestors}]
     plain = {
         f.name: getattr(catalog, f.name)
@@ -38,9 +38,12 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
         **plain,
         "tables": [_table_to_json(t) for t in tables],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
-        "publications": [_publication_to_json(p) for p in chosen],
+        "publications": [_publication_to_json(p) for p in selection],
         # Decoding needs only these properties of a type.
-        "types": {oid: {"kind": made.kind, "of": made.of} for oid, made in catalog.types.items()},
+        "types": {
+            oid: {"kind": derived_type.kind, "of": derived_type.of}
+            for oid, derived_type in catalog.types.items()
+        },
     }
     return json.dumps(document, default=sorted, ensure_ascii=False)
 
@@ -55,7 +58,7 @@ def catalog_from_json(text: str) -> Catalog:
     nested = {
         "tables": {t.oid: t for t in tables},
         "publications": {p.name: p for p in publications},
-        "types": {int(oid): DerivedType(**made) for oid, made in read["types"].items()},
+        "types": {int(oid): DerivedType(**derived_type) for oid, derived_type in read["types"].items()},
     }
     return Catalog(**{**read, **nested})
 

@@ -66,7 +66,7 @@ def publisher_errors(
 def _coverage_problem(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """Why the identity does not cover the publication: reason, columns and hint; None if it does."""
+    """Why the identity does not cover the publication: the reason, columns and hint; None if it covers it."""
     entry = None if publication.all_tables else publication.table_entry(publish_as.oid)
     is_full = table.replica_identity == "f"
     identity = set(table.identity)
@@ -91,9 +91,9 @@ def _coverage_problem(
         )
     if server_version < 180000 or (columns is not None and not is_full):
         return None
-    published = {"", "s"} if publication.generated_columns == "s" else {""}
+    published_kinds = {"", "s"} if publication.generated_columns == "s" else {""}
     if unpublished := [
-        a.name for a in table.attributes if a.name in identity and a.generated not in published
+        a.name for a in table.attributes if a.name in identity and a.generated not in published_kinds
     ]:
         return (
             "Replica identity must not contain unpublished generated columns.",
@@ -108,8 +108,8 @@ def subscriber_error(
 ) -> ReplicaIdentityError | None:
     """The error if a subscriber would not find the row of some UPDATE or DELETE, else None.
 
-    None also if the root of a partition tree has a key: a subscriber takes it for the identity of all leaves
-    (`leaves_without_root_key`).
+    Also returns None if the root of a partition tree has a key, because a subscriber takes this key for the identity
+    of all leaves (`leaves_without_root_key`).
     """
     relations = [] if replicated.key else _relations_without_key(replicated, publications, catalog)
     if not relations:
@@ -136,7 +136,7 @@ def subscriber_error(
 def leaves_without_root_key(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The leaves whose old rows lack columns of the root's key, by which a subscriber searches for them."""
+    """The leaves whose old rows lack columns of the root's key; a subscriber searches for a row by this key."""
     return _relations_without_key(replicated, publications, catalog) if replicated.key else []
 
 

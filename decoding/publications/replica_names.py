@@ -25,12 +25,12 @@ def snake_case(name: str) -> str:
 
 def refuse_shared_names(table: str, columns: Iterable[str]) -> None:
     """Raise PgsieveError if `snake_case` gives two columns of a table the same name."""
-    former: dict[str, str] = {}
+    column_of_name: dict[str, str] = {}
     for column in columns:
-        other = former.setdefault(snake_case(column), column)
-        if other != column:
+        first_column = column_of_name.setdefault(snake_case(column), column)
+        if first_column != column:
             raise PgsieveError(
-                f'table "{table}": columns {quote_identifier(other)} and {quote_identifier(column)} would both be'
+                f'table "{table}": columns {quote_identifier(first_column)} and {quote_identifier(column)} would both be'
                 f" {snake_case(column)} in the replica",
                 hint="rename one of them, or leave `names: snake` out of the subscription's layout",
                 sqlstate="42701",

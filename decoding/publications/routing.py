@@ -1,9 +1,12 @@
 """Decides which relations a slot captures, and to which replica a captured change belongs.
 
-In: a catalog, and the publications of each subscription of a slot (`pgsieve.decoding.publications.catalog`).
-Out: the capture publications, which together send exactly the subscribed tables and operations without
-filters (`plan_capture`); for each relation id in messages the relation as which it is published, with
-publish_via_partition_root resolved (`routes`); and the tables that a TRUNCATE empties (`truncated_tables`).
+In: a catalog, and the publications of each subscription of a slot (`pgsieve.decoding.publications.catalog`). Out:
+
+- `plan_capture`: the capture publications, which the slot reads. Together they send exactly the subscribed tables
+  and operations, without filters.
+- `routes`: maps each relation id in messages to what one subscription receives of the relation's changes. With
+  publish_via_partition_root a partition's changes belong to its root.
+- `truncated_tables`: the replicated tables that a TRUNCATE empties.
 """
 
 from __future__ import annotations
@@ -59,10 +62,10 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     """Return the capture publications for the subscriptions of one slot.
 
     A partition tree is captured as its root if all subscriptions publish it as this root, in the same way for
-    all leaves. Then the publisher routes changes by its historic catalog, and distinguishes a TRUNCATE of a
-    leaf from one of the root. Of any other tree that a subscription publishes as its root, the leaves are
-    captured, and `routes` routes their changes. The publication then lists the root without
-    publish_via_partition_root, so that new leaves are captured too.
+    all leaves. In that case the publisher routes each change by the catalog as of the change, and distinguishes a
+    TRUNCATE of a leaf from a TRUNCATE of the root. If a subscription publishes any other tree as its root, the
+    leaves are captured, and `routes` routes their changes to the root. The capture publication lists the root
+    without publish_via_partition_root, so that new leaves are captured too.
 
     A table is captured only with the operations that a subscription publishes, because a publication of
     updates makes UPDATE fail on a table without a replica identity (PostgreSQL documentation, CREATE
@@ -78,8 +81,8 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     }
     for relations in sent_by_subscription:
         for relation in relations.values():
-            above = [a for a in relation.relation.ancestors if a in as_root]
-            oid = above[-1] if above else relation.relation.oid
+            captured_roots = [a for a in relation.relation.ancestors if a in as_root]
+            oid = captured_roots[-1] if captured_roots else relation.relation.oid
             captured.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
     groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in captured.values():
@@ -104,7 +107,7 @@ def _captured_roots(
     subscriptions: Subscriptions,
     sent_by_subscription: Sequence[Mapping[int, PublishedRelation]],
 ) -> dict[int, tuple[bool, frozenset[str]]]:
-    """By oid of the partitioned tables to list, whether each is captured as its root, and its operations."""
+    """Maps the oid of each partitioned table to list to whether it is captured as its root, and to its operations."""
     replicated_roots: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
         for replicated in replicated_tables(publications, catalog).values():
@@ -116,16 +119,16 @@ def _captured_roots(
         root = catalog.tables[oid]
         if any(a in replicated_roots for a in root.ancestors):
             continue
-        sending = [sent for sent in sent_by_subscription if any(leaf in sent for leaf in root.leaves)]
-        result[oid] = (all(_has_uniform_leaves(root, sent, catalog) for sent in sending), operations)
+        sending = [oids for oids in sent_by_subscription if any(leaf in oids for leaf in root.leaves)]
+        result[oid] = (all(_has_uniform_leaves(root, oids, catalog) for oids in sending), operations)
     return result
 
 
 def leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
-    """The leaves of each root whose TRUNCATE is published, but which is captured as its leaves.
+    """For each root that is captured as its leaves although its TRUNCATE is published, the set of these leaves.
 
-    A captured TRUNCATE of all these leaves may be one of the root. Only the publisher's WAL shows which it
-    is.
+    A captured TRUNCATE of all leaves of a root may have been a TRUNCATE of the root. Only the publisher's WAL
+    shows whether it was.
     """
     sent = [s for publications in subscriptions.values() for s in routes(catalog, publications).values()]
     trees = {
@@ -149,10 +152,10 @@ def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 
 
 def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
-    """By relation id in captured messages, the part of the changes that one subscription receives.
+    """Maps a relation id in captured messages to the part of the relation's changes that one subscription receives.
 
-    The result has the id of a root only if all its leaves are published alike, as in a tree that is captured
-    as its root.
+    The result has the id of a root only if all leaves of the root are published in the same way, because only
+    such a tree is captured as its root.
     """
     sent = {
         t.oid: s for t in changed_relations(catalog) if (s := published_relation(t, publications, catalog))
@@ -166,18 +169,18 @@ def truncated_tables(
 ) -> list[Table]:
     """The replicated tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
-    A TRUNCATE of a partition does not empty a table that is published as its root. If leaves are captured, a
-    TRUNCATE of all leaves counts as one of the root. `leaf_captured_trees` lists the trees for which this can
-    be wrong.
+    If a partition tree is published as its root, a TRUNCATE of a partition does not empty the replica of the root.
+    If the leaves of a root are captured, a TRUNCATE of all leaves counts as a TRUNCATE of the root.
+    `leaf_captured_trees` lists the trees for which this can be wrong.
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}
     by_id = routes(catalog, publications)
     for oid in truncated:
-        sent = by_id.get(oid)
-        if sent is None or "truncate" not in sent.operations:
+        relation = by_id.get(oid)
+        if relation is None or "truncate" not in relation.operations:
             continue
-        root = sent.publish_as
+        root = relation.publish_as
         if root.oid == oid:
             emptied[oid] = root
         elif root.leaves and set(root.leaves) <= truncated:

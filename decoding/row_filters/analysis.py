@@ -256,22 +256,22 @@ class _Analysis:
         return Not(self._condition(self._left(part)))
 
     def is_(self, part: exp.Is) -> Node:
-        tested, test = self._left(part), part.expression
+        operand, test = self._left(part), part.expression
         if isinstance(test, exp.Boolean):
-            result: Node = IsTruth(self._condition(tested), bool(test.this))
+            result: Node = IsTruth(self._condition(operand), bool(test.this))
         elif isinstance(test, exp.Null):
-            return self._null_test(tested, negated=bool(part.args.get("negate")))
+            return self._null_test(operand, is_negated=bool(part.args.get("negate")))
         else:
             self._refuse(part, "it has no exact counterpart in pgsieve")
         return Not(result) if part.args.get("negate") else result
 
-    def _null_test(self, tested: exp.Expr, *, negated: bool) -> Node:
+    def _null_test(self, operand: exp.Expr, *, is_negated: bool) -> Node:
         # A row IS NULL if all its fields are NULL, and IS NOT NULL if none is (PostgreSQL documentation,
         # Comparison Functions and Operators).
-        row = self._row_fields(tested)
-        fields = (self._node(tested),) if row is None else row
+        row = self._row_fields(operand)
+        fields = (self._node(operand),) if row is None else row
         tests = [IsNull(type_rules.resolve_unknown_as_text(field)) for field in fields]
-        return functions.logical("AND", [Not(test) if negated else test for test in tests])
+        return functions.logical("AND", [Not(test) if is_negated else test for test in tests])
 
     def comparison(self, part: exp.Expr) -> Node:
         operator = operators.COMPARISONS[type(part)]
@@ -296,8 +296,10 @@ class _Analysis:
     def distinct(self, part: exp.Expr) -> Node:
         left, right = self._left(part), self._right(part)
         rows = self._row_pair(part, left, right) or ((self._node(left),), (self._node(right),))
-        same = functions.logical("AND", [type_rules.not_distinct(*pair) for pair in zip(*rows, strict=True)])
-        return same if isinstance(part, exp.NullSafeEQ) else Not(same)
+        equality = functions.logical(
+            "AND", [type_rules.not_distinct(*pair) for pair in zip(*rows, strict=True)]
+        )
+        return equality if isinstance(part, exp.NullSafeEQ) else Not(equality)
 
     def between(self, part: exp.Between) -> Node:
         compare = type_rules.comparison
@@ -316,8 +318,10 @@ class _Analysis:
         row = self._row_fields(left)
         if row is not None:
             pairs = (self._row_pair(item, left, item) for item in items)
-            same = [functions.row_comparison("=", *pair, self._version) for pair in pairs if pair is not None]
-            return functions.logical("OR", same)
+            equalities = [
+                functions.row_comparison("=", *pair, self._version) for pair in pairs if pair is not None
+            ]
+            return functions.logical("OR", equalities)
         value, nodes = self._node(left), self._nodes(items)
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
@@ -327,8 +331,8 @@ class _Analysis:
             # side, and PostgreSQL searches the array before it computes the other values.
             common_oid = type_rules.common_type([value, *constants])
             if common_oid not in ELEMENT_OIDS:  # there is no array of arrays
-                others = [node for node in nodes if column_names(node)]
-                nodes = [*(type_rules.coerce(node, common_oid) for node in constants), *others]
+                variable_nodes = [node for node in nodes if column_names(node)]
+                nodes = [*(type_rules.coerce(node, common_oid) for node in constants), *variable_nodes]
         return functions.logical("OR", [type_rules.comparison("=", value, node) for node in nodes])
 
     def _each_element(
@@ -431,13 +435,13 @@ class _Analysis:
     def _pattern_match(
         self, part: exp.Expr, pattern: exp.Expr, compare: Callable[[Node, Node], Node]
     ) -> Node:
-        negated, quantified = bool(part.args.get("negate")), grammar.quantified_operand(pattern)
-        if quantified is None:
-            matched = compare(self._node(self._left(part)), self._node(pattern))
-            return Not(matched) if negated else matched
+        is_negated, quantified_operand = bool(part.args.get("negate")), grammar.quantified_operand(pattern)
+        if quantified_operand is None:
+            match = compare(self._node(self._left(part)), self._node(pattern))
+            return Not(match) if is_negated else match
         # x !~~ ANY is not the negation of x ~~ ANY.
-        test_element = (lambda left, right: Not(compare(left, right))) if negated else compare
-        return self._each_element(self._left(part), *quantified, test_element)
+        test_element = (lambda left, right: Not(compare(left, right))) if is_negated else compare
+        return self._each_element(self._left(part), *quantified_operand, test_element)
 
     def _text_constant(self, part: exp.Expr) -> str:
         node = self._node(part)

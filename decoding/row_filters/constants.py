@@ -235,10 +235,10 @@ def _timestamptz(text: str) -> datetime | Infinity:
         raise RefusedError(
             "without an offset (+00), a timestamp with time zone constant depends on the session's TimeZone"
         )
-    local = _finite_timestamp(text[: 10 + zone.start()])
+    local_time = _finite_timestamp(text[: 10 + zone.start()])
     offset = f"{zone[2]}:{zone[3] or '00'}" if zone[2] else "+00:00"
     try:
-        return datetime.fromisoformat(f"{local.isoformat()}{offset}").astimezone(UTC)
+        return datetime.fromisoformat(f"{local_time.isoformat()}{offset}").astimezone(UTC)
     except (ValueError, OverflowError):
         raise RefusedError(_NO_CALENDAR_TIMESTAMP) from None
 
@@ -287,7 +287,7 @@ def _digits(value: Decimal) -> Digits | None:
         return None
     _, figures, exponent = value.as_tuple()
     # Trailing zeros count: they belong to the constant's scale.
-    return Digits.of(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
+    return Digits.before_and_after_point(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
 
 
 def array_element_texts(text: str) -> list[str | None]:
@@ -303,9 +303,11 @@ def array_element_texts(text: str) -> list[str | None]:
         match = _ARRAY_ITEM.match(inner, place)
         if match is None or (match[3] == "," and match.end() == len(inner)):
             raise RefusedError("this form of array constant is not supported, write ARRAY[…]")
-        quoted, bare = match[1], match[2]
+        quoted_text, bare = match[1], match[2]
         unquoted = None if bare is None or bare.upper() == "NULL" else bare
-        items.append(unquoted if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+        items.append(
+            unquoted if quoted_text is None else re.sub(r"\\(.)", r"\1", quoted_text, flags=re.DOTALL)
+        )
         place = match.end()
     return items
 

@@ -86,8 +86,8 @@ def row_comparison(
     strict: Operator = "<" if operator in ("<", "<=") else ">"
 
     def prepend_pair(later_pairs: Node, pair: tuple[Node, Node]) -> Node:
-        same, decided = comparison("=", *pair), comparison(strict, *pair)
-        return Case((same,), (later_pairs,), decided, type_oid=BOOL)
+        equality, strict_comparison = comparison("=", *pair), comparison(strict, *pair)
+        return Case((equality,), (later_pairs,), strict_comparison, type_oid=BOOL)
 
     return reduce(prepend_pair, reversed(pairs[:-1]), cast("Node", comparison(operator, *pairs[-1])))
 

@@ -63,9 +63,12 @@ class CaseMapping:
 
     def variants_of_range(self, first: str, last: str) -> str:
         """The characters outside a range that match a variant in it (range() in regc_locale.c)."""
-        both = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
+        mappings = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
         variants = {
-            changed for each in both for character, changed in each.items() if first <= character <= last
+            mapped_character
+            for each in mappings
+            for character, mapped_character in each.items()
+            if first <= character <= last
         }
         return "".join(sorted(variant for variant in variants if not first <= variant <= last))
 
@@ -134,18 +137,20 @@ _TRANSLATION_TABLES: Final[dict[Changes, Mapping[int, str]]] = {}
 
 def _translation_table(changes: Changes) -> Mapping[int, str]:
     if changes not in _TRANSLATION_TABLES:
-        table = {ord(before): after for before, after in zip(*changes, strict=True)}
+        table = {
+            ord(character): mapped_character for character, mapped_character in zip(*changes, strict=True)
+        }
         _TRANSLATION_TABLES[changes] = MappingProxyType(table)
     return _TRANSLATION_TABLES[changes]
 
 
 def _capitalize(words: Words, text: str) -> str:
     first, rest = _translation_table(words.first), _translation_table(words.rest)
-    changed, inside = [], False
+    parts, inside = [], False
     for character in text:
-        changed.append((rest if inside else first).get(ord(character), character))
+        parts.append((rest if inside else first).get(ord(character), character))
         inside = _is_within(words.members, character)
-    return "".join(changed)
+    return "".join(parts)
 
 
 def _is_within(word_ranges: str, character: str) -> bool:

@@ -64,7 +64,7 @@ class Digits:
     MAX_PRECISION = 38  # The precision of Arrow's decimal128.
 
     @staticmethod
-    def of(integral: int, scale: int) -> Digits | None:
+    def before_and_after_point(integral: int, scale: int) -> Digits | None:
         """`integral` digits before the point and `scale` after it; None if these exceed MAX_PRECISION."""
         precision = max(integral + scale, 1)
         return Digits(precision, scale) if precision <= Digits.MAX_PRECISION else None
@@ -85,7 +85,7 @@ def common_digits(several: Iterator[Digits | None]) -> Digits | None:
         if digits is None:
             return None
         integral, scale = max(integral, digits.integral), max(scale, digits.scale)
-    return Digits.of(integral, scale)
+    return Digits.before_and_after_point(integral, scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

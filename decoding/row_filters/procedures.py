@@ -243,15 +243,15 @@ class Procedure:
     def accepts(self, types: Sequence[int]) -> bool:
         """Whether arguments of these types can be passed, with implicit casts where needed."""
         return len(types) == len(self.arguments) and all(
-            actual in (wanted, UNKNOWN) or wanted in _IMPLICIT_CASTS.get(actual, ())
-            for actual, wanted in zip(types, self.arguments, strict=True)
+            actual in (expected_type, UNKNOWN) or expected_type in _IMPLICIT_CASTS.get(actual, ())
+            for actual, expected_type in zip(types, self.arguments, strict=True)
         )
 
     def count_matches(self, types: Sequence[int], *, preferred: bool) -> int:
         """Count the arguments that need no conversion; `preferred` adds conversions to a preferred type."""
         return sum(
-            actual == wanted or (preferred and wanted in _PREFERRED_TYPES)
-            for actual, wanted in zip(types, self.arguments, strict=True)
+            actual == expected_type or (preferred and expected_type in _PREFERRED_TYPES)
+            for actual, expected_type in zip(types, self.arguments, strict=True)
             if actual != UNKNOWN
         )
 
@@ -283,18 +283,18 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
     types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
     if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
         # PostgreSQL first assumes that an operator's unknown side has the other side's type.
-        same = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
-        exact = [candidate for candidate in candidates if candidate.arguments == same]
+        one_type = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
+        exact = [candidate for candidate in candidates if candidate.arguments == one_type]
         candidates = tuple(exact) or candidates
     accepting = [candidate for candidate in candidates if candidate.accepts(types)]
     for preferred in (False, True):
-        most = max(
+        most_matches = max(
             (candidate.count_matches(types, preferred=preferred) for candidate in accepting), default=0
         )
         accepting = [
             candidate
             for candidate in accepting
-            if candidate.count_matches(types, preferred=preferred) == most
+            if candidate.count_matches(types, preferred=preferred) == most_matches
         ]
     if len(accepting) > 1:
         # PostgreSQL takes an unknown argument for a string if a candidate takes a string there.

@@ -149,8 +149,8 @@ class _Translation:
         text = match[0]
         if text[0] != "{":
             return text
-        least, most = int(match[1]), int(match[3] or match[1])
-        if max(least, most) > _MAX_REPETITIONS or most < least:
+        minimum, maximum = int(match[1]), int(match[3] or match[1])
+        if max(minimum, maximum) > _MAX_REPETITIONS or maximum < minimum:
             raise RefusedError("its bounds are not valid")
         return text
 
@@ -171,13 +171,13 @@ class _Translation:
             raise RefusedError(f"{construct} in a regular expression depends on the collation")
 
     def _set(self) -> str:
-        negated = self._peek() == "^"
-        self._place += negated
+        is_negated = self._peek() == "^"
+        self._place += is_negated
         members = [self._member()]  # A ] in first position is a member.
         while self._peek() != "]":
             members.append(self._member())
         self._place += 1
-        return f"[^{''.join(members)}]" if negated else _set_with_nul("".join(members))
+        return f"[^{''.join(members)}]" if is_negated else _set_with_nul("".join(members))
 
     def _member(self) -> str:
         match = _CLASS.match(self._pattern, self._place)

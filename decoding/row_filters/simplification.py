@@ -169,9 +169,9 @@ def _is_nonnullable(node: Node) -> bool | None:
             left.type_oid == BOOL
         ):
             # The planner replaces a comparison with a constant by the other operand or its negation.
-            other = right if _can_become_constant(left) else left
+            variable_side = right if _can_become_constant(left) else left
             has_constant_side = _can_become_constant(left) or _can_become_constant(right)
-            return None if has_constant_side and _is_nonnullable(other) is not False else False
+            return None if has_constant_side and _is_nonnullable(variable_side) is not False else False
         case Cast(operand=operand) if (
             operand.type_oid != node.type_oid and not {operand.type_oid, node.type_oid} & _RELABELLED_TYPES
         ):
@@ -183,20 +183,20 @@ def _is_nonnullable(node: Node) -> bool | None:
 
 
 def _replace_children(node: Node, replace_child: Callable[[Node], Node]) -> Node:
-    changed: dict[str, Any] = {}
+    replacements: dict[str, Any] = {}
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
-            changed[field.name] = replace_child(value)
+            replacements[field.name] = replace_child(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-            changed[field.name] = tuple(map(replace_child, value))
-    return _replace_operands(node, **changed)
+            replacements[field.name] = tuple(map(replace_child, value))
+    return _replace_operands(node, **replacements)
 
 
 def _replace_operands(node: Node, **operands: Any) -> Node:
     """Return the same object if no operand changed, so that a repeated part is compiled only once."""
-    same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
-    return node if same else replace(node, **operands)
+    is_same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
+    return node if is_same else replace(node, **operands)
 
 
 def _is_same(before: Any, after: Any) -> bool:
@@ -210,8 +210,8 @@ def _fold_strict(node: Node) -> Node:
     if any(map(is_null, operands)):
         return _null_constant(node)
     for number, operand in enumerate(operands):
-        others = (*operands[:number], *operands[number + 1 :])
-        if _can_become_null(operand) and any(map(_can_fail_for_a_row, others)):
+        other_operands = (*operands[:number], *operands[number + 1 :])
+        if _can_become_null(operand) and any(map(_can_fail_for_a_row, other_operands)):
             raise _undecided_error()
     return node
 

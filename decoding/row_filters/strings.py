@@ -42,34 +42,34 @@ def _literal(pattern: str, place: int) -> str:
     return pattern[place + 1]
 
 
-def _match(text: str, at: int, pattern: str, place: int) -> _Match:
-    while at < len(text) and place < len(pattern):
-        if pattern[place] == "%":
-            return _match_after_percent(text, at, pattern, place)
-        if pattern[place] != "_":
-            if _literal(pattern, place) != text[at]:
+def _match(text: str, text_place: int, pattern: str, pattern_place: int) -> _Match:
+    while text_place < len(text) and pattern_place < len(pattern):
+        if pattern[pattern_place] == "%":
+            return _match_after_percent(text, text_place, pattern, pattern_place)
+        if pattern[pattern_place] != "_":
+            if _literal(pattern, pattern_place) != text[text_place]:
                 return _Match.FALSE
-            place += pattern[place] == "\\"
-        at, place = at + 1, place + 1
-    if at < len(text):
+            pattern_place += pattern[pattern_place] == "\\"
+        text_place, pattern_place = text_place + 1, pattern_place + 1
+    if text_place < len(text):
         return _Match.FALSE
-    return _Match.ABORT if pattern[place:].strip("%") else _Match.TRUE
+    return _Match.ABORT if pattern[pattern_place:].strip("%") else _Match.TRUE
 
 
-def _match_after_percent(text: str, at: int, pattern: str, place: int) -> _Match:
-    """Match a pattern that begins with % at `place`: try each start in the text from `at` on."""
-    while place < len(pattern) and pattern[place] in "%_":
-        if pattern[place] == "_":
-            if at == len(text):
+def _match_after_percent(text: str, text_place: int, pattern: str, pattern_place: int) -> _Match:
+    """Match a pattern that begins with % at `pattern_place`: try each start in the text from `text_place` on."""
+    while pattern_place < len(pattern) and pattern[pattern_place] in "%_":
+        if pattern[pattern_place] == "_":
+            if text_place == len(text):
                 return _Match.ABORT
-            at += 1
-        place += 1
-    if place == len(pattern):
+            text_place += 1
+        pattern_place += 1
+    if pattern_place == len(pattern):
         return _Match.TRUE
-    first = _literal(pattern, place)
-    for start in range(at, len(text)):
+    first = _literal(pattern, pattern_place)
+    for start in range(text_place, len(text)):
         if text[start] == first:
-            verdict = _match(text, start, pattern, place)
+            verdict = _match(text, start, pattern, pattern_place)
             if verdict is not _Match.FALSE:
                 return verdict
     return _Match.ABORT

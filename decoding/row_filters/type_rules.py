@@ -93,8 +93,8 @@ def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
     """
     if NUMERIC not in (type_oid, ELEMENT_OIDS.get(type_oid)) or type_modifier < 0:
         return None
-    packed = type_modifier - 4
-    precision, scale = packed >> 16 & 0xFFFF, ((packed & 0x7FF) ^ 1024) - 1024
+    packed_digits = type_modifier - 4
+    precision, scale = packed_digits >> 16 & 0xFFFF, ((packed_digits & 0x7FF) ^ 1024) - 1024
     return Digits(precision, scale) if 0 <= scale <= precision <= Digits.MAX_PRECISION else None
 
 
@@ -194,7 +194,7 @@ def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
         # An operand without digits may be NaN, which decimal types lack.
-        digits = None if converted.digits is None else Digits.of(precision - scale, scale)
+        digits = None if converted.digits is None else Digits.before_and_after_point(precision - scale, scale)
         return Cast(converted, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):
         return Cast(converted, modifier, type_oid=type_oid)
@@ -213,8 +213,8 @@ def _comparison_type(left: int, right: int) -> int:
     if unsupported:
         raise RefusedError(f"type {type_name(max(unsupported))} has no counterpart in pgsieve")
     if len(pair) == 1:
-        (only,) = pair
-        return TEXT if only == VARCHAR else only
+        (common_oid,) = pair
+        return TEXT if common_oid == VARCHAR else common_oid
     if pair <= set(NUMBERS):
         # PostgreSQL compares float4 with another type in float8, the preferred type of numbers.
         return FLOAT8 if pair & set(FLOATS) else max(pair, key=NUMBERS.index)
@@ -278,11 +278,11 @@ def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> 
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
-        return Digits.of(left.integral + right.integral, left.scale + right.scale)
+        return Digits.before_and_after_point(left.integral + right.integral, left.scale + right.scale)
     common = common_digits(iter((left, right)))
     if operator == "%" or common is None:
         return common
-    return Digits.of(common.integral + 1, common.scale)
+    return Digits.before_and_after_point(common.integral + 1, common.scale)
 
 
 def common_type(nodes: Sequence[Node]) -> int:

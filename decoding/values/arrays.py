@@ -113,9 +113,9 @@ def _elements(letters: Letters, is_value: Mask | None, starts: Positions, ends: 
         nulls = np.flatnonzero(is_null)
         is_null[nulls] = letters[starts[nulls] + place] == _NULL[place]
     if is_value is not None:
-        before = np.zeros(len(letters) + 1, np.int64)
-        np.cumsum(is_value, out=before[1:])
-        letters, starts, ends = letters[is_value], before[starts], before[ends]
+        separators_before = np.zeros(len(letters) + 1, np.int64)
+        np.cumsum(is_value, out=separators_before[1:])
+        letters, starts, ends = letters[is_value], separators_before[starts], separators_before[ends]
     return _gather_elements(pa.py_buffer(letters), starts, ends, is_null)
 
 
@@ -177,15 +177,15 @@ class ArraySend:
         sizes = octets.ends - octets.starts
         dimensions = octets.words(octets.starts) >> 32
         empty = dimensions == 0
-        least = np.where(empty, _HEADER_BYTES, _HEADER_BYTES + _DIMENSION_BYTES)
+        least_lengths = np.where(empty, _HEADER_BYTES, _HEADER_BYTES + _DIMENSION_BYTES)
         element = octets.words(octets.starts + 8) >> 32
-        if (sizes < least).any() or (element != self.element_oid).any():
+        if (sizes < least_lengths).any() or (element != self.element_oid).any():
             raise ProtocolError("a value in binary format is not an array of its type", sqlstate="22P03")
         bound = octets.words(octets.starts + _HEADER_BYTES)
         if (dimensions > 1).any() or ((bound & 0xFFFFFFFF != 1) & ~empty).any():
             raise ValueError("not an array that a list holds")
         counts = np.where(empty, 0, bound >> 32).astype(np.int64)
-        if (counts * _LENGTH_BYTES > sizes - least).any():
+        if (counts * _LENGTH_BYTES > sizes - least_lengths).any():
             raise ProtocolError("a value in binary format has fewer elements than it says", sqlstate="22P03")
         return counts
 
@@ -209,8 +209,8 @@ def _read_elements(octets: Octets, positions: Positions, counts: Positions) -> p
     return _gather_elements(octets.buffer, starts, starts + np.maximum(lengths, 0), lengths == _NULL_LENGTH)
 
 
-def _length(octets: Octets, at: Positions) -> Positions:
-    return (octets.words(at) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
+def _length(octets: Octets, positions: Positions) -> Positions:
+    return (octets.words(positions) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 def _fill_equal_lengths(
@@ -226,8 +226,8 @@ def _fill_equal_lengths(
     step = _LENGTH_BYTES + length
     if length < 0 or (positions + counts * step != octets.ends).any():
         return False
-    within = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = starts + within * step
+    index_in_row = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = starts + index_in_row * step
     if (_length(octets, places - _LENGTH_BYTES) != length).any():
         return False
     starts[:], lengths[:] = places, length

@@ -49,11 +49,9 @@ def _from_hex(text: pa.Array) -> pa.Array:
     digits[starts] = digits[starts + 1] = 0  # `\x` becomes one byte, which is deleted below.
     if (digits == _NOT_HEX).any():
         raise ValueError("not bytea in hex format")
-    decoded = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)
+    octets = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)
     ends = ((offsets - first) // 2 - np.arange(len(text) + 1)).astype(np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(text), [validity, pa.py_buffer(ends), pa.py_buffer(decoded)]
-    )
+    return pa.Array.from_buffers(pa.binary(), len(text), [validity, pa.py_buffer(ends), pa.py_buffer(octets)])
 
 
 def _from_escape(value: bytes) -> bytes:

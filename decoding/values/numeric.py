@@ -61,15 +61,15 @@ def _padding(target: pa.DataType) -> int:
     return int(-target.scale % 4)
 
 
-def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
-    octets, head = _read_headers(sent)
+def _decimals(binary: pa.Array, target: pa.DataType) -> pa.Array:
+    octets, head = _read_headers(binary)
     sign = head >> 16 & 0xFFFF
     if ((sign != 0) & (sign != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     count = (head >> 48).astype(np.int64)
     # The power of 10000 of the first digit if the decimal point is after the last group of four places.
     power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
-    total = np.zeros(len(sent), np.int64)
+    total = np.zeros(len(binary), np.int64)
     for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
         digit = np.where(count > place, read, 0)
         exponent = np.clip(power - place, 0, len(_POWERS) - 1)
@@ -83,7 +83,7 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
         raise ValueError("a decimal has too few digits")
     unscaled[sign == _NEGATIVE] *= -1
     words = np.stack([unscaled, unscaled >> 63], axis=1)
-    return pa.Array.from_buffers(target, len(sent), [None, pa.py_buffer(words)])
+    return pa.Array.from_buffers(target, len(binary), [None, pa.py_buffer(words)])
 
 
 def text_from_send(values: pa.Array) -> pa.Array:
@@ -103,15 +103,17 @@ def text_from_decimal(values: pa.Array) -> pa.Array:
     digits = pc.ascii_lpad(pc.ascii_ltrim(unscaled, "-"), scale + 1, "0")
     sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
     point = pa.scalar(".")
-    before = pc.utf8_slice_codeunits(digits, 0, -scale)
-    return pc.binary_join_element_wise(sign, before, point, pc.utf8_slice_codeunits(digits, -scale), "")
+    integer_digits = pc.utf8_slice_codeunits(digits, 0, -scale)
+    return pc.binary_join_element_wise(
+        sign, integer_digits, point, pc.utf8_slice_codeunits(digits, -scale), ""
+    )
 
 
-def _print_groups(sent: pa.Array) -> pa.Array:
+def _print_groups(binary: pa.Array) -> pa.Array:
     """Print values in groups with the same header, one digit position of a group at a time."""
-    if not len(sent):
+    if not len(binary):
         return pa.array([], pa.string())
-    octets, head = _read_headers(sent)
+    octets, head = _read_headers(binary)
     heads, layout = np.unique(head, return_inverse=True)
     order = np.argsort(layout, kind="stable")
     members = np.split(octets.starts[order], np.cumsum(np.bincount(layout))[:-1])
@@ -121,9 +123,9 @@ def _print_groups(sent: pa.Array) -> pa.Array:
     return pa.concat_arrays(groups).take(pa.array(inverse))
 
 
-def _read_headers(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
+def _read_headers(binary: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
     """Return the bytes and the headers of values."""
-    octets = Octets(sent)
+    octets = Octets(binary)
     head = octets.words(octets.starts)
     if (octets.ends - octets.starts != _HEADER + 2 * (head >> 48).astype(np.int64)).any():
         raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
@@ -148,16 +150,19 @@ def _print_group(octets: Octets, head: int, starts: Positions) -> pa.Array:
     if sign in _SPECIAL:
         return pa.repeat(_SPECIAL[sign], len(starts))
     # The printed groups of four digits, before the decimal point and after it.
-    before, behind = max(first, 0) + 1, -(-places // 4)
-    quads = np.full((len(starts), before + behind, 4), ord("0"), np.uint8)
+    groups_before_point, groups_after_point = max(first, 0) + 1, -(-places // 4)
+    quads = np.full((len(starts), groups_before_point + groups_after_point, 4), ord("0"), np.uint8)
     for place, digit in enumerate(_digits(octets, starts, count)):
-        at = before - 1 - first + place
+        index = groups_before_point - 1 - first + place
         if (digit >= _BASE).any() or sign not in (0, _NEGATIVE):
             raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
-        if at < before + behind:
-            quads[:, at] = _QUADS[digit]
+        if index < groups_before_point + groups_after_point:
+            quads[:, index] = _QUADS[digit]
     digits = quads.reshape(len(starts), -1)
-    integral, fraction = digits[:, : 4 * before], digits[:, 4 * before : 4 * before + places]
+    integral, fraction = (
+        digits[:, : 4 * groups_before_point],
+        digits[:, 4 * groups_before_point : 4 * groups_before_point + places],
+    )
     is_significant = np.maximum.accumulate(integral != ord("0"), axis=1)
     is_significant[:, -1] = True
     minus, point = (

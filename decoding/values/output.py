@@ -51,34 +51,36 @@ def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NO_DEFINED_
         return _distinct_printer(output_values.padded_lsn)(values)
     if type_oid in _OUTPUTS:
         return _OUTPUTS[type_oid](values)
-    derived = DERIVED_TYPES.get(type_oid) or defined.get(type_oid)
-    if derived is None:
+    derived_type = DERIVED_TYPES.get(type_oid) or defined.get(type_oid)
+    if derived_type is None:
         raise NoOutputError
-    if derived.kind == "e":
+    if derived_type.kind == "e":
         return _print_text(values)
-    if derived.kind == "d":
-        return text_of(values, derived.of, defined)
+    if derived_type.kind == "d":
+        return text_of(values, derived_type.of, defined)
     return output_containers.print_values(
-        values, _split_function(type_oid, derived), partial(text_of, defined=defined)
+        values, _split_function(type_oid, derived_type), partial(text_of, defined=defined)
     )
 
 
-def _split_function(type_oid: int, derived: DerivedType) -> Split:
-    match derived.kind:
+def _split_function(type_oid: int, derived_type: DerivedType) -> Split:
+    match derived_type.kind:
         case "a":
             return partial(output_containers.split_array, delimiter=";" if type_oid == BOX_ARRAY else ",")
         case "c":
             return output_containers.split_composite
         case "r":
-            return partial(output_containers.split_range, subtype=derived.of)
+            return partial(output_containers.split_range, subtype=derived_type.of)
         case _:
-            return partial(output_containers.split_multirange, range_type=derived.of)
+            return partial(output_containers.split_multirange, range_type=derived_type.of)
 
 
 def has_output(type_oid: int) -> bool:
     """Whether the binary format of a built-in type determines the text."""
-    derived = DERIVED_TYPES.get(type_oid)
-    return type_oid in _OUTPUTS or (derived is not None and (derived.kind != "a" or has_output(derived.of)))
+    derived_type = DERIVED_TYPES.get(type_oid)
+    return type_oid in _OUTPUTS or (
+        derived_type is not None and (derived_type.kind != "a" or has_output(derived_type.of))
+    )
 
 
 def _print_text(values: pa.Array) -> pa.Array:
@@ -89,8 +91,10 @@ def _distinct_printer(function: Callable[[bytes], str]) -> Output:
     """Return an output function that calls `function` once for each distinct value."""
 
     def output(values: pa.Array) -> pa.Array:
-        encoded = values.cast(pa.binary()).dictionary_encode()
-        return pa.array(map(function, encoded.dictionary.to_pylist()), pa.string()).take(encoded.indices)
+        dictionary = values.cast(pa.binary()).dictionary_encode()
+        return pa.array(map(function, dictionary.dictionary.to_pylist()), pa.string()).take(
+            dictionary.indices
+        )
 
     return output
 
@@ -121,9 +125,9 @@ def _print_json(values: pa.Array) -> pa.Array:
     return convert_valid(values, _print_after_version)
 
 
-def _print_after_version(sent: pa.Array) -> pa.Array:
+def _print_after_version(binary: pa.Array) -> pa.Array:
     """Print jsonb or jsonpath: the text after a version byte, which is 1."""
-    octets = Octets(sent)
+    octets = Octets(binary)
     if (octets.words(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
         raise ProtocolError("a value in binary format does not have version 1", sqlstate="22P03")
     bounds = np.stack([octets.starts + 1, octets.ends], axis=1).astype(np.int32)
@@ -139,9 +143,9 @@ def _print_uuids(values: pa.Array) -> pa.Array:
     return convert_valid(values, _print_valid_uuids)
 
 
-def _print_valid_uuids(sent: pa.Array) -> pa.Array:
-    octets = Octets(sent)
-    count = len(sent)
+def _print_valid_uuids(binary: pa.Array) -> pa.Array:
+    octets = Octets(binary)
+    count = len(binary)
     if (octets.ends - octets.starts != _UUID_BYTES).any():
         raise ProtocolError(f"a value in binary format does not have {_UUID_BYTES} bytes", sqlstate="22P03")
     read = np.frombuffer(octets.buffer, np.uint8).reshape(count, _UUID_BYTES)

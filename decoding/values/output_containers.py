@@ -72,7 +72,7 @@ def split_array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
     cursor = Cursor(value, "array")
     count = cursor.i32("a number of dimensions")
     if not 0 <= count <= _MAX_DIMENSIONS:
-        cursor.fail("at most 6 dimensions", back=4)
+        cursor.fail("at most 6 dimensions", bytes_before=4)
     cursor.i32("flags")
     element = cursor.u32("an element's type")
     dimensions = [(cursor.i32("a size"), cursor.i32("a lower bound")) for _ in range(count)]
@@ -89,7 +89,10 @@ def split_array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
     def assemble() -> str:
         texts = ["NULL" if e is None else _quote(e(), special, "\\") for e in elements]
         for size, _ in reversed(dimensions[1:]):
-            texts = ["{" + delimiter.join(texts[at : at + size]) + "}" for at in range(0, len(texts), size)]
+            texts = [
+                "{" + delimiter.join(texts[index : index + size]) + "}"
+                for index in range(0, len(texts), size)
+            ]
         return bounds_prefix + "{" + delimiter.join(texts) + "}"
 
     return assemble

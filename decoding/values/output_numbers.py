@@ -31,8 +31,8 @@ def float8_text(value: float) -> str:
     magnitude = abs(value)
     shortest = Decimal(repr(magnitude))
     if magnitude >= _FIRST_TIE_8:
-        below, above = math.nextafter(magnitude, 0), math.nextafter(magnitude, math.inf)
-        shortest = _shortest_between(shortest, magnitude, below, above, _DIGITS_8)
+        next_below, next_above = math.nextafter(magnitude, 0), math.nextafter(magnitude, math.inf)
+        shortest = _shortest_between(shortest, magnitude, next_below, next_above, _DIGITS_8)
     return "-" * (value < 0) + _format(shortest, _WIDTH_8)
 
 
@@ -44,11 +44,13 @@ def float4_text(value: float) -> str:
     shortest = Decimal(str(magnitude))
     if magnitude >= _FIRST_TIE_4:
         with np.errstate(over="ignore"):
-            below, above = (
+            next_below, next_above = (
                 np.nextafter(magnitude, np.float32(0)),
                 np.nextafter(magnitude, np.float32(math.inf)),
             )
-        shortest = _shortest_between(shortest, float(magnitude), float(below), float(above), _DIGITS_4)
+        shortest = _shortest_between(
+            shortest, float(magnitude), float(next_below), float(next_above), _DIGITS_4
+        )
     return "-" * (value < 0) + _format(shortest, _WIDTH_4)
 
 
@@ -59,20 +61,20 @@ def _special(value: float) -> str:
 
 
 def _shortest_between(
-    shortest: Decimal, value: float, below: float, above: float, max_digits: int
+    shortest: Decimal, value: float, next_below: float, next_above: float, max_digits: int
 ) -> Decimal:
     """The shortest decimal that is nearer to the value than to its neighbours, unlike perhaps `shortest`."""
     exact = Fraction(value)
-    least = (exact + Fraction(below)) / 2
+    lower_bound = (exact + Fraction(next_below)) / 2
     # The greatest number has no neighbour above; one is assumed at the distance of the neighbour below.
-    greatest = exact * 2 - least if math.isinf(above) else (exact + Fraction(above)) / 2
-    if least < shortest < greatest:
+    greatest = exact * 2 - lower_bound if math.isinf(next_above) else (exact + Fraction(next_above)) / 2
+    if lower_bound < shortest < greatest:
         return shortest
     decimal = Decimal(value)
     for precision in range(len(shortest.normalize().as_tuple().digits), max_digits):
-        rounded = [Context(precision, rounding).plus(decimal) for rounding in (ROUND_FLOOR, ROUND_CEILING)]
-        for candidate in sorted(rounded, key=lambda candidate: abs(Fraction(candidate) - exact)):
-            if least < candidate < greatest:
+        roundings = [Context(precision, rounding).plus(decimal) for rounding in (ROUND_FLOOR, ROUND_CEILING)]
+        for candidate in sorted(roundings, key=lambda candidate: abs(Fraction(candidate) - exact)):
+            if lower_bound < candidate < greatest:
                 return candidate
     return Context(max_digits).plus(decimal)
 

@@ -116,9 +116,9 @@ def _points(cursor: Cursor, count: int) -> str:
     return ",".join(f"({','.join(_numbers(cursor, 2))})" for _ in range(count))
 
 
-def points(value: bytes, count: int, enclosed: str = "{}") -> str:
+def points(value: bytes, count: int, form: str = "{}") -> str:
     """Print a point, lseg or box."""
-    return enclosed.format(_points(Cursor(value, "geometric"), count))
+    return form.format(_points(Cursor(value, "geometric"), count))
 
 
 def line(value: bytes) -> str:
@@ -186,7 +186,7 @@ def _query(cursor: Cursor, outer: int, *, in_phrase: bool) -> str:
         marks = "*" * bool(prefix) + "".join(letter for i, letter in enumerate("ABCD") if weights & 8 >> i)
         return f"{lexeme}:{marks}" if marks else lexeme
     operator = cursor.u8("an operator")
-    priority = _PRIORITY.get(operator) or cursor.fail("an operator", back=1)
+    priority = _PRIORITY.get(operator) or cursor.fail("an operator", bytes_before=1)
     if operator == _NOT:
         text = "!" + _query(cursor, priority, in_phrase=False)
     else:
@@ -199,7 +199,7 @@ def _query(cursor: Cursor, outer: int, *, in_phrase: bool) -> str:
 
 
 point = partial(points, count=1)
-lseg = partial(points, count=2, enclosed="[{}]")
+lseg = partial(points, count=2, form="[{}]")
 box = partial(points, count=2)
 xid = partial(unsigned, width=4)
 xid8 = partial(unsigned, width=8)

@@ -247,14 +247,14 @@ def column_type(
     default = _default_type(type_oid, type_modifier, defined)
     if override is None:
         return default
-    requested = "".join(override.lower().split())
-    chosen = _override_type(type_oid, type_modifier, requested, defined)
-    if chosen is None:
+    type_name = "".join(override.lower().split())
+    override_type = _override_type(type_oid, type_modifier, type_name, defined)
+    if override_type is None:
         raise UnsupportedTypeError(
             f'a column of PostgreSQL type {type_oid} cannot be of Spark type "{override}"',
             hint=f"offered types: {', '.join(dict.fromkeys([default.spark, *_offered_types(type_oid), 'string']))}",
         )
-    return chosen
+    return override_type
 
 
 def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> ColumnType:

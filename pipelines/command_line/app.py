@@ -124,8 +124,8 @@ class Command(_PlainHelp, TyperCommand):
                 raise
             from pgsieve.pipelines.commands.failures import as_refusal
 
-            if (refused := as_refusal(error)) is not None:
-                report_error(ctx, refused)
+            if (refusal := as_refusal(error)) is not None:
+                report_error(ctx, refusal)
                 raise typer.Exit(EXIT_REFUSED) from error
             report_error(ctx, error)
             raise typer.Exit(EXIT_FAULT) from error
@@ -246,11 +246,11 @@ Subscription = Annotated[
 
 
 def command(
-    epilog: str, name: str | None = None, to: typer.Typer = app, *, panel: str | None = None
+    epilog: str, name: str | None = None, group: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command, which also accepts the options about the log after its name.
 
-    `to` is its group, `panel` its section in `--help`.
+    `group` is its group, `panel` its section in `--help`.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -283,7 +283,7 @@ def command(
             parameters=[*signature.parameters.values(), *log_parameters]
         )
         typed_command.__annotations__ = {**function.__annotations__, **log_options}
-        to.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(run_command)
+        group.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(run_command)
         return function
 
     return register

@@ -95,10 +95,10 @@ def log_as_text() -> bool:
     Call it before `os._exit`, or before another program takes over stderr.
     """
     global _json
-    closing, _json = _json, None
-    if closing is not None:
-        closing.close()
-    return closing is not None
+    former_log, _json = _json, None
+    if former_log is not None:
+        former_log.close()
+    return former_log is not None
 
 
 #: The file that replaces stdout and stderr in this context.
@@ -116,14 +116,14 @@ def redirect_output(file: TextIO) -> Iterator[None]:
         _OUTPUT_FILE.reset(token)
 
 
-def _out() -> Console:
+def _stdout_console() -> Console:
     """A console on stdout; in a pipe or a file, a table is as wide as its contents."""
-    out = _OUTPUT_FILE.get() or sys.stdout
-    width = None if out.isatty() else 10_000
-    return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
+    console = _OUTPUT_FILE.get() or sys.stdout
+    width = None if console.isatty() else 10_000
+    return Console(file=console, highlight=False, markup=False, emoji=False, width=width)
 
 
-def to_stderr(*, is_terminal: bool | None = None) -> Console:
+def stderr_console(*, is_terminal: bool | None = None) -> Console:
     """A console on stderr: for progress, errors, and the tables before a question.
 
     By default Rich detects whether stderr is a terminal; `is_terminal` overrides that.
@@ -138,10 +138,10 @@ def to_stderr(*, is_terminal: bool | None = None) -> Console:
     )
 
 
-def print_out(*what: RenderableType) -> None:
+def print_out(*renderables: RenderableType) -> None:
     """Print texts and tables on stdout; a text is one line, whatever its length."""
-    console = _out()
-    for each in what:
+    console = _stdout_console()
+    for each in renderables:
         console.print(each, soft_wrap=not isinstance(each, Table))
 
 
@@ -221,7 +221,7 @@ def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -
         _json.error(error, verbose=verbose)
     elif verbose:
         trace = conceal_passwords("".join(traceback.format_exception(error)))
-        to_stderr().print("\n".join(map(escape_controls, trace.split("\n"))), end="", soft_wrap=True)
+        stderr_console().print("\n".join(map(escape_controls, trace.split("\n"))), end="", soft_wrap=True)
         _error_line(f"{prefix}unexpected {type(error).__name__}", None)
     else:
         _error_line(
@@ -233,7 +233,7 @@ def _error_line(message: str, hint: str | None) -> None:
     if _json is not None:
         _json.write("error", message=message, hint=hint)
         return
-    console = to_stderr()
+    console = stderr_console()
     console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
     if hint:
         console.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)
@@ -296,13 +296,13 @@ def progress() -> Iterator[Progress]:
     if _json is not None:
         yield JsonProgress(_json)
         return
-    console = to_stderr()
+    console = stderr_console()
     if not console.is_terminal:
         yield LineProgress()
         return
     # While a step runs, Dagster replaces stderr by a pipe to the terminal. Without `is_terminal`, Rich would
     # then print plain lines into the display.
-    console = to_stderr(is_terminal=True)
+    console = stderr_console(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
         yield _TerminalProgress(bars)

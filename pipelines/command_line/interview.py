@@ -31,8 +31,8 @@ def _is_interactive() -> bool:
     return sys.stdin.isatty()
 
 
-def _ask(question: str, default: str | None = None, *, hidden: bool = False) -> str:
-    return str(typer.prompt(question, default=default, hide_input=hidden, err=True))
+def _ask(question: str, default: str | None = None, *, is_hidden: bool = False) -> str:
+    return str(typer.prompt(question, default=default, hide_input=is_hidden, err=True))
 
 
 def _ask_yes_no(question: str) -> bool:
@@ -76,7 +76,7 @@ def connect_and_survey(options: Options) -> tuple[Connection, Survey]:
         has_password = connection.password is not None or connection.password_command
         if has_password or "password" not in error.message or not _is_interactive():
             raise
-    connection = replace(connection, password=_ask("password", hidden=True))
+    connection = replace(connection, password=_ask("password", is_hidden=True))
     return connection, survey(connection, source)
 
 
@@ -94,19 +94,19 @@ def choose(survey: Survey, options: Options) -> Choice:
     for name in publications:
         if name not in names:
             raise unknown_name_error("publication", name, names)
-    selected = tuple(_find_table(survey, table) for table in tables)
-    trees = [f"{each.schema}.{each.name}" for each in selected if each.partitioned]
+    survey_tables = tuple(_find_table(survey, table) for table in tables)
+    trees = [f"{each.schema}.{each.name}" for each in survey_tables if each.partitioned]
     if via_root is None and trees and _is_interactive():
         via_root = _ask_yes_no(f"publish {', '.join(trees)} as one table each, not as its partitions")
     source_name = options.source or safe_name(survey.database)
-    proposed = safe_name(publications[0] if publications else f"{source_name}_replica")
+    default_name = safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
         source=source_name,
-        subscription=options.subscription or proposed,
+        subscription=options.subscription or default_name,
         lake=options.lake,
         role=options.role or proposed_role(survey),
         publications=tuple(publications),
-        tables=selected,
+        tables=survey_tables,
         via_root=via_root is not False,
     )
 
@@ -116,18 +116,18 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
 
     Returns both lists, one of them empty.
     """
-    published = [each.name for each in survey.publications if each.tables]
+    publications = [each.name for each in survey.publications if each.tables]
     everything = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
     if not _is_interactive():
-        if not published:
+        if not publications:
             raise PgsieveError(
                 f'database "{survey.database}" has no publication with tables',
                 hint="name tables with --table, or create a publication",
             )
-        return published, []
+        return publications, []
     reports.print_survey(survey.publications, survey.tables)
-    if published:
-        return _split(_ask("publications, separated by commas", ", ".join(published))), []
+    if publications:
+        return _split(_ask("publications, separated by commas", ", ".join(publications))), []
     if not everything:
         raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
     answer = _ask("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")

@@ -42,8 +42,8 @@ class JsonLog:
 
     def write(self, level: str, **entries: object) -> None:
         """Write one line; leave out entries that are None."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        entries = {"time": now, "level": level, **{k: v for k, v in entries.items() if v is not None}}
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        entries = {"time": time, "level": level, **{k: v for k, v in entries.items() if v is not None}}
         line = escape_controls_in_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
             while line:  # A pipe may accept only a part.
@@ -115,7 +115,7 @@ class _Handler(logging.Handler):
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
         levels = {logging.ERROR: "error", logging.WARNING: "warning", logging.INFO: "info"}
         self._log.write(
-            next((name for least, name in levels.items() if record.levelno >= least), "debug"),
+            next((name for minimum, name in levels.items() if record.levelno >= minimum), "debug"),
             logger=record.name,
             message=conceal_passwords(record.getMessage()),
             traceback=None if trace is None else conceal_passwords(trace),

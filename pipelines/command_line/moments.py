@@ -46,17 +46,17 @@ def read(
     With --json, prints one JSON object per row.
     """
     settings = load(ctx, config)
-    (selected,) = settings.select([subscription])
+    (chosen_subscription,) = settings.select([subscription])
     from pgsieve.pipelines.commands import read as reading
 
     if table is None:
-        report = reading.read(settings, selected, at)
+        report = reading.read(settings, chosen_subscription, at)
         console.print_result(report, print_moment, in_json=as_json)
         return
-    chosen = reading.read_table(settings, selected, at, table)
+    table_rows = reading.read_table(settings, chosen_subscription, at, table)
     from pgsieve.pipelines.command_line.rows import print_rows
 
-    print_rows(chosen.batches(), chosen.schema(), as_json=as_json)
+    print_rows(table_rows.batches(), table_rows.schema(), as_json=as_json)
 
 
 @command("Example: pgsieve restore sales ./sales-before --at 16/B374D848", panel=_PANEL)
@@ -77,10 +77,10 @@ def restore(
     publisher stay as they are. --at means the same as for `pgsieve read`.
     """
     settings = load(ctx, config)
-    (selected,) = settings.select([subscription])
+    (chosen_subscription,) = settings.select([subscription])
     from pgsieve.pipelines.commands.restore import restore as restore_tables
 
-    report = restore_tables(settings, selected, at, folder)
+    report = restore_tables(settings, chosen_subscription, at, folder)
     console.print_result(report, print_moment, in_json=as_json)
 
 
@@ -120,11 +120,13 @@ def refilter(
     table stays as it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies the table.
     """
     settings = load(ctx, config)
-    (selected,) = settings.select([subscription])
+    (chosen_subscription,) = settings.select([subscription])
     from pgsieve.pipelines.commands.refilter import refilter as filter_again
 
     with console.progress() as progress:
-        report = filter_again(settings, selected, tables or [], source, progress, planning=planning)
+        report = filter_again(
+            settings, chosen_subscription, tables or [], source, progress, planning=planning
+        )
     console.print_result(report, print_refiltered, in_json=as_json)
     if report.has_missing_tables:
         raise typer.Exit(EXIT_FINDINGS)
@@ -132,18 +134,18 @@ def refilter(
 
 def print_refiltered(report: RefilterReport) -> None:
     """Print for each table the replica that it is made from, or the reason against it."""
-    what = (
+    summary = (
         "would be made"
         if report.planned
         else f"made, as of LSN {report.lsn}"
         if report.lsn
         else "nothing made"
     )
-    console.print_out(console.Text(f"{report.subscription}: {what}", style="bold"))
-    listed = console.table_of("table", "made of", "rows", "reason", right=("rows",))
+    console.print_out(console.Text(f"{report.subscription}: {summary}", style="bold"))
+    tables = console.table_of("table", "made of", "rows", "reason", right=("rows",))
     for each in report.tables:
-        console.add_row(listed, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
-    console.print_out(listed)
+        console.add_row(tables, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
+    console.print_out(tables)
     if report.has_missing_tables:
         copies = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
         console.print_out(
@@ -154,10 +156,10 @@ def print_refiltered(report: RefilterReport) -> None:
 def print_moment(report: MomentReport) -> None:
     """Print the tables as of a moment, with their paths."""
     console.print_out(console.Text(f"{report.subscription} as of LSN {report.lsn}", style="bold"))
-    listed = console.table_of(
+    tables = console.table_of(
         "table", "rows", "changes applied", "version", "path", right=("rows", "changes applied", "version")
     )
     for each in report.tables:
         name = quote_qualified(each.schema, each.name)
-        console.add_row(listed, name, each.rows, each.changes, each.version, each.path)
-    console.print_out(listed)
+        console.add_row(tables, name, each.rows, each.changes, each.version, each.path)
+    console.print_out(tables)

@@ -164,8 +164,8 @@ def _follow(
 def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:
     from pgsieve.pipelines.commands.explain import explain
 
-    explained = explain(settings, selected)
-    console.print_result(explained, reports.print_explanation, in_json=as_json)
+    explanation = explain(settings, selected)
+    console.print_result(explanation, reports.print_explanation, in_json=as_json)
 
 
 @command("Example: pgsieve resync sales public.orders", panel=_PANEL)

@@ -19,8 +19,8 @@ from pgsieve.pipelines.command_line.console import (
     format_bytes,
     print_failures,
     print_out,
+    stderr_console,
     table_of,
-    to_stderr,
 )
 from pgsieve.pipelines.command_line.sequences import print_compared_sequences, print_sequences
 from pgsieve.pipelines.command_line.validation_report import print_since_copy, print_validation
@@ -76,19 +76,19 @@ def _print_changes(run: SubscriptionRun) -> None:
     cut = f", cut {run.cut_version}" if run.cut_version is not None else ""
     print_out(Text(f"{run.name}: applied up to LSN {run.to_lsn} (from {run.from_lsn}){cut}", style="bold"))
     if run.copied:
-        copied = table_of("copied", "rows", "seconds", right=("rows", "seconds"))
+        copies = table_of("copied", "rows", "seconds", right=("rows", "seconds"))
         for each in run.copied:
-            add_row(copied, quote_qualified(each.schema, each.name), each.rows, f"{each.seconds:.1f}")
-        print_out(copied)
+            add_row(copies, quote_qualified(each.schema, each.name), each.rows, f"{each.seconds:.1f}")
+        print_out(copies)
     if run.tables:
         numbers = ("inserted", "updated", "deleted", "version")
-        applied = table_of("applied", "inserted", "updated", "deleted", "truncated", "version", right=numbers)
+        applies = table_of("applied", "inserted", "updated", "deleted", "truncated", "version", right=numbers)
         for table in run.tables:
             counts = (table.inserted, table.updated, table.deleted)
             add_row(
-                applied, quote_qualified(table.schema, table.name), *counts, table.truncated, table.version
+                applies, quote_qualified(table.schema, table.name), *counts, table.truncated, table.version
             )
-        print_out(applied)
+        print_out(applies)
     if run.spent is not None:
         tasks, size = quantity(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
         print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
@@ -97,12 +97,12 @@ def _print_changes(run: SubscriptionRun) -> None:
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
     """Print what UPDATEs became: a row filter, or partitions, may turn them into INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
-    listed = table_of("transformed", "through", *numbers, "row filter", right=numbers)
+    lines = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:
         table = quote_qualified(each.schema, each.name)
         if each.updates and (each.row_filter is not None or each.source != table):
             add_row(
-                listed,
+                lines,
                 table,
                 each.source,
                 each.updates,
@@ -112,19 +112,19 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
                 each.updates_not_sent,
                 each.row_filter,
             )
-    if listed.row_count:
-        print_out(listed)
+    if lines.row_count:
+        print_out(lines)
 
 
-def print_explanation(explained: Explanation) -> None:
+def print_explanation(explanation: Explanation) -> None:
     """Print what a run would do for each table."""
-    limit = format_bytes(explained.small_bytes)
+    limit = format_bytes(explanation.small_bytes)
     table = table_of("table", "would", "bytes", f"up to {limit}", "more", "because", right=("bytes",))
-    for each in explained.tables:
+    for each in explanation.tables:
         name = f"{each.subscription}: {quote_qualified(each.schema, each.name)}"
         add_row(table, name, each.work, format_bytes(each.bytes), each.few, each.many, each.because)
     print_out(table)
-    for feed, waiting in explained.waiting_bytes.items():
+    for feed, waiting in explanation.waiting_bytes.items():
         slot = "no slot yet" if waiting is None else f"{format_bytes(waiting)} of WAL wait in the slot"
         print_out(Text(f"{feed}: {slot}"))
 
@@ -163,7 +163,7 @@ def print_skip(report: SkipReport) -> None:
 
 def print_drop(report: DropReport) -> None:
     """Print the objects that were removed, and those that remain."""
-    removed = [
+    lines = [
         *([f"replication slot {report.slot}"] if report.slot else []),
         *(f"publication {name}" for name in report.publications),
         *(f"tables no longer needed in publication {name}" for name in report.altered),
@@ -171,7 +171,7 @@ def print_drop(report: DropReport) -> None:
         *(f"{name} of the catalog" for name in report.unregistered),
     ]
     print_out(Text(f"{report.subscription}: dropped", style="bold"))
-    for each in removed:
+    for each in lines:
         print_out(Text(f"  removed: {each}"))
     if report.kept_for:
         print_out(Text(f"  kept: the slot, for {', '.join(report.kept_for)}"))
@@ -252,8 +252,8 @@ def print_status(report: StatusReport) -> None:
 
 def _print_problem(name: str, problem: str) -> None:
     """Print the problem of a slot or subscription, and its hint on a line of its own."""
-    what, *hints = problem.split("\n")
-    print_out(Text.assemble((f"{name}: ", "red"), what), *(Text(f"  {hint}") for hint in hints))
+    text, *hints = problem.split("\n")
+    print_out(Text.assemble((f"{name}: ", "red"), text), *(Text(f"  {hint}") for hint in hints))
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
@@ -328,7 +328,7 @@ def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[Surve
         )
     for each_table in (publications, tables):
         if each_table.row_count:
-            to_stderr().print(each_table)
+            stderr_console().print(each_table)
 
 
 def print_init(report: InitReport) -> None:
@@ -411,19 +411,19 @@ def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
         print_out(table)
 
 
-def _print_sized(sized: LargeTableReport) -> None:
+def _print_sized(report: LargeTableReport) -> None:
     """Print the seconds and rows per second of both for the large table, and the result of `check`."""
     table = table_of(
         *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
         right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
     )
-    for step in sized.steps:
+    for step in report.steps:
         speeds = (
             f"{took:.1f} s, {step.rows / took:,.0f} a second" for took in (step.subscriber, step.pgsieve)
         )
-        ran = f"{step.spent.engine}, {quantity(step.spent.tasks, 'task')}" if step.spent else ""
-        add_row(table, step.title, f"{step.rows:,}", *speeds, ran)
-    verdict = Text("equal", style="green") if sized.equal else Text("DIFFERENT", style="bold red")
+        engine = f"{step.spent.engine}, {quantity(step.spent.tasks, 'task')}" if step.spent else ""
+        add_row(table, step.title, f"{step.rows:,}", *speeds, engine)
+    verdict = Text("equal", style="green") if report.equal else Text("DIFFERENT", style="bold red")
     print_out("", table, Text.assemble("pgsieve check: ", verdict))
 
 

@@ -79,8 +79,8 @@ def _print_publication(publication: PublicationDescription) -> None:
     )
     for entry in publication.tables:
         columns_listed = "" if entry.columns is None else f" ({_names(entry.columns)})"
-        where = "" if entry.where is None else f" WHERE {entry.where}"
-        print_out(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{where}"))
+        filter_clause = "" if entry.where is None else f" WHERE {entry.where}"
+        print_out(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{filter_clause}"))
     for name in publication.excluded:
         print_out(Text(f"  except table {_names(name, '.')}"))
     for schema in publication.schemas:
@@ -96,8 +96,10 @@ def _print_received(table: ReceivedTable) -> None:
     if DELETED in table.metadata:
         print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays and says so"))
     if table.renamed:
-        renamed = (f"{quote_identifier(own)} is {other}" for own, other in table.renamed.items())
-        print_out(Text.assemble(("    in the replica: ", "dim"), ", ".join(renamed)))
+        renames = (
+            f"{quote_identifier(column)} is {replica_name}" for column, replica_name in table.renamed.items()
+        )
+        print_out(Text.assemble(("    in the replica: ", "dim"), ", ".join(renames)))
     for changes in table.changes:
         name = quote_qualified(table.schema, table.name)
         if changes.relations != (name,):
@@ -110,9 +112,9 @@ def _print_received(table: ReceivedTable) -> None:
 
 def _print_updates(changes: ReceivedChanges) -> None:
     """Print the operations that a row filter may turn UPDATEs into; each run counts these."""
-    sent = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
-    if len(sent) > 1:
-        described = f"sent as {', '.join(sent)}, or not sent, by {changes.row_filters['update']}; each run counts which"
+    operations = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
+    if len(operations) > 1:
+        described = f"sent as {', '.join(operations)}, or not sent, by {changes.row_filters['update']}; each run counts which"
         print_out(Text.assemble(("    UPDATEs: ", "dim"), described))
 
 
@@ -127,22 +129,22 @@ def _print_refilter(subscription: str, table: ReceivedTable) -> None:
 
 
 def _print_moments(received: ReceivedTables) -> None:
-    since = received.oldest_moment or "the first cut"
+    oldest_moment = received.oldest_moment or "the first cut"
     print_out(
         Text.assemble(
             ("  rows as of any moment: ", "dim"),
-            f"from {since} on (`pgsieve read {received.subscription} --at`)",
+            f"from {oldest_moment} on (`pgsieve read {received.subscription} --at`)",
         )
     )
 
 
 def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
     """Each row filter with its operations; TRUNCATE concerns the whole table, so it has no row filter."""
-    grouped: dict[str | None, list[str]] = {}
+    tables_by_filter: dict[str | None, list[str]] = {}
     for operation, row_filter in row_filters.items():
         if operation != "truncate":
-            grouped.setdefault(row_filter, []).append(operation)
-    filters = list(grouped.items())
+            tables_by_filter.setdefault(row_filter, []).append(operation)
+    filters = list(tables_by_filter.items())
     return [*filters, ("the whole table", ["truncate"])] if "truncate" in row_filters else filters
 
 

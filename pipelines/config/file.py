@@ -1,7 +1,7 @@
 """Parses a YAML file whose scalars all stay text, and replaces `${VAR}` from the environment.
 
 In: a file and the environment. Out: a `Document`: nested dicts and lists with str as leaves, and the line of
-each key. Raises only ConfigError, without values, as these may be passwords.
+each key. Raises only ConfigError. Its message contains no value, as a value may be a password.
 
 YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here the model decides the
 type of each scalar, so that `streaming: off` and a column named `no` work.
@@ -68,9 +68,9 @@ def _hint_in_brackets(problem: Problem) -> str:
 
 def name_hint(name: str | None, allowed: Sequence[str]) -> str:
     """A hint with the allowed names, and a suggestion if one is similar to `name`."""
-    near = get_close_matches(name, allowed, n=1) if name else []
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "no name is allowed here"
+    matches = get_close_matches(name, allowed, n=1) if name else []
+    guess = f"did you mean {matches[0]!r}? " if matches else ""
+    return f"{guess}allowed here: {', '.join(allowed)}" if allowed else "no name is allowed here"
 
 
 def dotted_path(location: Location) -> str:
@@ -155,7 +155,7 @@ class _Reader:
         if isinstance(node, yaml.MappingNode):
             result: object = self._mapping(node, location)
         elif isinstance(node, yaml.SequenceNode):
-            result = [self.value(item, (*location, at)) for at, item in enumerate(node.value)]
+            result = [self.value(item, (*location, index)) for index, item in enumerate(node.value)]
         else:
             result = self._scalar(node, location)
         self._unfinished.discard(id(node))

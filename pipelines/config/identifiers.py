@@ -25,28 +25,32 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     encoding (`src/backend/parser/scansup.c`).
     """
     names: list[str] = []
-    at = 0
+    offset = 0
     while True:
-        part = _NAME_PART.match(text, at)
+        part = _NAME_PART.match(text, offset)
         if part is None:
             raise ValueError(
                 "is not a name as SQL writes it (double quotes around names with other characters)"
             )
-        quoted = part["quoted"]
-        name = part["plain"].translate(_ASCII_LOWER_CASE) if quoted is None else quoted.replace('""', '"')
+        quoted_part = part["quoted"]
+        name = (
+            part["plain"].translate(_ASCII_LOWER_CASE)
+            if quoted_part is None
+            else quoted_part.replace('""', '"')
+        )
         if not name:
             raise ValueError("has an empty name between double quotes")
         if len(name.encode()) > MAX_NAME_BYTES:
             raise ValueError(f"has a name longer than {MAX_NAME_BYTES} bytes")
         names.append(name)
-        at = part.end()
-        if at == len(text):
+        offset = part.end()
+        if offset == len(text):
             break
-        if text[at] != ".":
+        if text[offset] != ".":
             raise ValueError(
                 "is not a name as SQL writes it (double quotes around names with other characters)"
             )
-        at += 1
+        offset += 1
     if len(names) != parts:
         raise ValueError(f"has {len(names)} name{'s' if len(names) > 1 else ''} where {parts} are needed")
     return tuple(names)

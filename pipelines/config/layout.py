@@ -95,10 +95,10 @@ def _check_properties(properties: dict[str, str]) -> dict[str, str]:
     for name, value in properties.items():
         if (pattern := PROPERTIES.get(name)) is None:
             allowed = ", ".join(PROPERTIES)
-            why = f"{_PROPERTY_HINTS[name]}; " if name in _PROPERTY_HINTS else ""
+            reason = f"{_PROPERTY_HINTS[name]}; " if name in _PROPERTY_HINTS else ""
             raise refusal(
                 f"has {name}, which a layout cannot set",
-                f"{why}allowed here: {allowed}",
+                f"{reason}allowed here: {allowed}",
             )
         if not re.fullmatch(pattern.values, value):
             raise refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")

@@ -295,14 +295,14 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
     slots: dict[tuple[str, str], str] = {}
     for name, source in config.sources.items():
         place: Location = ("sources", name, "slot")
-        at = (source.conninfo.get_secret_value(), source.slot)
-        if at in slots:
+        address = (source.conninfo.get_secret_value(), source.slot)
+        if address in slots:
             yield (
                 place,
-                f"is the slot of source {slots[at]} too",
+                f"is the slot of source {slots[address]} too",
                 "only one source can read a slot: give one of them another slot",
             )
-        slots.setdefault(at, name)
+        slots.setdefault(address, name)
     for name, subscription in config.subscriptions.items():
         place = ("subscriptions", name)
         subscribed = config.sources.get(subscription.source)
@@ -321,10 +321,10 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
                 )
         slot = subscription.slot
         if slot in folder_owners or (subscribed.conninfo.get_secret_value(), slot) in slots:
-            other = folder_owners.get(slot) or f"source {slots[subscribed.conninfo.get_secret_value(), slot]}"
+            owner = folder_owners.get(slot) or f"source {slots[subscribed.conninfo.get_secret_value(), slot]}"
             yield (
                 place,
-                f"needs the slot and folder {slot}, which {other} has",
+                f"needs the slot and folder {slot}, which {owner} has",
                 "give one of them another name",
             )
         folder_owners.setdefault(slot, f"subscription {name}")
@@ -332,9 +332,9 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
 
 def _names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
     """Names that differ only in case: slots are lower case, and some file systems ignore case."""
-    seen: dict[str, str] = {}
+    names_by_folded: dict[str, str] = {}
     for name in names:
-        first = seen.setdefault(name.lower(), name)
+        first = names_by_folded.setdefault(name.lower(), name)
         if first != name:
             yield (section, name), f"differs from {first} only in case", "give one of them another name"
 

@@ -51,16 +51,16 @@ class StorageConfig(BaseModel):
         """The problems of options that the lake's platform lacks or refuses: name, message, hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
-        where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
+        place = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
         for name in self.options:
             if name not in allowed:
                 hint = f"allowed there: {', '.join((*allowed, 'only_writer'))}"
-                yield name, f"is not an option of {where}", hint
+                yield name, f"is not an option of {place}", hint
             elif name == "endpoint" and (problem := endpoint_problem(self.options[name])):
                 yield name, *problem
-        for one, other in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
-            if (one in self.options) != (other in self.options):
-                lacking, present = (one, other) if other in self.options else (other, one)
+        for option, partner in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
+            if (option in self.options) != (partner in self.options):
+                lacking, present = (option, partner) if partner in self.options else (partner, option)
                 yield present, f"needs {lacking}", "give both or neither"
 
 

@@ -24,7 +24,7 @@ CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 def slot_name(*parts: str, longest: int = MAX_NAME_BYTES) -> str:
     """A name for a replication slot, made from these parts: at most `longest` characters of a-z, 0-9 and _.
 
-    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut, and
+    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is shortened, and
     ends with a digest of all parts, so that two long names do not become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
@@ -84,10 +84,10 @@ def refuse_empty(entries: Collection[object] | None) -> Collection[object] | Non
     return entries
 
 
-def refuse_duplicates(items: Iterable[Hashable], what: str) -> None:
-    """Refuse a list that contains an item twice; `what` names the kind of item."""
+def refuse_duplicates(items: Iterable[Hashable], kind: str) -> None:
+    """Refuse a list that contains an item twice; `kind` names the kind of item."""
     if any(times > 1 for times in Counter(items).values()):
-        raise refusal(f"names a {what} twice", "keep one of them")
+        raise refusal(f"names a {kind} twice", "keep one of them")
 
 
 def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:

@@ -71,19 +71,19 @@ def at_size(
         began = monotonic()
         target.execute(f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}")
         _wait_for_subscriber(source, target)
-        copied = _measure_step("first copy", rows, monotonic() - began, config, progress)
+        copy_step = _measure_step("first copy", rows, monotonic() - began, config, progress)
         target.execute(f"alter subscription {_DATABASE} disable")
         _wait_until(source, f"select not active from pg_replication_slots where slot_name = '{_DATABASE}'")
         changes = _commit_changes(source, rows)
         began = monotonic()
         target.execute(f"alter subscription {_DATABASE} enable")
         _wait_for_subscriber(source, target)
-        applied = _measure_step("catch-up", changes, monotonic() - began, config, progress)
+        apply_step = _measure_step("catch-up", changes, monotonic() - began, config, progress)
         report = check(config, config.select([]), progress)
         for failure in report.failures:
             raise failure.error
         target.execute(f"drop subscription {_DATABASE}")
-    return LargeTableReport((copied, applied), report.equal)
+    return LargeTableReport((copy_step, apply_step), report.equal)
 
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
@@ -135,8 +135,8 @@ def _measure_step(
     summary = run(config, config.select([]), progress)
     for failure in summary.failures:
         raise failure.error
-    (spent,) = (each.spent for each in summary.subscriptions)
-    return LargeTableStep(title, rows, subscriber, monotonic() - began, spent)
+    (work,) = (each.spent for each in summary.subscriptions)
+    return LargeTableStep(title, rows, subscriber, monotonic() - began, work)
 
 
 def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:

@@ -126,7 +126,7 @@ def demo(
     With `without_spark` threads replace Spark for this table. Raises SparkUnavailableError if Java is missing,
     EmbeddedS3Error if the S3 server is not installed, and the error of a failed run.
     """
-    started = monotonic()
+    start_time = monotonic()
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
     if rows and not without_spark:
         _check_java()
@@ -139,13 +139,13 @@ def demo(
         store = stack.enter_context(_s3_server(home)) if on_s3 else {}
         config = _configuration(home, publisher, store)
         compared = _replay_steps(config, publisher, subscriber, progress, show)
-        sized = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
+        size_report = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
     return DemoReport(
         config=config.path,
         lake=config.lake,
         tables=compared,
-        seconds=monotonic() - started,
-        sized=sized,
+        seconds=monotonic() - start_time,
+        sized=size_report,
     )
 
 
@@ -255,11 +255,11 @@ def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connec
         synced = target.execute(
             "select bool_and(srsubstate in ('r', 's')) from pg_subscription_rel"
         ).fetchone()
-        applied = source.execute(
+        position = source.execute(
             "select count(*) >= %s from pg_stat_replication where replay_lsn >= %s::pg_lsn",
             [len(_SUBSCRIPTIONS), row[0]],
         ).fetchone()
-        if synced and synced[0] and applied and applied[0]:
+        if synced and synced[0] and position and position[0]:
             return
         if monotonic() > deadline:
             raise PgsieveError("the built-in subscription did not catch up", hint="run the demo again")

@@ -1,9 +1,9 @@
 """`pgsieve demo --ui`: a server with invented traffic, its replicas, and Dagster's web interface.
 
-In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo` for the caller,
-which prints the pages to open. The results of runs go to a log file, so that these lines stay in sight. A run
-every few seconds applies the changes, as a schedule would; Dagster records it. SIGINT and SIGTERM end the
-demo with all processes that it started. Raises PgsieveError if a process does not start, or ends.
+In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo`, from which the
+caller prints the pages to open. The results of runs go to a log file, so that the list of pages stays in sight. A
+run every few seconds applies the changes, as a schedule would; Dagster records each run. SIGINT and SIGTERM end
+the demo with all processes that it started. Raises PgsieveError if a process does not start, or ends.
 """
 
 import os
@@ -127,9 +127,9 @@ def _run_repeatedly(
     """Run every few seconds; if a run from the web interface reads the slot, try again at the next time."""
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. Among them are those that Dagster starts for
-    # each step: `tail`, and `watch_orphans`, which would show a traceback. With this thread's mask they ignore
-    # the signal, and end with their step.
+    # Ctrl-C in a terminal reaches all processes of this group. Among them are the processes that Dagster starts
+    # for each step: `tail`, and `watch_orphans`, which would show a traceback. They inherit this thread's mask,
+    # so they ignore the signal, and end with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:
@@ -143,9 +143,9 @@ def _run_repeatedly(
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path) -> None:
-    until = monotonic() + _START_SECONDS
+    deadline = monotonic() + _START_SECONDS
     while not stop.wait_awake(0.5):
-        if process.poll() is not None or monotonic() > until:
+        if process.poll() is not None or monotonic() > deadline:
             raise _dagster_error(home)
         try:
             with urlopen(f"{url}/server_info", timeout=5) as answer:  # noqa: S310 - our own address

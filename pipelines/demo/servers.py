@@ -33,10 +33,10 @@ def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
         for server in servers:
             stack.callback(server.stop)
         threads = stack.enter_context(ThreadPoolExecutor(len(servers)))
-        started = [threads.submit(server.start) for server in servers]
+        starts = [threads.submit(server.start) for server in servers]
 
         def wait() -> None:
-            for each in started:
+            for each in starts:
                 each.result()
 
         yield wait

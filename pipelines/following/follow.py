@@ -1,16 +1,17 @@
 """`pgsieve run --follow`: repeats the steps of a run, as changes arrive, until it is stopped.
 
-In: the configuration. Out: the results of each slice, by a callback. A thread for each feed reads the slot by
-streaming replication, and applies the changes of a slice before it appends the next slice.
+In: the configuration. Out: the results of each slice (the changes between two positions of a slot), by a callback.
+A thread for each feed (a slot with its subscriptions) reads the slot by streaming replication. It applies the
+changes of a slice before it appends the next slice to the change log.
 
 - SIGTERM and SIGINT end the process at a commit boundary; if a step takes too long for that, within the step.
 - A subscription that fails is left out until the command is started again. The others go on. A feed whose
   subscriptions have all failed is not read any more.
 - After a transient error of the server or the network, a feed that was followed once is followed again.
 - Copies are runs of Dagster. Slices are reported to Dagster every few minutes (`follow_report`).
-- After every few hundred slices their tables are maintained, as each slice adds a few files and commits.
-- A table is registered in Spark's catalog after its copy. If its name is taken, this is reported, and the
-  work goes on.
+- After every few hundred slices the changed tables are maintained, as each slice adds a few files and commits.
+- A table is registered in Spark's catalog after its copy. If its name is taken, the follower reports it and goes
+  on.
 - If changes wait and a feed makes no progress, the process ends with an error, so that its supervisor starts
   it again (`watch`).
 """
@@ -45,7 +46,13 @@ from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
 from pgsieve.pipelines.following.metrics import FollowMetrics
-from pgsieve.pipelines.following.watch import Pulse, StalledError, StopTimeoutError, Watch, serve_metrics
+from pgsieve.pipelines.following.watch import (
+    FeedActivity,
+    StalledError,
+    StopTimeoutError,
+    Watch,
+    serve_metrics,
+)
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
@@ -107,7 +114,9 @@ def follow(
     # The metrics server starts before the feeds, so that an unavailable address is refused before any work.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
     feeds_by_slot = {(f.source.name, f.slot): f for f in project.feeds.values()}
-    watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
+    watch = Watch(
+        stall_limit, lambda activity: _is_behind(feeds_by_slot[activity.source, activity.slot], activity)
+    )
 
     def fail(failure: Failure) -> None:
         if metrics is not None:
@@ -146,27 +155,27 @@ def follow(
 
 def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
     """Wait this many seconds for the threads to end; returns whether one still works."""
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     return any(thread.is_alive() for thread in threads)
 
 
-def _is_behind(feed: Feed, pulse: Pulse) -> bool:
+def _is_behind(feed: Feed, activity: FeedActivity) -> bool:
     """Whether the server has WAL that the feed has not received."""
     with feed.source.connect() as connection:
-        return pulse.streamed is not None and current_lsn(connection) > pulse.streamed.position
+        return activity.stream is not None and current_lsn(connection) > activity.stream.position
 
 
 @dataclass
 class _StopSignal:
-    """The signal that ends the process: `since` is its time, None before a signal."""
+    """The signal that ends the process: `arrived_at` is its time, None before a signal."""
 
-    since: float | None = None
+    arrived_at: float | None = None
 
     def check(self) -> None:
         """Raise StopTimeoutError if the feeds have not ended in time, as they may wait for ever."""
-        if self.since is not None and time.monotonic() - self.since >= STOP_SECONDS:
+        if self.arrived_at is not None and time.monotonic() - self.arrived_at >= STOP_SECONDS:
             raise StopTimeoutError(
                 f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run continues"
             )
@@ -177,7 +186,7 @@ def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_StopSignal]:
     stop_signal = _StopSignal()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        stop_signal.since = stop_signal.since or time.monotonic()
+        stop_signal.arrived_at = stop_signal.arrived_at or time.monotonic()
         for follower in followers:
             follower.stop()
 
@@ -218,25 +227,30 @@ class _Follower:
         )
         self._subscriptions = [s for s in self._project.subscriptions_of(feed) if s.name in names]
         self._stopped = threading.Event()
-        self._streamed: StreamedFeed | None = None
+        self._stream: StreamedFeed | None = None
         self._report = FollowReport(self._project, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
         #: By subscription, the tables whose copy waits; see `Materializer`.
         self._waiting_tables = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _MIN_PAUSE_SECONDS
-        self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), context.metrics
-        context.watch.add(self._pulse)
+        self._activity, self._metrics = FeedActivity(feed.source.name, feed.slot), context.metrics
+        context.watch.add(self._activity)
         if (metrics := context.metrics) is not None:
-            pulse = self._pulse
-            metrics.add_feed(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
+            activity = self._activity
+            metrics.add_feed(
+                activity.source,
+                activity.slot,
+                lambda: activity.is_connected,
+                lambda: activity.waiting_seconds,
+            )
             for subscription in self._subscriptions:
                 metrics.add_subscription(subscription.name)
 
     def stop(self) -> None:
         """End at the next commit boundary."""
         self._stopped.set()
-        if (streamed := self._streamed) is not None:
-            streamed.stop()
+        if (stream := self._stream) is not None:
+            stream.stop()
 
     def follow(self) -> None:
         """Follow until stopped, or until all subscriptions have failed."""
@@ -245,7 +259,7 @@ class _Follower:
             with pool_sessions():
                 self._follow_with_retries()
         finally:
-            self._pulse.ended = True
+            self._activity.has_ended = True
 
     def _follow_with_retries(self) -> None:
         with (
@@ -294,7 +308,7 @@ class _Follower:
     def _can_retry(self, error: Exception) -> bool:
         """Whether the feed is followed again after this error.
 
-        It is not if it has never been followed, as its configuration may be wrong, nor after a loss of Spark.
+        A feed that has never been followed is not, as its configuration may be wrong; nor is any after a loss of Spark.
         """
         return self._has_followed and is_transient(error) and not isinstance(error, SparkLostError)
 
@@ -308,34 +322,34 @@ class _Follower:
     def _read(self) -> None:
         """Append and apply slices until a table has to be copied, or no subscription is left."""
         with (
-            StreamedFeed(self._feed, self._project.lake.open(), self._note_progress) as streamed,
-            self._pulse.watched(streamed),
+            StreamedFeed(self._feed, self._project.lake.open(), self._note_progress) as stream,
+            self._activity.reading(stream),
         ):
-            self._streamed = streamed
+            self._stream = stream
             self._has_followed = True
-            threading.Thread(target=self._stop_once_copies_can_start, args=[streamed], daemon=True).start()
+            threading.Thread(target=self._stop_once_copies_can_start, args=[stream], daemon=True).start()
             if self._stopped.is_set():
                 return
-            for _ in streamed.slices():
+            for _ in stream.slices():
                 with self._turn:
-                    if self._apply(streamed) or not self._has_subscriptions():
+                    if self._apply(stream) or not self._has_subscriptions():
                         return
                     self._slices += 1
                     if self._slices >= MAINTAIN_SLICES:
-                        with self._pulse.paused():
+                        with self._activity.exempt():
                             self._maintain()
 
-    def _stop_once_copies_can_start(self, streamed: StreamedFeed) -> None:
+    def _stop_once_copies_can_start(self, stream: StreamedFeed) -> None:
         """End the stream once a copy no longer has to wait; `_follow` then copies the table."""
         awaiting = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
         transactions = {ids for _, ids in awaiting if ids}
         foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
-        while awaiting and self._streamed is streamed and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS):
+        while awaiting and self._stream is stream and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS):
             is_over = not all(map(self._are_open, transactions))
             if foreign and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
                 is_over, asked_at = is_over or any(map(self._can_answer, foreign)), time.monotonic()
             if is_over:
-                streamed.stop()
+                stream.stop()
                 return
 
     def _are_open(self, transactions: tuple[str, ...]) -> bool:
@@ -353,20 +367,25 @@ class _Follower:
 
     def _note_progress(self, _: str) -> None:
         """Record that the stream makes progress."""
-        self._pulse.note_progress()
+        self._activity.note_progress()
 
-    def _apply(self, streamed: StreamedFeed) -> bool:
+    def _apply(self, stream: StreamedFeed) -> bool:
         """Append and apply the next slice; returns whether a table has to be copied."""
         task = f"follow {self._feed.slot}"
         self._progress.start(task)
         try:
-            with self._pulse.applying(), span("slice", source=self._pulse.source, slot=self._pulse.slot):
+            with (
+                self._activity.applying(),
+                span("slice", source=self._activity.source, slot=self._activity.slot),
+            ):
                 with self._time_step("append"), span("append"):
-                    drained = streamed.append()
+                    drain_result = stream.append()
                 if self._metrics is not None:
-                    self._metrics.count_slices(self._pulse.source, self._pulse.slot, drained.slices)
-                self._report.add_slice(drained, self._send_report)
-                self._pulse.note_progress()
+                    self._metrics.count_slices(
+                        self._activity.source, self._activity.slot, drain_result.slices
+                    )
+                self._report.add_slice(drain_result, self._send_report)
+                self._activity.note_progress()
                 materializers = self._materializers()
                 self._for_each(materializers, self._apply_slice)
                 self._pause = _MIN_PAUSE_SECONDS
@@ -378,7 +397,7 @@ class _Follower:
     def _apply_slice(self, materializer: Materializer) -> None:
         with self._time_step("apply"):
             results = materializer.apply_slice()
-        self._pulse.note_progress()
+        self._activity.note_progress()
         if results is not None:
             if self._metrics is not None:
                 self._metrics.count_changes(materializer.name, *results)
@@ -412,18 +431,18 @@ class _Follower:
     def _report_cuts(self) -> None:
         """Report unchanged cuts to Dagster now and then; new cuts are in the report of the slices."""
         soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
-        while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._pulse.ended:
+        while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._activity.has_ended:
             with self._turn:
-                streamed = self._streamed
-                if streamed is None or not self._pulse.connected or self._report.is_waiting:
+                stream = self._stream
+                if stream is None or not self._activity.is_connected or self._report.is_waiting:
                     continue
-                behind = Freshness(self._pulse.waiting_seconds, streamed.position)
+                freshness = Freshness(self._activity.waiting_seconds, stream.position)
                 for subscription in self._subscriptions:
                     if subscription.name in self._failures:
                         continue
                     try:
                         lake = self._project.lake.open()
-                        report_cut(self._dagster, subscription, lake, NAMING, behind)
+                        report_cut(self._dagster, subscription, lake, NAMING, freshness)
                     except Exception:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
@@ -437,5 +456,5 @@ class _Follower:
 
     def _report_results(self, materializers: Sequence[Materializer]) -> None:
         results = summaries(materializers, self._failures)
-        if changed := tuple(each for each in results if each.changed or each.problems or each.warnings):
-            self._on_result(RunSummary(changed))
+        if notable := tuple(each for each in results if each.changed or each.problems or each.warnings):
+            self._on_result(RunSummary(notable))

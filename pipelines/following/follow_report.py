@@ -1,4 +1,4 @@
-"""Reports the work of `run --follow` to Dagster: one run every few minutes, for all slices since the last.
+"""Reports the work of `run --follow` to Dagster: one run every few minutes, for all slices since the last such run.
 
 In: the results of each slice. Out: materializations of the assets that a run would have materialised, with
 the sums of their changes. The failure of a report is only logged, as the tables in the lake are complete.
@@ -85,28 +85,28 @@ class FollowReport:
         """Report the collected results as materializations, and forget them."""
         if self._timer is not None:
             self._timer.cancel()
-        drained, changes, applied = self._drained, self._changes, self._applied
+        drain_result, changes, results = self._drained, self._changes, self._applied
         self._drained, self._changes, self._applied, self._timer = None, {}, {}, None
-        if drained is None:
+        if drain_result is None:
             return
-        assets = [change_log_asset(self._feed, self._subscriptions, NAMING, append=lambda: drained)]
+        assets = [change_log_asset(self._feed, self._subscriptions, NAMING, append=lambda: drain_result)]
         try:
             for subscription in self._subscriptions:
-                if (result := applied.get(subscription.name)) is None:
+                if (result := results.get(subscription.name)) is None:
                     continue
                 transformed: Sequence[TableChanges] = list(changes[subscription.name].values())
                 assets.append(
                     table_changes_asset(subscription, NAMING, prefetched=finished_work(transformed))
                 )
-                published = published_tables(self._project, [subscription])[subscription.name]
-                tables, unchanged = split_tables(published, result.tables)
+                tables_of_subscription = published_tables(self._project, [subscription])[subscription.name]
+                tables, unchanged_tables = split_tables(tables_of_subscription, result.tables)
                 if tables:
                     assets.append(
                         replica_tables_asset(
                             subscription,
                             tables,
                             NAMING,
-                            unchanged=unchanged,
+                            unchanged=unchanged_tables,
                             prefetched=finished_work((None, result)),
                         )
                     )

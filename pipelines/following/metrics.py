@@ -129,8 +129,8 @@ class StatusCollector(Collector):
 
     def _current_report(self) -> StatusReport:
         with self._lock:
-            now = time.monotonic()
-            if self._report is None or now - self._report[0] > _MAX_AGE_SECONDS:
+            time_of_report = time.monotonic()
+            if self._report is None or time_of_report - self._report[0] > _MAX_AGE_SECONDS:
                 self._report = (time.monotonic(), self._read())
             return self._report[1]
 
@@ -259,21 +259,21 @@ class FollowMetrics:
         for change in changes:
             for kind, count in change.received.items():
                 self._received.labels(subscription, *change.name, kind).inc(count)
-            for sent, count in counts_by_result(change.sent_as).items():
-                self._updates.labels(subscription, *change.name, sent or "nothing").inc(count)
-        for name, applied in result.tables.items():
+            for operation, count in counts_by_result(change.sent_as).items():
+                self._updates.labels(subscription, *change.name, operation or "nothing").inc(count)
+        for name, table_result in result.tables.items():
             kinds = {
-                "insert": applied.inserted,
-                "update": applied.updated,
-                "delete": applied.deleted,
-                "truncate": int(applied.truncated),
+                "insert": table_result.inserted,
+                "update": table_result.updated,
+                "delete": table_result.deleted,
+                "truncate": int(table_result.truncated),
             }
             for kind, count in kinds.items():
                 self._changes.labels(subscription, *name, kind).inc(count)
             conflicts = {
-                "insert_exists": applied.insert_exists,
-                "update_exists": applied.update_exists,
-                "missing": applied.missing,
+                "insert_exists": table_result.insert_exists,
+                "update_exists": table_result.update_exists,
+                "missing": table_result.missing,
             }
             for conflict, count in conflicts.items():
                 self._conflicts.labels(subscription, *name, conflict).inc(count)

@@ -38,20 +38,20 @@ class StopTimeoutError(PgsieveError):
 
 
 @dataclass
-class Pulse:
-    """The activity of one feed's thread, which writes it; other threads read it.
+class FeedActivity:
+    """The activity of the thread that follows one feed. Only this thread writes it; other threads read it.
 
-    `progressed_at` is the time of the last progress. `behind_since` is the time of the first look after it that found
-    WAL at the server which the feed has not received. `is_exempt` is true during work that may take long, such
-    as a copy or maintenance.
+    `progress_count` grows with each progress that `stream` does not show. `progressed_at` is the time of the last
+    progress. `behind_since` is the time of the first check after the last progress that found the server with
+    unreceived WAL. `is_exempt` is true during work that may take long, such as a copy or maintenance.
     """
 
     source: str
     slot: str
-    streamed: StreamedFeed | None = None
+    stream: StreamedFeed | None = None
     is_exempt: bool = True
-    ended: bool = False
-    steps: int = 0
+    has_ended: bool = False
+    progress_count: int = 0
     applying_since: float | None = None
     progressed_at: float = field(default_factory=time.monotonic)
     behind_since: float | None = None
@@ -60,24 +60,24 @@ class Pulse:
     @contextmanager
     def applying(self) -> Iterator[None]:
         """A block in which the thread appends and applies a received slice."""
-        self.applying_since = (self.streamed and self.streamed.waiting_since) or time.monotonic()
+        self.applying_since = (self.stream and self.stream.waiting_since) or time.monotonic()
         try:
             yield
         finally:
             self.applying_since = None
-            self.steps += 1
+            self.progress_count += 1
 
     @contextmanager
-    def watched(self, streamed: StreamedFeed) -> Iterator[None]:
+    def reading(self, stream: StreamedFeed) -> Iterator[None]:
         """A block in which the thread reads the slot by streaming replication."""
-        self.streamed, self.is_exempt, self.progressed_at = streamed, False, time.monotonic()
+        self.stream, self.is_exempt, self.progressed_at = stream, False, time.monotonic()
         try:
             yield
         finally:
-            self.streamed, self.is_exempt = None, True
+            self.stream, self.is_exempt = None, True
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def exempt(self) -> Iterator[None]:
         """A block of work that may take long, in which the thread does not count as stalled."""
         self.is_exempt = True
         try:
@@ -87,15 +87,15 @@ class Pulse:
 
     def note_progress(self) -> None:
         """Record progress that the stream does not show."""
-        self.steps += 1
+        self.progress_count += 1
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the server has sent a message lately, or a slice is being applied.
 
         During an apply this thread reads no message; another thread keeps the connection alive.
         """
-        last = self.streamed.last_message_at if self.streamed else None
+        last = self.stream.last_message_at if self.stream else None
         return last is not None and (
             self.applying_since is not None or time.monotonic() - last < _MAX_SILENCE_SECONDS
         )
@@ -103,15 +103,15 @@ class Pulse:
     @property
     def waiting_seconds(self) -> float:
         """How long received changes have been waiting to be applied."""
-        since = self.applying_since
-        if since is None and self.streamed is not None and self.connected:
-            since = self.streamed.waiting_since
-        return 0.0 if since is None else time.monotonic() - since
+        start_of_apply = self.applying_since
+        if start_of_apply is None and self.stream is not None and self.is_connected:
+            start_of_apply = self.stream.waiting_since
+        return 0.0 if start_of_apply is None else time.monotonic() - start_of_apply
 
     def seconds_without_progress(self) -> float:
         """How long the feed has made no progress; 0 while it is exempt."""
-        streamed = self.streamed
-        progress = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
+        stream = self.stream
+        progress = (self.progress_count, stream.position if stream else 0, stream.received if stream else 0)
         if progress != self._progress or self.is_exempt:
             self._progress, self.progressed_at, self.behind_since = progress, time.monotonic(), None
         return time.monotonic() - self.progressed_at
@@ -126,86 +126,86 @@ class Health:
 
 
 class Watch:
-    """Finds stalled feeds of a process; any thread may ask.
+    """Finds the stalled feeds of a process; any thread may call it.
 
     `is_behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the
     server does not answer.
     """
 
-    def __init__(self, limit: float | None, is_behind: Callable[[Pulse], bool]) -> None:
+    def __init__(self, limit: float | None, is_behind: Callable[[FeedActivity], bool]) -> None:
         self._limit, self._is_behind, self._lock = limit, is_behind, threading.Lock()
-        self._pulses: list[Pulse] = []
+        self._activities: list[FeedActivity] = []
 
-    def add(self, pulse: Pulse) -> None:
+    def add(self, activity: FeedActivity) -> None:
         """Watch another feed."""
-        self._pulses.append(pulse)
+        self._activities.append(activity)
 
     def check(self) -> None:
         """Raise StalledError if a feed has stalled."""
-        for pulse in self._pulses:
-            idle_seconds = self._seconds_without_progress(pulse)
-            if self._limit is None or pulse.ended or idle_seconds < self._limit:
+        for activity in self._activities:
+            idle_seconds = self._seconds_without_progress(activity)
+            if self._limit is None or activity.has_ended or idle_seconds < self._limit:
                 continue
-            if waiting := self._waiting_changes(pulse):
+            if waiting := self._waiting_changes(activity):
                 raise StalledError(
-                    f'source "{pulse.source}": following the slot "{pulse.slot}" has made no progress for {idle_seconds:.0f} s,'
+                    f'source "{activity.source}": following the slot "{activity.slot}" has made no progress for {idle_seconds:.0f} s,'
                     f" though {waiting}",
                     hint="the log and pg_stat_activity show the cause; start the command again, nothing is lost;"
                     " --stall-limit is the time that it waits",
                 )
 
-    def _seconds_without_progress(self, pulse: Pulse) -> float:
+    def _seconds_without_progress(self, activity: FeedActivity) -> float:
         with self._lock:
-            return pulse.seconds_without_progress()
+            return activity.seconds_without_progress()
 
-    def _waiting_changes(self, pulse: Pulse) -> str | None:
-        """A clause that says which changes wait; None if none wait, or this is unknown."""
-        if pulse.waiting_seconds:
+    def _waiting_changes(self, activity: FeedActivity) -> str | None:
+        """A clause that says which changes wait; None if no changes wait, or if it is unknown whether any wait."""
+        if activity.waiting_seconds:
             return "changes that arrived wait to be applied"
-        is_silent = pulse.connected and self._stays_behind(pulse)
+        is_silent = activity.is_connected and self._stays_behind(activity)
         return "the server has WAL that it does not send" if is_silent else None
 
-    def _stays_behind(self, pulse: Pulse) -> bool:
+    def _stays_behind(self, activity: FeedActivity) -> bool:
         """Whether the server has had unsent WAL for a while.
 
         After an idle time the first WAL is unsent for a moment, too, and that is no stall.
         """
         try:
-            is_behind = self._is_behind(pulse)
+            is_behind = self._is_behind(activity)
         except PgsieveError:
             is_behind = False
-        now = time.monotonic()
-        pulse.behind_since = (pulse.behind_since or now) if is_behind else None
+        time_of_check = time.monotonic()
+        activity.behind_since = (activity.behind_since or time_of_check) if is_behind else None
         patience = min(self._limit or 0.0, _MAX_SILENCE_SECONDS)
-        return pulse.behind_since is not None and now - pulse.behind_since >= patience
+        return activity.behind_since is not None and time_of_check - activity.behind_since >= patience
 
     def health(self) -> Health:
         """The state of each feed."""
         feeds, is_healthy = [], True
-        for pulse in self._pulses:
-            idle_seconds = self._seconds_without_progress(pulse)
-            stalled = self._limit is not None and pulse.waiting_seconds > 0 and idle_seconds >= self._limit
+        for activity in self._activities:
+            idle_seconds = self._seconds_without_progress(activity)
+            stalled = self._limit is not None and activity.waiting_seconds > 0 and idle_seconds >= self._limit
             is_healthy = is_healthy and not stalled
             feeds.append(
                 {
-                    "source": pulse.source,
-                    "slot": pulse.slot,
-                    "state": _state(pulse, stalled=stalled),
-                    "waiting_seconds": round(pulse.waiting_seconds, 1),
+                    "source": activity.source,
+                    "slot": activity.slot,
+                    "state": _state(activity, stalled=stalled),
+                    "waiting_seconds": round(activity.waiting_seconds, 1),
                     "still_seconds": round(idle_seconds, 1),
                 }
             )
         return Health(is_healthy, feeds)
 
 
-def _state(pulse: Pulse, *, stalled: bool) -> str:
-    if pulse.ended:
+def _state(activity: FeedActivity, *, stalled: bool) -> str:
+    if activity.has_ended:
         return "ended"
     if stalled:
         return "stalled"
-    if pulse.streamed is None:
+    if activity.stream is None:
         return "copying or connecting"
-    return "following" if pulse.connected or pulse.is_exempt else "connecting"
+    return "following" if activity.is_connected or activity.is_exempt else "connecting"
 
 
 class _Server(ThreadingMixIn, WSGIServer):

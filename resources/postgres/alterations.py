@@ -3,17 +3,19 @@
 In: a connection to the publisher, and the names of publications. Out: a `CatalogFingerprint`, alone or with the
 catalog that it covers (`read_with_fingerprint`). A fingerprint covers the publications, their tables, the
 partition trees of these tables, and all columns, names and replica identities. It also covers the library that
-changes the case of letters in row filters, and an encoding other than UTF8, which catalogs recorded by earlier
-versions lack.
+changes the case of letters in row filters, and the database's encoding. The encoding UTF8 adds nothing to a
+digest, so that digests by earlier versions of pgsieve, which left out the encoding, still compare.
 
 pgoutput decides what to send by the catalog as it was at the change (get_rel_sync_entry() in
 src/backend/replication/pgoutput/pgoutput.c). If two fingerprints are equal, the catalog did not change in
-between. An alteration that was undone counts, too: the server wrote the row again, with another xmin, or
-inserted and deleted a row, which the indexes show (`pgsieve.resources.postgres.removed_rows`).
+between. An alteration that was undone changes the fingerprint, too. In that case the server has written a row
+again, with another xmin; or it has inserted and deleted a row, whose index entry it still stores
+(`pgsieve.resources.postgres.removed_rows`).
 
-For pg_class the digest has columns instead of xmin, because TRUNCATE and VACUUM FULL also write its rows again,
-and alter nothing. ATTACH and DETACH write them, too; so the xmin of pg_class counts if a row of pg_inherits
-was removed. Tables in no publication do not count.
+For pg_class the digest has the columns instead of the xmin, because TRUNCATE and VACUUM FULL write a row of
+pg_class again without an alteration. ATTACH and DETACH write such a row, too, and remove or add a row of
+pg_inherits. So the xmin of pg_class counts if a row of pg_inherits was removed. Tables in no publication do
+not count.
 """
 
 from collections.abc import Sequence
@@ -100,9 +102,9 @@ class CatalogFingerprint:
     """The state of the catalog rows that decide what publications send, as of one moment.
 
     `digest` covers the present rows, `relations_digest` the tables' rows of pg_class. `removed` identifies
-    rows of the publications' catalogs that were perhaps deleted, and that the server still stores; None if
-    they are too many. `has_removed_parents` says whether rows of pg_inherits are among the rows that were
-    perhaps deleted. All transactions before `oldest` (xid) had ended.
+    the rows of the publications' catalogs that were perhaps deleted, and that the server still stores; it is
+    None if there are too many. `has_removed_parents` says whether a row of pg_inherits was perhaps deleted.
+    All transactions with an xid before `oldest` had ended.
     """
 
     digest: str
@@ -136,21 +138,27 @@ def fingerprint_catalog(
     selections = [f"pg_publication_rel where prpubid = any({ids}::oid[])"]
     if has_filters:
         selections.append(f"pg_publication_namespace where pnpubid = any({ids}::oid[])")
-    named = ", ".join(map(literal, publications))
-    selections += [f"pg_publication where pubname in ({named})"] if publications else []
-    *gone, of_parents = has_removed_rows(connection, [*selections, "pg_inherits where inhrelid > '0'::oid"])
-    if of_parents:  # These rows may be of any partition. Check again for the partitions of the tree.
+    publication_list = ", ".join(map(literal, publications))
+    selections += [f"pg_publication where pubname in ({publication_list})"] if publications else []
+    *selections_with_removed_rows, has_removed_parents = has_removed_rows(
+        connection, [*selections, "pg_inherits where inhrelid > '0'::oid"]
+    )
+    if has_removed_parents:  # These rows may be of any partition. Check again for the partitions of the tree.
         rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
-        (of_parents,) = has_removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
-    removed = (
-        _removed_rows(connection, [each.split()[0] for each in selections]) if any(gone) else frozenset[int]()
+        (has_removed_parents,) = has_removed_rows(
+            connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"]
+        )
+    removed_rows = (
+        _removed_rows(connection, [each.split()[0] for each in selections])
+        if any(selections_with_removed_rows)
+        else frozenset[int]()
     )
-    return CatalogFingerprint(str(digest), str(relations_digest), removed, of_parents, oldest)
+    return CatalogFingerprint(str(digest), str(relations_digest), removed_rows, has_removed_parents, oldest)
 
 
 def _removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The perhaps deleted rows that these catalogs still store, each as a number; None if they are too many."""
+    """The rows of these catalogs that were perhaps deleted and are still stored, as numbers; None if there are too many."""
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)
@@ -164,10 +172,10 @@ def read_with_fingerprint(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> tuple[CatalogFingerprint, Catalog]:
     """Read the catalog, and the fingerprint of exactly this catalog."""
-    before = fingerprint_catalog(connection, publications, capture)
+    fingerprint = fingerprint_catalog(connection, publications, capture)
     while True:
         catalog = with_case_mappings(connection, present_catalog(connection), publications)
-        after = fingerprint_catalog(connection, publications, capture)
-        if replace(after, oldest=before.oldest) == before:
-            return after, catalog
-        before = after
+        later_fingerprint = fingerprint_catalog(connection, publications, capture)
+        if replace(later_fingerprint, oldest=fingerprint.oldest) == fingerprint:
+            return later_fingerprint, catalog
+        fingerprint = later_fingerprint

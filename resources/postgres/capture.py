@@ -30,9 +30,9 @@ def ensure_capture(
 ) -> tuple[str, ...]:
     """Create or alter the capture publications so that they match the plan; return their names.
 
-    Publications that match stay unaltered. A table that moves between publications is added to one before it
-    is removed from the other, so it is captured at every position in the WAL. If a surplus table is locked, a
-    later call removes it.
+    Publications that match stay unaltered. A table that moves between publications is added to the new one
+    before it is removed from the old one, so that it is captured at every position in the WAL. If a surplus
+    table is locked, a later call removes it.
     """
     # Flush the commit: pgoutput uses the new publications only for changes after it.
     connection.execute("set synchronous_commit = local")
@@ -43,24 +43,24 @@ def ensure_capture(
             statements.append(f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}")
         if statements:
             execute_ddl(connection, source, preparation_of(name), statements)
-    wanted = {capture + p.suffix: p.tables for p in planned}
+    planned_tables = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _own_capture(connection, capture) if n in catalog.publications):
-        for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
-            # On a standby, or without the right, a later run has to remove the table. Another run may have removed
-            # it meanwhile.
+        for table in _surplus(catalog.publications[name], planned_tables.get(name, ()), catalog):
+            # On a standby, or if the role may not alter the publication, a later run has to remove the table.
+            # Another run may have removed it meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 _remove_table(connection, source, name, table)
-    return tuple(wanted)
+    return tuple(planned_tables)
 
 
-def _surplus(publication: Publication, wanted: Sequence[Table], catalog: Catalog) -> list[Table]:
+def _surplus(publication: Publication, planned_tables: Sequence[Table], catalog: Catalog) -> list[Table]:
     """The tables that a publication lists but should not."""
-    surplus = {t.oid for t in publication.tables} - {t.oid for t in wanted}
+    surplus = {t.oid for t in publication.tables} - {t.oid for t in planned_tables}
     return [catalog.tables[oid] for oid in sorted(surplus) if oid in catalog.tables]
 
 
 def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
-    """Remove a table from a capture publication; False if the table is locked, so that the next run has to."""
+    """Remove a table from a capture publication; False if the table is locked, so that a later run must remove it."""
     statement = f"alter publication {quote(name)} drop table {table_clause(table)}"
     try:
         execute_ddl(connection, source, preparation_of(name), [statement], lock_seconds=LOCK_SECONDS)
@@ -74,7 +74,7 @@ def capture_statements(
 ) -> list[str]:
     """The SQL that makes the capture publication as planned; empty if it already is."""
     tables = ", ".join(map(table_clause, planned.tables))
-    listed = f" for table {tables}" if tables else ""
+    table_clauses = f" for table {tables}" if tables else ""
     options = (
         f"publish = {literal(', '.join(planned.operations))},"
         f" publish_via_partition_root = {'true' if planned.via_root else 'false'}"
@@ -83,21 +83,23 @@ def capture_statements(
         options += ", publish_generated_columns = stored"
     existing = catalog.publications.get(name)
     if existing is None:
-        return [f"create publication {quote(name)}{listed} with ({options})"]
+        return [f"create publication {quote(name)}{table_clauses} with ({options})"]
     statements = []
     if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
         statements.append(f"alter publication {quote(name)} set ({options})")
     plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
     if existing.all_tables:
-        wanted = {oid for t in planned.tables for oid in (t.oid, *t.ancestors)}
-        if wanted & existing.excluded:
+        planned_oids = {oid for t in planned.tables for oid in (t.oid, *t.ancestors)}
+        if planned_oids & existing.excluded:
             still_excluded = [
-                catalog.tables[oid] for oid in sorted(existing.excluded - wanted) if oid in catalog.tables
+                catalog.tables[oid]
+                for oid in sorted(existing.excluded - planned_oids)
+                if oid in catalog.tables
             ]
-            excepted = (
+            except_clause = (
                 f" except (table {', '.join(map(table_clause, still_excluded))})" if still_excluded else ""
             )
-            statements.append(f"alter publication {quote(name)} set all tables{excepted}")
+            statements.append(f"alter publication {quote(name)} set all tables{except_clause}")
         return statements
     lacking = [t for t in planned.tables if t.oid not in plain]
     if any(existing.table_entry(t.oid) for t in lacking):
@@ -130,9 +132,9 @@ def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) 
 
 def foreign_publications(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
     """The capture publications of a source that pgsieve did not create, so that it leaves them unaltered."""
-    own = _own_capture(connection, capture)
+    own_names = _own_capture(connection, capture)
     names = (capture + suffix for suffix in capture_suffixes())
-    return sorted(name for name in names if name in catalog.publications and name not in own)
+    return sorted(name for name in names if name in catalog.publications and name not in own_names)
 
 
 def shrink_capture(
@@ -147,14 +149,14 @@ def shrink_capture(
     Returns the altered and the dropped publications. Publications that pgsieve did not create stay unaltered.
     A locked table stays until the next run.
     """
-    wanted = {capture + p.suffix: p.tables for p in planned}
+    planned_tables = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []
     for name in _own_capture(connection, capture):
-        if name not in wanted:
+        if name not in planned_tables:
             execute_ddl(connection, source, preparation_of(name), [f"drop publication {quote(name)}"])
             dropped.append(name)
         else:
-            surplus = _surplus(catalog.publications[name], wanted[name], catalog)
+            surplus = _surplus(catalog.publications[name], planned_tables[name], catalog)
             removed = [table for table in surplus if _remove_table(connection, source, name, table)]
             altered += [name] if removed else []
     return altered, dropped

@@ -32,14 +32,14 @@ select coalesce(nullif(l.collprovider, 'd'), {database})::text
  where d.datname = current_database()
 """
 _PROVIDERS: Final = ("c", "b")
-#: The blocks of 4096 characters that have a character which changes.
+#: The blocks of 4096 characters in which at least one character has another case.
 _BLOCKS: Final = """
 select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
   from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
-#: The characters of these blocks that change, alone and next to letters.
+#: The characters of these blocks that have another case: the mapping of each alone, and next to letters.
 _CHARACTERS: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
@@ -74,17 +74,17 @@ def with_case_mappings(
     connection: psycopg.Connection[Any], catalog: Catalog, publications: Collection[str]
 ) -> Catalog:
     """The catalog with the case mappings that the row filters of these publications need."""
-    needed: dict[int, dict[str, bool]] = {}
+    collations_by_table: dict[int, dict[str, bool]] = {}
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:
             if entry.where is not None and entry.oid in catalog.tables:
                 for collation, words in needed_case_mappings(catalog.tables[entry.oid], entry.where).items():
-                    of_table = needed.setdefault(entry.oid, {})
+                    of_table = collations_by_table.setdefault(entry.oid, {})
                     of_table[collation] = of_table.get(collation, False) or words
-    if not needed:
+    if not collations_by_table:
         return catalog
     tables = dict(catalog.tables)
-    for oid, collations in needed.items():
+    for oid, collations in collations_by_table.items():
         mappings = [(name, case_mapping(connection, name, words=w)) for name, w in sorted(collations.items())]
         tables[oid] = replace(tables[oid], case_mappings=tuple(mappings))
     return replace(catalog, tables=tables)
@@ -164,8 +164,8 @@ def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
     """The rules of initcap; None if `Words` cannot represent them."""
     row = connection.execute(_WORDS.format(collate=collate)).fetchone()
     assert row is not None
-    members, others, changes = row
-    if others or any(len(part) != 1 for change in changes for part in change):
+    members, unrepresentable, changes = row
+    if unrepresentable or any(len(part) != 1 for change in changes for part in change):
         return None
     first = {c: alone for c, alone, _ in changes if alone != c}
     rest = {c: inside for c, _, inside in changes if inside != c}

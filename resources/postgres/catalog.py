@@ -49,21 +49,23 @@ def missing_relation_error(
         [name, schema],
     ).fetchone()
     if row is None or row[0] is None:
-        what, sqlstate = (f'relation "{schema}.{name}"', "42P01") if row else (f'schema "{schema}"', "3F000")
+        missing_object, sqlstate = (
+            (f'relation "{schema}.{name}"', "42P01") if row else (f'schema "{schema}"', "3F000")
+        )
         return PublicationError(
-            f'publication "{publication}": {what} does not exist',
+            f'publication "{publication}": {missing_object} does not exist',
             hint="correct the table's name in pgsieve.yaml, or create the table",
             sqlstate=sqlstate,
         )
     kind = _KINDS.get(row[0]) or _PERSISTENCES.get(row[1]) or "system tables"
     is_relation = row[0] not in ("i", "I", "c")
-    wanted = f'cannot open relation "{name}"'
+    refusal = f'cannot open relation "{name}"'
     if is_relation and excluded:
-        wanted = f'cannot specify relation "{schema}.{name}" in the publication EXCEPT clause'
+        refusal = f'cannot specify relation "{schema}.{name}" in the publication EXCEPT clause'
     elif is_relation:
-        wanted = f'cannot add relation "{name}" to publication'
+        refusal = f'cannot add relation "{name}" to publication'
     return PublicationError(
-        f'publication "{publication}": {wanted}: This operation is not supported for {kind}.',
+        f'publication "{publication}": {refusal}: This operation is not supported for {kind}.',
         hint="take it out of the publication in pgsieve.yaml",
         sqlstate="22023" if is_relation else "42809",
     )
@@ -181,8 +183,8 @@ def _read_catalog(
         oids = f"'{{{','.join(map(str, locked))}}}'::oid[]"
         attached = "and not inhdetachpending" if version >= 140000 else ""
         for row in cursor.execute(_TABLES.format(locked=oids, attached=attached)):
-            oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *more = row
-            children, columns, file, partition_columns, unsent_leaves = more
+            oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *details = row
+            children, columns, file, partition_columns, unsent_leaves = details
             tables[oid] = Table(
                 oid=oid,
                 schema=schema,
@@ -241,10 +243,10 @@ def _read_publications(
             "select s.pnpubid::bigint, n.nspname from pg_publication_namespace s join pg_namespace n on n.oid = s.pnnspid"
         ):
             schemas.setdefault(publication, set()).add(schema)
-    generated = "p.pubgencols::text" if version >= 180000 else "'n'"
+    generated_column = "p.pubgencols::text" if version >= 180000 else "'n'"
     publications = {}
     for oid, name, all_tables, *switches, via_root, generated_columns, owner in cursor.execute(
-        _PUBLICATIONS.format(generated=generated)
+        _PUBLICATIONS.format(generated=generated_column)
     ):
         switched = zip(("insert", "update", "delete", "truncate"), switches, strict=True)
         publications[name] = Publication(
@@ -272,11 +274,11 @@ def _read_entries(
         if version >= 150000
         else "null, null, null"
     )
-    excepted = "r.prexcept" if version >= 190000 else "false"
+    exclusion = "r.prexcept" if version >= 190000 else "false"
     entries: dict[int, list[PublicationTable]] = {}
     excluded: dict[int, set[int]] = {}
-    for publication, oid, is_excluded, where, columns, tree in cursor.execute(
-        f"select r.prpubid::bigint, r.prrelid::bigint, {excepted}, {lists} from pg_publication_rel r order by r.prrelid"
+    for publication, oid, is_excluded, row_filter, columns, tree in cursor.execute(
+        f"select r.prpubid::bigint, r.prrelid::bigint, {exclusion}, {lists} from pg_publication_rel r order by r.prrelid"
     ):
         if is_excluded:
             excluded.setdefault(publication, set()).add(oid)
@@ -284,7 +286,7 @@ def _read_entries(
         entries.setdefault(publication, []).append(
             PublicationTable(
                 oid,
-                where,
+                row_filter,
                 None if columns is None else frozenset(columns),
                 None
                 if tree is None or oid not in tables

@@ -1,8 +1,8 @@
 """Confirms a slot: by an advance, or by a status update of the streaming protocol if an advance would decode much WAL.
 
-In: a slot, the LSN up to which its changes were written, and a function that makes them durable. Out: the slot
-is confirmed up to that LSN, and releases WAL that it no longer needs. Raises SlotInUseError, SourceError, and
-the errors of that function; after an error the slot stays as it was.
+In: a slot, the LSN up to which its changes were written, and a function that makes these changes durable. Out:
+the slot is confirmed up to the LSN, and releases WAL that it no longer needs. Raises SlotInUseError, SourceError,
+and the errors of the function. After an error the slot stays as it was.
 """
 
 from collections.abc import Callable
@@ -57,10 +57,10 @@ def confirm(
 def release_wal(connection: psycopg.Connection[Any], source: str, slot: str, confirmed: int) -> None:
     """Let the server remove as much as possible of the WAL before `confirmed`, the slot's position.
 
-    A first advance moves restart_lsn only to the first record of running transactions that it passes. Another
-    advance to the same position, once that is confirmed, moves restart_lsn to the last such record
-    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). A third would change
-    nothing.
+    The first advance moves restart_lsn only to the first record of running transactions that it passes. After
+    the position is confirmed, a second advance to the same position moves restart_lsn to the last such record
+    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). A third advance would
+    change nothing.
     """
     advance(connection, source, slot, confirmed)
 
@@ -75,7 +75,7 @@ select confirmed_flush_lsn - restart_lsn >= %s
 def can_release_wal(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
     """Whether the slot retains at least `size` bytes of confirmed WAL that it may no longer need.
 
-    The slot's catalog_xmin is at most the oldest transaction in progress when the WAL was decoded. If that
-    transaction is still the oldest one, the slot needs the WAL.
+    The slot's catalog_xmin is at most the oldest transaction that was in progress when the WAL was decoded. As
+    long as this transaction is in progress, the slot needs the WAL.
     """
     return connection.execute(_RELEASABLE, [size, slot]).fetchone() == (True,)

@@ -20,7 +20,7 @@ class Database:
     oid: int
 
     @classmethod
-    def of(cls, text: str) -> "Database":
+    def parse(cls, text: str) -> "Database":
         """Parse the text of `str(database)`."""
         cluster, _, oid = text.partition("/")
         return cls(cluster, int(oid))

@@ -5,8 +5,8 @@ and rolled back. Raises EventTriggerError if an event trigger fails, and SourceE
 refuses.
 
 The search_path of pgsieve's sessions has only PostgreSQL's own objects, but the function of an event trigger
-may rely on the role's search_path. So DDL runs under the role's. That is safe, because only superusers create
-event triggers, and the triggers run for every client (PostgreSQL documentation, Event Triggers).
+may rely on the role's search_path. So DDL runs under the role's search_path. This is safe, because only
+superusers create event triggers, and the triggers run for every client (PostgreSQL documentation, Event Triggers).
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,9 @@ def own_search_path(connection: psycopg.Connection[Any]) -> str:
 
 def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
     """The event trigger that raised an error, and its function, quoted; None if the server itself raised the error."""
-    called = [line for line in (error.diag.context or "").splitlines() if "function" in line]
-    for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if called else ():
-        if any(f"{function}(" in line or f"{quote(function)}(" in line for line in called):
+    function_lines = [line for line in (error.diag.context or "").splitlines() if "function" in line]
+    for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if function_lines else ():
+        if any(f"{function}(" in line or f"{quote(function)}(" in line for line in function_lines):
             return trigger, quote(schema, function)
     return None
 

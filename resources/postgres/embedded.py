@@ -160,8 +160,8 @@ class EmbeddedServer:
         self._initialise()
         with (self._data / _SETTINGS_FILE).open("w") as conf:
             for name, value in self._settings.items():
-                quoted = value.replace("'", "''")
-                conf.write(f"{name} = '{quoted}'\n")
+                escaped_value = value.replace("'", "''")
+                conf.write(f"{name} = '{escaped_value}'\n")
         if self._port is not None:
             self._launch(self._port)
             return self

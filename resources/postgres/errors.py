@@ -29,7 +29,7 @@ class SourcePermissionError(SourceError):
 
 
 class TransientError(SourceError):
-    """An error after which the same operation may succeed a moment later, and of which no table is the cause.
+    """An error that no table has caused, and after which the same operation may succeed a moment later.
 
     Examples are a lost connection, a server that shuts down, and too few resources.
     """

@@ -1,8 +1,8 @@
 """Estimates how much a slot will deliver, before it is read.
 
-In: a session, a slot and the published tables. Out: bytes. Only preparations that may turn out to be needless
-depend on the estimate. It waits for no lock that another session could hold for long. PostgreSQL documentation,
-Statistics Collection Configuration, and Database Object Management Functions.
+In: a session, a slot and the published tables. Out: bytes. The estimate decides only whether work is prepared
+early, for example whether Spark is started. No query waits for a lock that another session could hold for long.
+PostgreSQL documentation, Statistics Collection Configuration, and Database Object Management Functions.
 """
 
 from collections.abc import Collection
@@ -40,11 +40,11 @@ def expected_bytes(
     tables: Collection[tuple[str, str]] = (),
     limit: int = 0,
 ) -> int:
-    """About how many bytes one table will get at most, of the tables of these publications and of `tables`.
+    """Estimate the bytes of the table that will get the most, among the tables of these publications and `tables`.
 
-    If the slot does not exist, tables will be copied, so it is the size of the largest table. Otherwise it is the
-    largest share of a table in the slot's unconfirmed WAL. If even all of that is within `limit`, which is so in most
-    runs, no other query is made, and the result may be too large, but is within `limit`.
+    If the slot does not exist, tables will be copied, so the estimate is the size of the largest table. Otherwise
+    it is the largest share of one table in the slot's unconfirmed WAL. If the whole unconfirmed WAL is within
+    `limit`, as in most runs, its size is returned without a further query.
     """
     state = slot_state(connection, slot)
     if state is not None and (waiting := state.lag // _WAL_RATIO) <= limit:

@@ -60,29 +60,29 @@ def unfiltered_statements(
     with different lists.
     """
     existing = catalog.publications.get(name)
-    dropped = [] if existing is None else [f"drop publication {quote(name)}"]
+    drop_statements = [] if existing is None else [f"drop publication {quote(name)}"]
     if not tables:
-        return dropped
+        return drop_statements
     publishing = [
         p
         for p in publications
         if any(p.contains(catalog.tables[oid]) for t in tables for oid in (t.oid, *t.ancestors))
     ]
     operations = frozenset(operation for p in publishing for operation in p.operations)
-    generated = "s" if any(p.generated_columns == "s" for p in publishing) else "n"
+    generated_columns = "s" if any(p.generated_columns == "s" for p in publishing) else "n"
     lists = {table.oid: _column_list(table, publishing) for table in tables}
     if (
         existing is not None
         and {t.oid: t.columns for t in existing.tables} == lists
-        and (existing.operations, existing.generated_columns) == (operations, generated)
+        and (existing.operations, existing.generated_columns) == (operations, generated_columns)
     ):
         return []
     options = f"publish = {literal(', '.join(sorted(operations)))}, publish_via_partition_root = true"
-    if generated == "s":
+    if generated_columns == "s":
         options += ", publish_generated_columns = stored"
     entries = ", ".join(_entry(table, lists[table.oid]) for table in tables)
     return [
-        *dropped,
+        *drop_statements,
         f"create publication {quote(name)} for table {entries} with ({options})",
         f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}",
     ]

@@ -134,12 +134,14 @@ def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> E
         "select ev_action::text from pg_rewrite where ev_class = 'pg_temp.pgsieve_filter'::regclass"
     ).fetchone()
     assert row is not None
-    generated = connection.execute(
+    generation_expressions = connection.execute(
         "select d.adnum, d.adbin::text from pg_attrdef d join pg_attribute a on a.attrelid = d.adrelid"
         " and a.attnum = d.adnum where d.adrelid = %s and a.attgenerated = 'v'",
         [table.oid],
     )
-    return Expression(_quals(row[0]), {number: parse_expression(text) for number, text in generated})
+    return Expression(
+        _quals(row[0]), {number: parse_expression(text) for number, text in generation_expressions}
+    )
 
 
 def _quals(action: str) -> TreeNode:

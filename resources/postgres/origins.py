@@ -1,7 +1,7 @@
 """Finds published tables whose rows may have reached the source by replication.
 
 In: published tables. Out: the tables that subscriptions of the source write to. With `origin: none` the stream
-leaves out changes that such subscriptions applied, but a copy cannot leave out their rows. PostgreSQL
+leaves out changes that such a subscription applied, but a copy cannot leave out the rows it wrote. PostgreSQL
 documentation, CREATE SUBSCRIPTION, `origin`; check_publications_origin() in
 src/backend/commands/subscriptioncmds.c.
 """

@@ -17,7 +17,7 @@ PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 def protocol_version(server_version: int) -> int:
     """The newest version of the logical replication protocol that the server supports."""
-    return next(protocol for least, protocol in PROTOCOL_VERSIONS if server_version >= least)
+    return next(protocol for first_version, protocol in PROTOCOL_VERSIONS if server_version >= first_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PgoutputOptions:
         """The options to send, in order; options at their default are left out."""
         protocol = protocol_version(server_version)
         streaming = "on" if self.streaming == "parallel" and protocol < 4 else self.streaming
-        chosen = (
+        options = (
             ("binary", 140000, self.binary, "true"),
             ("messages", 140000, self.messages, "true"),
             ("streaming", 140000, streaming != "off", streaming),
@@ -49,5 +49,9 @@ class PgoutputOptions:
             "proto_version": str(protocol),
             # A list of SQL identifiers; the server folds unquoted ones to lower case.
             "publication_names": ",".join(quote(p) for p in self.publications),
-            **{name: value for name, since, wanted, value in chosen if wanted and server_version >= since},
+            **{
+                name: value
+                for name, first_version, is_set, value in options
+                if is_set and server_version >= first_version
+            },
         }

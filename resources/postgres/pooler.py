@@ -82,10 +82,10 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 
 
 def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
-    """Whether the pooler is in transaction mode, in which two sessions use one server process, or exchange theirs."""
-    before = _server_pid(connection)
-    with connect() as other, other.transaction():
-        return _server_pid(other) == before or _server_pid(connection) != before
+    """Whether the pooler is in transaction mode, in which two sessions share or exchange their server processes."""
+    first_pid = _server_pid(connection)
+    with connect() as second_session, second_session.transaction():
+        return _server_pid(second_session) == first_pid or _server_pid(connection) != first_pid
 
 
 def _server_pid(connection: psycopg.Connection[Any]) -> int:

@@ -66,10 +66,10 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
                 _catalogs.move_to_end(stamp)
                 return cached
         catalog = read_catalog(connection)
-        before, stamp = stamp, _stamp(connection)
+        former_stamp, stamp = stamp, _stamp(connection)
         if catalog.locked:  # Expressions are missing that may be readable in a moment.
             return catalog
-        if stamp == before:
+        if stamp == former_stamp:
             with _lock:
                 _catalogs[stamp] = catalog
                 while len(_catalogs) > _MAX_CATALOGS:

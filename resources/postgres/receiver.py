@@ -41,8 +41,8 @@ MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())
 #: `items` yields at least this often, even without messages, so that a consumer can use items as a clock.
 TICK_SECONDS = 1.0
 
-#: The consumer gets batches of this many bytes. A consumer that waits gets a smaller batch, this long after
-#: the last one.
+#: The consumer gets batches of `_BATCH_BYTES`. A consumer that waits gets a smaller batch `_LINGER_SECONDS` after
+#: the last batch.
 _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
 #: The server sends each message separately. A short wait for more messages saves both sides most wake-ups.
@@ -52,7 +52,7 @@ _FEW_BYTES = 8192
 #: How long the server may take to end a stream. Then the connection is closed all the same.
 _END_TIMEOUT_SECONDS = 1.0
 
-#: Messages that end a transaction (Commit, Prepare, ...). Only their LSN is the end of a WAL record.
+#: Messages that end a transaction (Commit, Prepare, ...). Only the LSN of such a message is the end of a WAL record.
 _TRANSACTION_ENDS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
@@ -201,17 +201,17 @@ class Receiver:
                 if read < _FEW_BYTES:
                     time.sleep(_COALESCE_SECONDS)
                 read = self._read()
-            now = time.monotonic()
+            time_of_wakeup = time.monotonic()
             if len(self._octets) >= _BATCH_BYTES or (
-                now >= self._handed_at + _LINGER_SECONDS and self._arrived.empty()
+                time_of_wakeup >= self._handed_at + _LINGER_SECONDS and self._arrived.empty()
             ):
                 self._hand_over()
             if (
                 self._answer_wanted
                 or self._confirmed > self._reported
-                or now >= self._reported_at + self._status_seconds
+                or time_of_wakeup >= self._reported_at + self._status_seconds
             ):
-                self._report(now)
+                self._report(time_of_wakeup)
 
     def _pause(self) -> float:
         """How long to wait for the server or the consumer: until the next batch or report is due."""
@@ -251,7 +251,7 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Give the pending messages to the consumer as one batch; the headers of all are split off at once."""
+        """Give the pending messages to the consumer as one batch, without the headers of XLogData."""
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
@@ -264,16 +264,16 @@ class Receiver:
         self._handed_position, self._handed_at = self._position, time.monotonic()
         self._arrived.put(Received(batch, self._position))
 
-    def _report(self, now: float) -> None:
+    def _report(self, time_of_report: float) -> None:
         """Report the position to the server; request an answer if no message came since the last report."""
-        if now >= self._last_message_at + self._silence_seconds:
+        if time_of_report >= self._last_message_at + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed = self._confirmed
         silent = self._last_message_at < self._reported_at
         written = max(self._handed_position, confirmed)
         self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=silent))
         self._pgconn.flush()
-        self._reported, self._reported_at, self._answer_wanted = confirmed, now, False
+        self._reported, self._reported_at, self._answer_wanted = confirmed, time_of_report, False
 
     def _end_of_copy(self) -> psycopg.Error:
         """Why the server ended the stream: the server's error, or a shutdown."""

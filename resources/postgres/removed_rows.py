@@ -37,13 +37,13 @@ _MAX_OIDS = 16
 
 def has_removed_rows(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
     """For each selection, whether the server may still store deleted rows of it."""
-    removed = _have_more_entries(connection, selections)
-    if any(removed):
+    have_removed_rows = _have_more_entries(connection, selections)
+    if any(have_removed_rows):
         _last_value(
             connection, _INDEX_SCANS + ";".join(f"select count(*) from {each}" for each in selections)
         )
-        removed = _have_more_entries(connection, selections)
-    return removed
+        have_removed_rows = _have_more_entries(connection, selections)
+    return have_removed_rows
 
 
 def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int] | None:
@@ -55,14 +55,14 @@ def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int
     ranges = [range(2**32)]
     while ranges and len(ranges[0]) > 1:
         pieces = [
-            each[at : at + len(each) // _PIECES_PER_RANGE]
+            each[index : index + len(each) // _PIECES_PER_RANGE]
             for each in ranges
-            for at in range(0, len(each), len(each) // _PIECES_PER_RANGE)
+            for index in range(0, len(each), len(each) // _PIECES_PER_RANGE)
         ]
-        removed = _have_more_entries(
+        have_removed_rows = _have_more_entries(
             connection, [f"{relation} where oid between '{r[0]}' and '{r[-1]}'" for r in pieces]
         )
-        ranges = [piece for piece, is_removed in zip(pieces, removed, strict=True) if is_removed]
+        ranges = [piece for piece, is_removed in zip(pieces, have_removed_rows, strict=True) if is_removed]
         if len(ranges) > _MAX_OIDS:
             return None
     return [each[0] for each in ranges]
@@ -71,8 +71,8 @@ def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int
 def _have_more_entries(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
     """For each selection, whether its index has more entries than it has rows."""
     counts = " union all ".join(f"select count(*) from {each}" for each in selections)
-    explained = "explain (analyze, costs off, timing off, summary off, format json) " + counts
-    plan = _last_value(connection, _BITMAP_SCANS + explained)
+    statement = "explain (analyze, costs off, timing off, summary off, format json) " + counts
+    plan = _last_value(connection, _BITMAP_SCANS + statement)
     plans = json.loads(plan) if isinstance(plan, str) else plan
     scans = list(_scans(plans[0]["Plan"]))
     if len(scans) != len(selections):  # The server has chosen another plan, which counts no entries.
@@ -82,10 +82,12 @@ def _have_more_entries(connection: psycopg.Connection[Any], selections: Sequence
 
 def _scans(node: dict[str, Any]) -> Iterator[bool]:
     """For each bitmap scan of a plan, in order, whether its index has more entries than its heap has rows."""
-    below = node.get("Plans", [])
-    if node["Node Type"] == "Bitmap Heap Scan" and [b["Node Type"] for b in below] == ["Bitmap Index Scan"]:
-        yield below[0]["Actual Rows"] != node["Actual Rows"]
-    for each in below:
+    children = node.get("Plans", [])
+    if node["Node Type"] == "Bitmap Heap Scan" and [b["Node Type"] for b in children] == [
+        "Bitmap Index Scan"
+    ]:
+        yield children[0]["Actual Rows"] != node["Actual Rows"]
+    for each in children:
         yield from _scans(each)
 
 

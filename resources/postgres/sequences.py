@@ -53,8 +53,8 @@ class PublishedSequences:
     """The sequences that a subscription selects: by publications of the server, or in pgsieve.yaml by name or all."""
 
     publications: Sequence[str]
-    named: frozenset[Name] = frozenset()
-    every: bool = False
+    names: frozenset[Name] = frozenset()
+    all_sequences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,17 @@ def read_sequences(
     Runs no statement if no sequence can be published.
     """
     by_function = connection.info.server_version >= 190000
-    if not (by_function or published.named or published.every):
+    if not (by_function or published.names or published.all_sequences):
         return ()
-    named = sorted(published.named)
+    names_to_read = sorted(published.names)
     parameters = {
-        "all": published.every,
-        "schemas": [schema for schema, _ in named],
-        "names": [name for _, name in named],
+        "all": published.all_sequences,
+        "schemas": [schema for schema, _ in names_to_read],
+        "names": [name for _, name in names_to_read],
         "publications": list(published.publications),
     }
     read = _read_at_once(connection, parameters) if by_function else _read_each(connection, parameters)
-    missing = published.named - {(v.schema, v.name) for v in read}
+    missing = published.names - {(v.schema, v.name) for v in read}
     return (*read, *(SequenceValue(*name, problem=_MISSING) for name in sorted(missing)))
 
 
@@ -112,10 +112,10 @@ def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, obj
     """The values by pg_get_sequence_data(), which returns nulls for sequences that the role may not read."""
     rows, illegible = _list_sequences(connection, _LIST_WITH_VALUES, parameters)
     return [
-        SequenceValue(schema, name, value, called, parse_lsn(lsn), ascending=ascending)
+        SequenceValue(schema, name, value, is_called, parse_lsn(lsn), ascending=ascending)
         if lsn is not None and illegible.isdisjoint((schema, name))
         else SequenceValue(schema, name, problem=_FORBIDDEN if lsn is None else _ILLEGIBLE)
-        for schema, name, ascending, value, called, lsn in rows
+        for schema, name, ascending, value, is_called, lsn in rows
     ]
 
 
@@ -134,8 +134,8 @@ def _read_each(
         for first in range(0, len(readable), _SEQUENCES_PER_STATEMENT):
             batch = readable[first : first + _SEQUENCES_PER_STATEMENT]
             values = _values(connection, [(schema, name) for schema, name, _ in batch])
-            for (schema, name, ascending), (_, value, called) in zip(batch, values, strict=True):
-                read.append(SequenceValue(schema, name, value, called, ascending=ascending))
+            for (schema, name, ascending), (_, value, is_called) in zip(batch, values, strict=True):
+                read.append(SequenceValue(schema, name, value, is_called, ascending=ascending))
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
         if attempts == 1:
             raise

@@ -46,8 +46,8 @@ class SessionPool:
             with self._lock:
                 if not self._idle[conninfo]:
                     return None
-                since, session = self._idle[conninfo].pop()
-            if time.monotonic() - since < IDLE_SECONDS:
+                idle_since, session = self._idle[conninfo].pop()
+            if time.monotonic() - idle_since < IDLE_SECONDS:
                 with suppress(psycopg.Error):  # The server may have ended the session meanwhile.
                     statements = self._reset_statements.get(session)
                     self._reset_statements[session] = reset_settings(session, statements)

@@ -163,9 +163,9 @@ class Conninfo:
             _apply_settings(connection)
         except BaseException as error:
             switches = self._options_without_timeouts(connection, version)
-            ended = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
+            has_ended = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
             connection.close()
-            if not ended:
+            if not has_ended:
                 raise
         else:
             return connection
@@ -244,18 +244,22 @@ class Conninfo:
         """The options of a session like this one that switch off all timeouts of the server's version."""
         # This works even if the server has ended the session.
         user_options = _parameters(connection).get("options") if self._has_service else self._user_options
-        return _options(user_options, [name for name, least in _TIMEOUTS.items() if least <= version], check)
+        return _options(
+            user_options,
+            [name for name, first_version in _TIMEOUTS.items() if first_version <= version],
+            check,
+        )
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters to add to the conninfo's."""
-        own = parameters_of(self.text)
+        given_parameters = parameters_of(self.text)
         remember_conninfo(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
         if not self._has_service:  # Added parameters would override those of the service file.
             defaults |= _KEEPALIVES
-        parameters = {k: v for k, v in defaults.items() if k not in own}
+        parameters = {k: v for k, v in defaults.items() if k not in given_parameters}
         if not self._has_service:
-            of_all_versions = [name for name, least in _TIMEOUTS.items() if not least]
+            of_all_versions = [name for name, first_version in _TIMEOUTS.items() if not first_version]
             parameters["options"] = _options(self._user_options, of_all_versions)
         if (password := self._password()) is not None:
             parameters["password"] = password
@@ -293,12 +297,12 @@ def reset_settings(connection: psycopg.Connection[Any], statements: str | None =
     return statements
 
 
-def _apply_settings(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
+def _apply_settings(connection: psycopg.Connection[Any], first_statements: str = "") -> list[str]:
     """Apply the settings in one round trip; return the timeouts that were switched off.
 
     It uses the simple protocol, the only protocol that a walsender supports.
     """
-    names = _execute_simple(connection, before + _SET_ALL + _DISABLE_TIMEOUTS, ExecStatus.TUPLES_OK)
+    names = _execute_simple(connection, first_statements + _SET_ALL + _DISABLE_TIMEOUTS, ExecStatus.TUPLES_OK)
     return [(names.get_value(row, 0) or b"").decode() for row in range(names.ntuples)]
 
 
@@ -329,8 +333,10 @@ def _options(user_options: str | None, timeouts: Sequence[str], check: tuple[str
     """The parameter `options` of a session. Of two values of a setting the server takes the later."""
     switches = [f"-c {name}=0" for name in timeouts]
     switches += [f"-c {'='.join(check)}"] if check else []
-    pinned = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED_SETTINGS.items()]
-    return " ".join([*switches, *([user_options] if user_options else []), *pinned])
+    pinned_options = [
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED_SETTINGS.items()
+    ]
+    return " ".join([*switches, *([user_options] if user_options else []), *pinned_options])
 
 
 def _command_output(command: Sequence[str]) -> str:

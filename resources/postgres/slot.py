@@ -118,8 +118,8 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
     ).fetchone()
     if row is None:
         return None
-    name, plugin, active, confirmed, restart, wal_status, lag, retained, safe, *options = row
-    lsns = parse_lsn(confirmed or "0/0"), parse_lsn(restart or "0/0")
+    name, plugin, active, confirmed_lsn, restart_lsn, wal_status, lag, retained, safe, *options = row
+    lsns = parse_lsn(confirmed_lsn or "0/0"), parse_lsn(restart_lsn or "0/0")
     return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, retained or 0, safe, *options)
 
 
@@ -305,12 +305,12 @@ def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
 
 @_retry_while_in_use
 def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
-    dropped = connection.execute(
+    cursor = connection.execute(
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
         " where slot_name = %s and database = current_database()",
         [slot],
     )
-    return dropped.rowcount > 0
+    return cursor.rowcount > 0
 
 
 def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
@@ -441,11 +441,13 @@ def transactions_and_relations(
     Raises as `has_changes` does.
     """
     with translate_slot_errors(source, slot, "read"):
-        selected = f"select data from ({query}) m where get_byte(data, 0) in ({Begin.tag}, {Relation.tag})"
-        rows = connection.execute(selected).fetchall()
+        messages_query = (
+            f"select data from ({query}) m where get_byte(data, 0) in ({Begin.tag}, {Relation.tag})"
+        )
+        rows = connection.execute(messages_query).fetchall()
     messages = [decode(bytes(data)) for (data,) in rows]
-    begun = {m.xid for m in messages if isinstance(m, Begin)}
-    return begun, {m.relation_id for m in messages if isinstance(m, Relation)}
+    xids = {m.xid for m in messages if isinstance(m, Begin)}
+    return xids, {m.relation_id for m in messages if isinstance(m, Relation)}
 
 
 def changed_relations(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:

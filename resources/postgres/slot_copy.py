@@ -3,8 +3,8 @@
 In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of the transactions that
 commit from that LSN on. Only one session at a time can read a slot, and it decodes on one core. A copy begins
 at the slot's position (pg_copy_logical_replication_slot; PostgreSQL documentation, Replication Management
-Functions). An advance moves it to the LSN; for that the server decodes without output. Then the copy is read
-like any slot. It ends with its session.
+Functions). An advance moves the copy to the LSN, for which the server decodes the WAL without output. After the
+advance the copy is read like any slot. It ends with its session.
 """
 
 import uuid

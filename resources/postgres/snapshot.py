@@ -1,4 +1,4 @@
-"""An exported snapshot at a known LSN, and the queries that copy tables at it in parallel.
+"""An exported snapshot at a known LSN, and the queries that copy tables at this snapshot in parallel.
 
 In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`export_snapshot`),
 one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
@@ -93,8 +93,8 @@ def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Sn
             result = connection.pgconn.exec_(command.encode())
             if result.status != ExecStatus.TUPLES_OK:
                 state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
-                refused = psycopg.errors.error_from_result(result)
-                raise (TransientError if connection.broken or is_transient(refused) else SourceError)(
+                error = psycopg.errors.error_from_result(result)
+                raise (TransientError if connection.broken or is_transient(error) else SourceError)(
                     f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
                     hint="the role needs REPLICATION, and max_replication_slots one free slot",
                     sqlstate=state.decode() if state else None,
@@ -156,7 +156,7 @@ def chunk_queries(
         condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
     has_ctid_ranges = connection.info.server_version >= 140000
     with _limit_lock_wait(connection):
-        sizes = [_Size.of(connection, leaf) for leaf in leaves]
+        sizes = [_Size.read(connection, leaf) for leaf in leaves]
     total = sum(size.bytes for size in sizes)
     chunk_bytes = max(1, total // number_of_parts(total, CHUNK_BYTES, parallelism(total)))
     queries = []
@@ -164,11 +164,11 @@ def chunk_queries(
         chunks = max(1, min(round(size.bytes / chunk_bytes), size.pages)) if has_ctid_ranges else 1
         bounds = [size.pages * i // chunks for i in range(chunks)]
         for number, low in enumerate(bounds):
-            within = f"ctid >= '({low},0)'::tid"
+            ctid_condition = f"ctid >= '({low},0)'::tid"
             if number + 1 < len(bounds):
-                within += f" and ctid < '({bounds[number + 1]},0)'::tid"
+                ctid_condition += f" and ctid < '({bounds[number + 1]},0)'::tid"
             queries.append(
-                f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{within}"
+                f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{ctid_condition}"
             )
     # A built-in subscription copies these leaves, too, although the publisher sends none of their changes.
     queries += [f"select {columns} from only {name} where {condition}true" for name in table.unsent_leaves]
@@ -195,7 +195,7 @@ class _Size:
     bytes: int
 
     @classmethod
-    def of(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
+    def read(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
         """The size of a table without partitions; raises AlteredTableError if it was dropped."""
         row = connection.execute(
             "select ceil(pg_relation_size(%(oid)s::oid) / current_setting('block_size')::numeric)::bigint,"

@@ -19,6 +19,7 @@ from psycopg import sql
 
 from pgsieve.decoding.server_versions import NEWEST_SERVER, OLDEST_SERVER
 from pgsieve.resources.context import assign_within
+from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.errors import (
     LockHeldError,
     SourceError,
@@ -34,7 +35,6 @@ from pgsieve.resources.postgres.errors import (
 from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
 from pgsieve.resources.postgres.session_pool import current_pool
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
-from pgsieve.resources.postgres.turns import Turn
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
@@ -66,7 +66,7 @@ _LOGIN_TRIGGER = (
 _LOGGER = logging.getLogger(__name__)
 
 #: The locks that the context of this thread holds, by source and activity.
-_HELD_LOCKS: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar(
+_HELD_LOCKS: ContextVar[Mapping[tuple["Source", str], AdvisoryLock]] = ContextVar(
     "locks", default=MappingProxyType({})
 )
 #: The session of `share_lock_session`, and its source.
@@ -111,10 +111,10 @@ class Source:
             raise SourceUnreachableError(f'source "{self.name}": {error.message}', hint=error.hint) from None
         except psycopg.Error as error:
             pooler = pooler_at(self._sessions.host, str(error))
-            through = f" through {pooler.name}" if pooler else ""
+            pooler_text = f" through {pooler.name}" if pooler else ""
             hint = _LOGIN_TRIGGER if "PL/pgSQL function" in str(error) else _UNREACHABLE
             raise SourceUnreachableError(
-                f'source "{self.name}": no connection{through} ({one_line(error)})',
+                f'source "{self.name}": no connection{pooler_text} ({one_line(error)})',
                 hint=pooler.hint if pooler else hint,
                 sqlstate=sqlstate_of_connection(error),
             ) from None
@@ -133,7 +133,7 @@ class Source:
             raise source_error(error, message) from cause_without_values(error)
 
     @contextmanager
-    def hold_lock(self, activity: str, seconds: float | None = None) -> Iterator[Turn]:
+    def hold_lock(self, activity: str, seconds: float | None = None) -> Iterator[AdvisoryLock]:
         """Hold an advisory lock of the database during the block, so that one process at a time does this activity.
 
         Blocks may be nested. Another process may hold the lock: raises LockHeldError after `seconds`. Without
@@ -141,29 +141,29 @@ class Source:
         with its session, so the block must be correct without it.
         """
         key = (self, activity)
-        if (turn := _HELD_LOCKS.get().get(key)) is not None:
-            yield turn
+        if (lock := _HELD_LOCKS.get().get(key)) is not None:
+            yield lock
             return
-        with self._hold_new_lock(activity, seconds) as turn:
-            _HELD_LOCKS.set({**_HELD_LOCKS.get(), key: turn})
+        with self._hold_new_lock(activity, seconds) as lock:
+            _HELD_LOCKS.set({**_HELD_LOCKS.get(), key: lock})
             try:
-                yield turn
+                yield lock
             finally:
-                _HELD_LOCKS.set({k: lock for k, lock in _HELD_LOCKS.get().items() if k != key})
-                turn.release()
+                _HELD_LOCKS.set({k: held_lock for k, held_lock in _HELD_LOCKS.get().items() if k != key})
+                lock.release()
 
     @contextmanager
-    def _hold_new_lock(self, activity: str, seconds: float | None) -> Iterator[Turn]:
+    def _hold_new_lock(self, activity: str, seconds: float | None) -> Iterator[AdvisoryLock]:
         """Take a lock that this context does not have yet, as `hold_lock` describes."""
         if (free := self._take_free_lock(activity)) is not None:
             yield free
             return
         with self.connect() as connection:
-            turn = Turn(connection, _lock_name(activity))
+            lock = AdvisoryLock(connection, _lock_name(activity))
             try:
-                turn.take(1.0 if seconds is None else seconds)
+                lock.take(1.0 if seconds is None else seconds)
             except psycopg.errors.LockNotAvailable:
-                holders = turn.holders()
+                holders = lock.holders()
                 if seconds is not None:
                     raise LockHeldError(
                         f'source "{self.name}": another process is {activity}: {holders}',
@@ -171,27 +171,27 @@ class Source:
                         sqlstate="55006",
                     ) from None
                 _LOGGER.warning('waiting for "%s" of source "%s": %s', activity, self.name, holders)
-                turn.take(0.0)
-            yield turn
+                lock.take(0.0)
+            yield lock
 
     @contextmanager
     def share_lock_session(self) -> Iterator[None]:
         """Take all free locks of the block and its threads in one session: a role's sessions may be limited."""
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             # If the error persists, the next request for a lock raises it.
             with suppress(SourceError):
-                connection = opened.enter_context(self.connect())
-                opened.enter_context(assign_within(_LOCK_SESSION, (self, connection)))
+                connection = stack.enter_context(self.connect())
+                stack.enter_context(assign_within(_LOCK_SESSION, (self, connection)))
             yield
 
-    def _take_free_lock(self, activity: str) -> Turn | None:
+    def _take_free_lock(self, activity: str) -> AdvisoryLock | None:
         """Take a lock in the session of `share_lock_session`; None without such a session, or if the lock is not free."""
         source, connection = _LOCK_SESSION.get() or (None, None)
         if connection is None or source != self:
             return None
-        turn = Turn(connection, _lock_name(activity))
+        lock = AdvisoryLock(connection, _lock_name(activity))
         with suppress(psycopg.Error):  # The session was lost.
-            return turn if turn.take_if_free() else None
+            return lock if lock.take_if_free() else None
         return None
 
     def executor_conninfo(self) -> Conninfo:
@@ -225,20 +225,20 @@ class Source:
     def _check_version(self, version: int) -> None:
         """Raise SourceError for a version that must not be used; warn once of an untested version that is allowed."""
         major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
-        named = f'source "{self.name}": PostgreSQL {major} is'
+        subject = f'source "{self.name}": PostgreSQL {major} is'
         if major < oldest:
-            raise SourceSettingError(f"{named} too old", hint=f"use {oldest} or newer", sqlstate="0A000")
+            raise SourceSettingError(f"{subject} too old", hint=f"use {oldest} or newer", sqlstate="0A000")
         if major <= newest:
             return
-        newer = f"{named} newer than {newest}, the newest that this pgsieve was tested with"
+        message = f"{subject} newer than {newest}, the newest that this pgsieve was tested with"
         if not self.allow_untested_server:
             raise UntestedServerError(
-                newer,
+                message,
                 hint="install a pgsieve that was tested with it; or, if wrong rows do no harm, set"
                 f" `allow_untested_server: true` in pgsieve.yaml, at `sources.{self.name}`",
                 sqlstate="0A000",
             )
-        _warn_once(f"{newer}: replicas may differ from a built-in subscription's")
+        _warn_once(f"{message}: replicas may differ from a built-in subscription's")
 
     def _refuse_standby(self, version: int, *, is_streaming: bool) -> None:
         """Raise SourceSettingError if the server, a standby, is unexpected or cannot decode."""
@@ -263,13 +263,13 @@ class Source:
 
     def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
         """Raise SourceSettingError: the server's wal_level prevents decoding, and a new slot would not change it."""
-        where, least = "in postgresql.conf", "logical"
+        place, required_level = "in postgresql.conf", "logical"
         if version >= _SWITCHED_SINCE_VERSION:
-            least = "logical" if in_recovery else "replica"
-            where = "at its primary, or make a logical replication slot there" if in_recovery else where
+            required_level = "logical" if in_recovery else "replica"
+            place = "at its primary, or make a logical replication slot there" if in_recovery else place
         raise SourceSettingError(
-            f'source "{self.name}": logical decoding requires "wal_level" >= "{least}", it is "{level}"',
-            hint=f"set wal_level = logical {where}" + ("" if in_recovery else " and restart the server"),
+            f'source "{self.name}": logical decoding requires "wal_level" >= "{required_level}", it is "{level}"',
+            hint=f"set wal_level = logical {place}" + ("" if in_recovery else " and restart the server"),
             sqlstate="55000",
         )
 

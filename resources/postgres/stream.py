@@ -193,9 +193,9 @@ class ReplicationStream:
 
     def _start(self) -> Receiver:
         source, slot = self._source, self._slot
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             # A walsender takes no parameters, so the cursor merges them into the query.
-            connection = opened.enter_context(
+            connection = stack.enter_context(
                 source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
             )
             with translate_slot_errors(source.name, slot, "read"):
@@ -216,8 +216,8 @@ class ReplicationStream:
                 status_seconds=min(status_seconds, self._limits.silence_seconds / 3),
                 silence_seconds=self._limits.silence_seconds,
             )
-            opened.callback(receiver.close)
-            self._connection = opened.pop_all()
+            stack.callback(receiver.close)
+            self._connection = stack.pop_all()
         return receiver
 
     def disconnect(self) -> None:

@@ -1,8 +1,8 @@
 """Verifies that the server's history includes all changes that were read from it or from its former primary.
 
-In: the timeline and LSN up to which changes were read. Raises TimelineError if that timeline ends earlier in
-the server's history, or is not in it. A promoted standby has its primary's system identifier, but a new
-timeline. It lacks the transactions that the primary committed after the standby left the primary's timeline
+In: the timeline and LSN up to which changes were read. Raises TimelineError if the timeline ends before this LSN
+in the server's history, or is not in the history. A promoted standby has its primary's system identifier, but a
+new timeline. It lacks the transactions that the primary committed after the standby left the primary's timeline
 (PostgreSQL documentation, Timelines).
 """
 
@@ -44,10 +44,10 @@ def refuse_divergence(
     left_at = _history(source, current).get(timeline)
     if left_at is not None and position <= left_at:
         return
-    where = "is not in the server's history" if left_at is None else f"was left at {format_lsn(left_at)}"
+    fate = "is not in the server's history" if left_at is None else f"was left at {format_lsn(left_at)}"
     raise TimelineError(
         f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position)}, but that'
-        f" {where}, which is now on timeline {current}: this server lacks what was committed between",
+        f" {fate}, which is now on timeline {current}: this server lacks what was committed between",
         hint=f"{resync_hint(subscriptions)}; synchronized_standby_slots on the primary prevents this",
         sqlstate="55000",
     )

@@ -71,21 +71,21 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
     raises SnapshotAwaitedError. Without the cancellation the server process would keep waiting, and retain
     its slot.
     """
-    over, timed_out = Event(), list[SnapshotAwaitedError]()
+    is_over, timed_out = Event(), list[SnapshotAwaitedError]()
 
     def watch() -> None:
-        is_logged, since = False, time.monotonic()
-        while not over.wait(POLL_SECONDS):
+        is_logged, start_time = False, time.monotonic()
+        while not is_over.wait(POLL_SECONDS):
             message, transactions = "", list[str]()
             with suppress(SourceError):  # If no second session can be opened, the wait goes on.
                 message, transactions = _awaited_transactions(source, session)
             if not transactions:
                 continue
-            if seconds is not None and time.monotonic() - since >= seconds:
+            if seconds is not None and time.monotonic() - start_time >= seconds:
                 timed_out.append(SnapshotAwaitedError(message, transactions))
                 session.cancel_safe()
                 return
-            if not is_logged and time.monotonic() - since >= LOG_SECONDS:
+            if not is_logged and time.monotonic() - start_time >= LOG_SECONDS:
                 _LOGGER.warning("%s", message)
                 is_logged = True
 
@@ -98,7 +98,7 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
             raise timed_out[0] from None
         raise
     finally:
-        over.set()
+        is_over.set()
         watcher.join()
 
 
@@ -115,20 +115,18 @@ def _wait_message(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
 
 
 def _holder_text(row: tuple[Any, ...]) -> str:
-    _, _, pid, database, application, gid, since = row
+    _, _, pid, database, application, gid, start_time = row
     if gid is not None:
-        return f'prepared transaction "{gid}" of database "{database}", since {since}'
-    return (
-        f'server process {pid} ("{application or ""}" in database "{database}", since {since or "unknown"})'
-    )
+        return f'prepared transaction "{gid}" of database "{database}", since {start_time}'
+    return f'server process {pid} ("{application or ""}" in database "{database}", since {start_time or "unknown"})'
 
 
 def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
     """The tables of the database that cannot be read now, by oid, each with the names of its lock's holders."""
-    locked: dict[int, list[str]] = {}
+    holders_by_table: dict[int, list[str]] = {}
     for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall():
-        locked.setdefault(row[0], []).append(_holder_text(row))
-    return {relation: ", ".join(holders) for relation, holders in locked.items()}
+        holders_by_table.setdefault(row[0], []).append(_holder_text(row))
+    return {relation: ", ".join(holders) for relation, holders in holders_by_table.items()}
 
 
 def lock_error(source: "Source", relations: Collection[int]) -> SnapshotAwaitedError | None:

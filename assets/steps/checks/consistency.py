@@ -118,7 +118,7 @@ class SubscriptionAtLsn:
         if not names:
             return []
         after = read_catalog(self.connection)
-        return [n for n in names if Layout.of(self.tables[n].table, self.catalog).is_rewritten(after)]
+        return [n for n in names if Layout.of_table(self.tables[n].table, self.catalog).is_rewritten(after)]
 
     @contextmanager
     def translate_errors(self, name: Name, doing: str) -> Iterator[None]:
@@ -136,7 +136,7 @@ class SubscriptionAtLsn:
         assert definition is not None
         types = self.subscription.column_types(replicated)
         oids = {a.name: a.type_oid for a in replicated.table.attributes}
-        sent = tuple(SentColumn.of(quote(n), oids[n], t) for n, t in types.items())
+        sent = tuple(SentColumn.for_column(quote(n), oids[n], t) for n, t in types.items())
         path = self.lake.paths.replica(self.subscription.name, *name)
         head = self.lake.records.head(path)
         if (head.position or 0) > self.snapshot.lsn:

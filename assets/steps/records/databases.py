@@ -45,7 +45,7 @@ def _checked_state(
     states = TableStates(record.lake, subscription)
     if state.database in {None, str(present)} or not states.may_have_replicas():
         return state
-    recorded = Database.of(state.database)
+    recorded = Database.parse(state.database)
     if recorded.system_identifier == present.system_identifier:
         if (name := name_of(connection, recorded)) is None:
             return state

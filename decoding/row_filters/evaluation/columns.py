@@ -175,7 +175,7 @@ def _decimal_type(value: Decimal | None) -> pa.DataType:
         raise NotColumnarError
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
-    least = Digits.of(max(len(digits) + exponent, 0), max(-exponent, 0))
+    least = Digits.before_and_after_point(max(len(digits) + exponent, 0), max(-exponent, 0))
     if least is None:
         raise NotColumnarError
     return pa.decimal128(least.precision, least.scale)
@@ -241,7 +241,7 @@ def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
         for s in (left, right)
     ]
     scale = max(kind.scale for kind in kinds)
-    common = Digits.of(max(kind.precision - kind.scale for kind in kinds), scale)
+    common = Digits.before_and_after_point(max(kind.precision - kind.scale for kind in kinds), scale)
     if common is None:
         raise NotColumnarError
     wide = pa.decimal128(common.precision, common.scale)
@@ -250,8 +250,8 @@ def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
 
 
 def _not_distinct(left: Values, right: Values) -> Values:
-    both = pc.and_(pc.is_null(left), pc.is_null(right))
-    return pc.or_(pc.fill_null(pc.equal(left, right), False), both)
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
 
 
 def _logical(node: nodes.Logical) -> Columnar:

@@ -36,11 +36,13 @@ def compile_filters(*trees: Node) -> Verdicts:
     tree = parts.divide(trees[0] if len(trees) == 1 else Logical("OR", trees))
     if isinstance(tree, ColumnValue) and tree.name in parts.computed:
         return _broadcast(parts.computed[tree.name])
-    program, computed = compile_tree(tree), parts.computed
+    program, computed_columns = compile_tree(tree), parts.computed
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         columns = {
-            name: _broadcast(computed[name])(batch) if name in computed else batch.column(name)
+            name: _broadcast(computed_columns[name])(batch)
+            if name in computed_columns
+            else batch.column(name)
             for name in program.columns
         }
         rows = pa.record_batch(columns) if columns else batch
@@ -90,17 +92,19 @@ class _ColumnarParts:
         return None
 
     def _divide_children(self, node: Node) -> Node:
-        changed: dict[str, Any] = {}
+        replacements: dict[str, Any] = {}
         for field in fields(node):
             value = getattr(node, field.name)
             if isinstance(value, Node):
-                after: Any = self.divide(value)
-                same = after is value
+                divided_value: Any = self.divide(value)
+                is_same = divided_value is value
             elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-                after = tuple(map(self.divide, value))
-                same = all(one is other for one, other in zip(after, value, strict=True))
+                divided_value = tuple(map(self.divide, value))
+                is_same = all(
+                    divided_item is item for divided_item, item in zip(divided_value, value, strict=True)
+                )
             else:
                 continue
-            if not same:
-                changed[field.name] = after
-        return replace(node, **changed) if changed else node
+            if not is_same:
+                replacements[field.name] = divided_value
+        return replace(node, **replacements) if replacements else node

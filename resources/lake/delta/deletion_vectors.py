@@ -27,7 +27,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgsieve.decoding.binary.roaring import deserialized, serialized
+from pgsieve.decoding.binary.roaring import deserialize, serialize
 from pgsieve.resources.lake.delta.log import Action, Log, UnmarkableError
 from pgsieve.resources.lake.stores.store import Store, join_path
 
@@ -158,7 +158,7 @@ def _vectors(rows: Sequence[Rows]) -> tuple[str, bytes, list[Action]]:
     digits = base64.b85encode(identity.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode()
     content = bytearray([_VERSION])
     for each in rows:
-        octets = _MAGIC.to_bytes(4, "little") + serialized(each)
+        octets = _MAGIC.to_bytes(4, "little") + serialize(each)
         descriptors.append(
             {
                 "storageType": "u",
@@ -185,7 +185,7 @@ def read_vector(store: Store, path: str, descriptor: Action | None) -> Rows:
     octets = store.part(join_path(path, name), begin, end - 4 - begin)
     if int.from_bytes(octets[:4], "little") != _MAGIC:
         raise ValueError(f"{name} has no deletion vector at {begin}")
-    return deserialized(octets[4:])
+    return deserialize(octets[4:])
 
 
 def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from pgsieve.decoding.binary.roaring import deserialized, serialized
+from pgsieve.decoding.binary.roaring import deserialize, serialize
 
 _RANDOM = np.random.default_rng(1)
 CASES = {
@@ -24,10 +24,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_read_by_croaring_and_from_it(name: str) -> None:
     numbers = CASES[name]
-    octets = serialized(np.array(numbers, np.int64))
+    octets = serialize(np.array(numbers, np.int64))
     assert list(BitMap64.deserialize(octets)) == numbers
-    assert deserialized(octets).tolist() == numbers
-    assert deserialized(BitMap64(numbers).serialize()).tolist() == numbers
+    assert deserialize(octets).tolist() == numbers
+    assert deserialize(BitMap64(numbers).serialize()).tolist() == numbers
 
 
 def test_containers_of_runs_are_read() -> None:
@@ -37,10 +37,10 @@ def test_containers_of_runs_are_read() -> None:
     ):
         bitmap = BitMap64(numbers)
         bitmap.run_optimize()
-        assert deserialized(bitmap.serialize()).tolist() == list(numbers)
+        assert deserialize(bitmap.serialize()).tolist() == list(numbers)
 
 
 @pytest.mark.parametrize("octets", [b"", b"\x01", b"\x01" + bytes(11) + b"\x07\x00\x00\x00"])
 def test_other_bytes_are_refused(octets: bytes) -> None:
     with pytest.raises(ValueError, match=r"buffer|Roaring"):
-        deserialized(octets)
+        deserialize(octets)

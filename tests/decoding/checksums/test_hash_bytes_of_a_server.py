@@ -77,7 +77,7 @@ def test_segments_have_the_servers_checksums_in_any_order_of_rows(
     connection: psycopg.Connection, rows: list[tuple[int | None, str | None]], seed: int, r: object
 ) -> None:
     row_hash = RowHash(
-        tuple(SentColumn.of(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), seed
+        tuple(SentColumn.for_column(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), seed
     )
     given_rows = "unnest(%s::int[], %s::text[]) as t(a, b)"
     query = checksums_query(f"select {row_hash.expression} as hash from {given_rows}")
@@ -107,7 +107,7 @@ def test_segments_have_the_servers_checksums_in_any_order_of_rows(
 def test_values_swapped_between_two_rows_are_noticed() -> None:
     """The sums of the single values' hashes would be the same."""
     row_hash = RowHash(
-        tuple(SentColumn.of(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), 1
+        tuple(SentColumn.for_column(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), 1
     )
     one, other = Checksums(), Checksums()
     one.add(row_hash.hashes(_batch([(1, "x"), (2, "y")])))

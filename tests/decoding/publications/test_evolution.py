@@ -34,7 +34,7 @@ def connection(publisher_server: EmbeddedServer) -> Iterator[Connection]:
 def layout(connection: Connection, table: str = "t") -> Layout:
     """The present layout of a table."""
     catalog = read_catalog(connection)
-    return Layout.of(catalog.by_name["public", table], catalog)
+    return Layout.of_table(catalog.by_name["public", table], catalog)
 
 
 def columns(made: Layout) -> dict[str, str]:

@@ -304,7 +304,7 @@ def test_rows_of_a_replica_have_the_servers_bytes_and_hashes(database):
         for name, kind in zip(table.names, table.kinds, strict=True)
     ]
     columns = [
-        SentColumn.of(name, oid, kind)
+        SentColumn.for_column(name, oid, kind)
         for name, (oid, _), kind in zip(table.names, table.catalog, table.kinds, strict=True)
     ]
     queried = ", ".join(f"{row_expression([c])} AS c{place}" for place, c in enumerate(columns))

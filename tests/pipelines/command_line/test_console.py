@@ -41,7 +41,7 @@ def test_progress_off_a_terminal_is_a_line_at_each_end(capsys):
 def test_progress_on_a_terminal_is_a_bar_with_the_unchanged_name(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(
-        console, "to_stderr", lambda **_: Console(file=screen, force_terminal=True, width=100)
+        console, "stderr_console", lambda **_: Console(file=screen, force_terminal=True, width=100)
     )
     with console.progress() as progress:
         progress.start("copy public.[red]t")

@@ -110,7 +110,7 @@ def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, ne
     (feed,) = build_project(config).feeds.values()
     problem = problem_of_slot(feed, shop.lake)
     assert problem is not None
-    assert (problem.text, WAY_OUT in problem.way_out) == (REFUSED, True)
+    assert (problem.text, WAY_OUT in problem.remedy) == (REFUSED, True)
     assert shop.on_server() == ([], ["p", "q"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgsieve.pipelines.following import watch
-from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch
+from pgsieve.pipelines.following.watch import FeedActivity, StalledError, Watch
 
 
 class _Clock:
@@ -44,8 +44,8 @@ def test_wal_that_arrives_after_an_idle_time_is_no_stall_until_it_stays_unsent(
 ) -> None:
     unsent = False
     watched = Watch(limit, lambda _: unsent)
-    pulse = Pulse("shop", "slot", streamed=_Stream(clock), is_exempt=False, progressed_at=clock.now)
-    watched.add(pulse)
+    activity = FeedActivity("shop", "slot", stream=_Stream(clock), is_exempt=False, progressed_at=clock.now)
+    watched.add(activity)
     watched.check()
     clock.now += 2 * limit
     watched.check()
@@ -53,7 +53,7 @@ def test_wal_that_arrives_after_an_idle_time_is_no_stall_until_it_stays_unsent(
     watched.check()
     clock.now += min(limit, 30.0) - 1
     watched.check()
-    pulse.note_progress()
+    activity.note_progress()
     watched.check()
     clock.now += limit
     watched.check()

@@ -30,7 +30,7 @@ def test_sequences_that_cannot_be_read_are_named_and_the_others_are_read(
         ) as database:
             database.execute("SET ROLE reads_sequences")
             named = frozenset({("public", "t"), ("public", "hidden")})
-            read = read_sequences(database, PublishedSequences([], named, every=True))
+            read = read_sequences(database, PublishedSequences([], named, all_sequences=True))
             of_named = read_sequences(database, PublishedSequences(["none"], named))
             assert read_sequences(database, PublishedSequences(["none"])) == ()
             newest = database.info.server_version >= 190000

@@ -1,4 +1,4 @@
-"""Turns between processes: an advisory lock of the database, its holders, and its queue.
+"""An advisory lock of the database, its holders, and the queue of the processes that wait for it.
 
 In: a session, and the name of the lock. Raises psycopg's errors. PostgreSQL documentation, Advisory Locks.
 """
@@ -29,7 +29,7 @@ _IS_AWAITED = sql.SQL("select exists (select from pg_locks where not granted and
 
 
 @dataclass(frozen=True)
-class Turn:
+class AdvisoryLock:
     """A named lock that a session may take; waiting sessions get it in the order of their requests."""
 
     connection: psycopg.Connection[Any]
@@ -74,7 +74,7 @@ class Turn:
 
 def _holders_text(holders: Sequence[tuple[Any, ...]]) -> str:
     descriptions = [
-        f"{name} (server process {pid}, from {address}, since {since})"
-        for pid, name, address, since in holders
+        f"{name} (server process {pid}, from {address}, since {start_time})"
+        for pid, name, address, start_time in holders
     ]
     return f"held by {', '.join(descriptions)}" if descriptions else "its holder is about to end"
