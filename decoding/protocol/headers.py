@@ -108,18 +108,11 @@ class HeaderScanner:
         is_not_transactional[messages] = (head[messages] >> 48 & 0xFF) == 0
         _require(inside | is_not_transactional, kind, "came outside of a transaction")
 
-        commit_lsn, commit_time, xid = (
-            lsns[transaction_index],
-            times[transaction_index],
-            xids[transaction_index],
-        )
+        commit_lsn, commit_time, xid = (fields[transaction_index] for fields in (lsns, times, xids))
         ends = np.zeros(len(kind), np.int64)
         positions = starts[commits]
-        _require(
-            _signed(octets.words(positions + 2)) == commit_lsn[commits],
-            kind[commits],
-            "does not match its Begin",
-        )
+        begin_lsn = _signed(octets.words(positions + 2))
+        _require(begin_lsn == commit_lsn[commits], kind[commits], "does not match its Begin")
         ends[commits] = _signed(octets.words(positions + 10))
 
         change = _IS_CHANGE[kind]
