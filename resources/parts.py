@@ -16,7 +16,7 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 #: What parts send to receivers: the receiver's number, the part's or another number, and bytes.
-SENT = pa.schema({"to": pa.int32(), "of": pa.int32(), "content": pa.binary()})
+MESSAGE_SCHEMA = pa.schema({"to": pa.int32(), "of": pa.int32(), "content": pa.binary()})
 #: A number and bytes that a receiver gets.
 Message = tuple[int, pa.Buffer]
 
@@ -29,26 +29,26 @@ class Receivers:
     receive: Callable[[int, Sequence[Message], Guard], Iterable[pa.RecordBatch]]
 
 
-def message(to: int, of: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
+def message(receiver: int, number: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
     """A message, as a row."""
     octets = pa.py_buffer(content)
     offsets = pa.array([0, octets.size], pa.int32()).buffers()[1]
     column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, octets])
     return pa.RecordBatch.from_arrays(
-        [pa.array([to], pa.int32()), pa.array([of], pa.int32()), column], schema=SENT
+        [pa.array([receiver], pa.int32()), pa.array([number], pa.int32()), column], schema=MESSAGE_SCHEMA
     )
 
 
-def by_receiver(sent: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Message]]]:
+def by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Message]]]:
     """The messages to each receiver, as far as they come one after the other."""
     receiver, messages = -1, list[Message]()
-    for batch in sent:
+    for batch in message_rows:
         numbers, contents = (batch.column(name) for name in ("of", "content"))
-        for place, to in enumerate(batch.column("to").to_pylist()):
-            if to != receiver and messages:
+        for place, next_receiver in enumerate(batch.column("to").to_pylist()):
+            if next_receiver != receiver and messages:
                 yield receiver, messages
                 messages = []
-            receiver = to
+            receiver = next_receiver
             messages.append((numbers[place].as_py(), contents[place].as_buffer()))
     if messages:
         yield receiver, messages

@@ -119,7 +119,7 @@ class LakeAccess:
         if is_uri(self.uri):
             return
         folder = Path(self.uri).absolute()
-        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
         if not existing.is_dir():
             raise self._unavailable_error(f"{existing} is not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
@@ -204,8 +204,8 @@ class LakeAccess:
         """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake, or Spark."""
         if is_spark_lost(error):
             raise spark_lost_error() from error
-        if is_uri(self.uri) and (refused := store_refusal(causes(error))):
-            raise self._store_error(refused) from error
+        if is_uri(self.uri) and (refusal := store_refusal(causes(error))):
+            raise self._store_error(refusal) from error
         if (code := refusal_code(error)) is None:
             return
         if is_folder_refusal(code):
@@ -213,10 +213,10 @@ class LakeAccess:
         else:
             raise self._unavailable_error(os.strerror(code)) from error
 
-    def _store_error(self, refused: StoreRefusal) -> LakeUnavailableError:
+    def _store_error(self, refusal: StoreRefusal) -> LakeUnavailableError:
         """The error of a refusal by the lake's store."""
-        kind = StoreUnavailableError if refused.is_transient else LakeUnavailableError
-        return kind(f'lake "{self.uri}": {refused.reason}', hint=refused.hint)
+        kind = StoreUnavailableError if refusal.is_transient else LakeUnavailableError
+        return kind(f'lake "{self.uri}": {refusal.reason}', hint=refusal.hint)
 
 
 def _table_error(path: str, error: Exception) -> LakeError:
@@ -236,8 +236,8 @@ def _table_error(path: str, error: Exception) -> LakeError:
         problem = first_line(error) if file is None else "its checkpoint is not a complete Parquet file"
         return damaged_log_error(path, problem)
     if file is not None:
-        named = f'its file "{file}"' if file else "one of its files"
-        return damaged_table_error(path, f"{named} cannot be read: it is not a complete Parquet file")
+        subject = f'its file "{file}"' if file else "one of its files"
+        return damaged_table_error(path, f"{subject} cannot be read: it is not a complete Parquet file")
     message = spark_message(error) if by_spark else first_line(error)
     if is_arrow_error(error):
         message = message.partition(":")[0]  # After the colon the message shows a cell.

@@ -132,11 +132,11 @@ class FileCommitter:
                 return None
 
     def row_matches(
-        self, path: str, sought: WantedDigests, schema: pa.Schema, runner: Executors
+        self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """The rows of a table with one of the `sought` digests. The `keys` of a match are indices into the digests."""
+        """The rows of a table with one of these digests. The `keys` of a match are indices into the digests."""
         with self.access.translate_errors(path):
-            return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
+            return row_matches(self.local.table_at(path), path, self.local.store, digests, schema, runner)
 
     def key_matches(
         self,

@@ -69,15 +69,15 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
         return
     folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
     try:
-        decided = _count_decided_pairs(lake, folder, store, endpoint)
+        decided_pairs = _count_decided_pairs(lake, folder, store, endpoint)
     finally:
         store.remove(folder)
-    if decided < _DECIDED_PAIRS:
+    if decided_pairs < _DECIDED_PAIRS:
         _LOGGER.debug(
             'lake "%s": of %d pairs of commits only %d met: the next run tries again',
             lake,
             _MAX_PAIRS,
-            decided,
+            decided_pairs,
         )
     elif record:
         store.touch(marker)
@@ -85,11 +85,14 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
 
 def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) -> int:
     """Try pairs of commits; return the number of pairs in which the store refused one of two commits."""
-    decided = tried = 0
+    decided_pairs = tried_pairs = 0
     with ThreadPoolExecutor(2 * _PARALLEL_PAIRS) as pool:
-        while decided < _DECIDED_PAIRS and tried < _MAX_PAIRS:
+        while decided_pairs < _DECIDED_PAIRS and tried_pairs < _MAX_PAIRS:
             # A pair takes some twenty requests in sequence, so pairs run in parallel.
-            numbers = range(tried, min(tried + min(_PARALLEL_PAIRS, _DECIDED_PAIRS - decided), _MAX_PAIRS))
+            numbers = range(
+                tried_pairs,
+                min(tried_pairs + min(_PARALLEL_PAIRS, _DECIDED_PAIRS - decided_pairs), _MAX_PAIRS),
+            )
             pairs = [
                 [pool.submit(_commit, f"{folder}/{number}", store, barrier) for _ in range(2)]
                 for number, barrier in ((number, Barrier(2)) for number in numbers)
@@ -105,9 +108,9 @@ def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) ->
                 reason = "does not keep If-None-Match on PUT: it accepted two objects of one name"
                 raise UnsafeStoreError(lake, endpoint, reason)
             evidence = [_Outcome.MADE.name, _Outcome.REFUSED.name]
-            decided += sum(sorted(each.name for each in pair) == evidence for pair in outcomes)
-            tried += len(numbers)
-    return decided
+            decided_pairs += sum(sorted(each.name for each in pair) == evidence for pair in outcomes)
+            tried_pairs += len(numbers)
+    return decided_pairs
 
 
 def _commit(path: str, store: Store, barrier: Barrier) -> _Outcome:

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, tasks_of
 from pgsieve.resources.lake.stores.shared_reads import begin_part
-from pgsieve.resources.parts import SENT, Guard, Message, Part, Receivers, by_receiver
+from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, by_receiver
 from pgsieve.resources.strands import release_strand
 from pgsieve.resources.work import (
     DRIVER,
@@ -46,7 +46,7 @@ _NUMBERS = pa.schema({"id": pa.int64()})
 #: Called with the number of finished parts.
 OnProgress = Callable[[int], None]
 #: A function that Spark runs on the batches of a task.
-OfBatches = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 #: Spark splits a range of this length among all cores; the plan shows the number of splits.
@@ -94,7 +94,7 @@ class Executors(Protocol):
         """Run all parts, several at a time; return their rows. Runners other than Spark call `on_progress` after each part."""
 
     def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
-        """Run all parts, whose messages (`SENT`) go to the first receivers, and theirs to the next ones.
+        """Run all parts. Their messages (`MESSAGE_SCHEMA`) go to the first receivers, whose messages go to the next ones.
 
         Returns the rows of the last receivers, which have this schema.
         """
@@ -134,7 +134,7 @@ def forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _running(part: Part) -> OfBatches:
+def _run_parts(part: Part) -> BatchFunction:
     """A function of Spark's batches of part numbers that runs the parts."""
 
     def run(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -147,7 +147,7 @@ def _running(part: Part) -> OfBatches:
     return run
 
 
-def _receiving(receivers: Receivers) -> OfBatches:
+def _run_receivers(receivers: Receivers) -> BatchFunction:
     """A function of Spark's batches of messages, in the order of their receivers, that runs the receivers."""
 
     def run(sent: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,24 +158,31 @@ def _receiving(receivers: Receivers) -> OfBatches:
     return run
 
 
-def _exchange_here(
+def _exchange_in_memory(
     runner: "Executors", part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema
 ) -> pa.Table:
     """As in `Executors`, with the messages in memory."""
-    sent = runner.run(part, parts, schema=SENT)
+    sent = runner.run(part, parts, schema=MESSAGE_SCHEMA)
     for place, each in enumerate(receivers, 1):
-        received = defaultdict[int, list[Message]](list)
-        for to, messages in by_receiver(sent.to_batches()):
-            received[to] += messages
-        columns = schema if place == len(receivers) else SENT
-        sent = runner.run(partial(_receive, each, list(received.items())), len(received), schema=columns)
+        messages_by_receiver = defaultdict[int, list[Message]](list)
+        for receiver_number, messages in by_receiver(sent.to_batches()):
+            messages_by_receiver[receiver_number] += messages
+        columns = schema if place == len(receivers) else MESSAGE_SCHEMA
+        sent = runner.run(
+            partial(_receive, each, list(messages_by_receiver.items())),
+            len(messages_by_receiver),
+            schema=columns,
+        )
     return sent
 
 
 def _receive(
-    receivers: Receivers, received: Sequence[tuple[int, Sequence[Message]]], number: int, guard: Guard
+    receivers: Receivers,
+    messages_by_receiver: Sequence[tuple[int, Sequence[Message]]],
+    number: int,
+    guard: Guard,
 ) -> Iterable[pa.RecordBatch]:
-    return receivers.receive(*received[number], guard)
+    return receivers.receive(*messages_by_receiver[number], guard)
 
 
 def run_first_job(session: SparkSession, parts: int) -> None:
@@ -232,18 +239,20 @@ class SparkExecutors:
         with release_strand():
             tasks = [min(each.number, _TASKS_PER_CORE * self.number) for each in receivers]
             session = with_job_name(self._session())
-            sent = session.range(0, parts, 1, parts).mapInArrow(_running(part), spark_schema(SENT))
+            sent = session.range(0, parts, 1, parts).mapInArrow(
+                _run_parts(part), spark_schema(MESSAGE_SCHEMA)
+            )
             for place, (each, number) in enumerate(zip(receivers, tasks, strict=True), 1):
-                columns = schema if place == len(receivers) else SENT
+                columns = schema if place == len(receivers) else MESSAGE_SCHEMA
                 ordered = sent.repartition(number, "to").sortWithinPartitions("to")
-                sent = ordered.mapInArrow(_receiving(each), spark_schema(columns))
+                sent = ordered.mapInArrow(_run_receivers(each), spark_schema(columns))
             rows = sent.toArrow()
         return with_costs(engine_of(session), parts + sum(tasks), rows)
 
     def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
         """Run parts as a job with a task per part."""
         session = with_job_name(self._session())
-        return session.range(0, parts, 1, parts).mapInArrow(_running(part), spark_schema(schema)).toArrow()
+        return session.range(0, parts, 1, parts).mapInArrow(_run_parts(part), spark_schema(schema)).toArrow()
 
     def _run_shared(self, part: Part, parts: int) -> pa.Table | None:
         """Run parts in a job that callers share; None if no jobs are shared, or the shared job has failed."""
@@ -324,7 +333,7 @@ class Threads:
             self._running.discard(is_over)
         return with_costs("threads", parts, pa.Table.from_batches(rows, schema))
 
-    exchange = _exchange_here
+    exchange = _exchange_in_memory
 
     def prepare(self) -> None:
         """As in `Executors`; threads need no preparation."""
@@ -351,7 +360,7 @@ class _Inline:
                 on_progress(number + 1)
         return with_costs(DRIVER, parts, pa.Table.from_batches(rows, schema))
 
-    exchange = _exchange_here
+    exchange = _exchange_in_memory
 
     def prepare(self) -> None:
         """As in `Executors`; the thread needs no preparation."""

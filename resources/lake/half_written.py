@@ -1,13 +1,13 @@
 """Repairs tables after a power cut: rolls each log back to its last complete version.
 
 In: a lake's folder, and the time since which writes may not have reached the disk. Out: each Delta log ends
-before its first incomplete version. A version is incomplete if its log entry is, or a file that the entry adds.
-Incomplete checkpoints and new checksums are removed, too, and a log without versions. pgsieve relies on a
+before its first incomplete version. A version is incomplete if its log entry is incomplete, or a file that the
+entry adds. Incomplete checkpoints, new checksums and a log without versions are removed, too. pgsieve relies on a
 commit only once it is on disk, so no such commit is lost. Raises OSError.
 
-Entries and files get their names once they are complete. So a killed process leaves no incomplete ones, and
-neither does a process that is still writing. It may remove a file during the check, so a version that seems
-incomplete is checked again.
+Entries and files get their names once they are complete. So neither a killed process nor a process that is still
+writing leaves an incomplete file. But a running process may remove a file during the check. So a version that
+seems incomplete is checked again.
 """
 
 import json
@@ -44,7 +44,7 @@ def roll_back_tables(lake: Path, since_ns: int) -> None:
             continue
         table = Path(folder)
         for name in files:
-            # A checksum of Hadoop may be wrong. Hadoop reads a file without one, but refuses a file with a wrong one.
+            # A checksum of Hadoop may be wrong. Hadoop reads a file without a checksum, but refuses one with a wrong checksum.
             if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
                 (table / name).unlink(missing_ok=True)
         _roll_back_table(table, since_ns - _CLOCK_RESOLUTION_NS)
@@ -56,15 +56,17 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
         is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
         if _is_later(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
             path.unlink(missing_ok=True)
-    first = _first_incomplete_version(table, since_ns)
-    if first is not None and first == _first_incomplete_version(table, since_ns):
+    first_incomplete = _first_incomplete_version(table, since_ns)
+    if first_incomplete is not None and first_incomplete == _first_incomplete_version(table, since_ns):
         entries = _entries(log)
-        for version in sorted((each for each in entries if each >= first), reverse=True):
+        for version in sorted((each for each in entries if each >= first_incomplete), reverse=True):
             entries[version].unlink()
         for path in log.iterdir():
-            if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first:
+            if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first_incomplete:
                 path.unlink()
-        _LOGGER.warning("%s is put back to before version %d, which is incomplete", table, first)
+        _LOGGER.warning(
+            "%s is rolled back to before version %d, which is incomplete", table, first_incomplete
+        )
         if not _entries(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
             shutil.rmtree(log)
             return
@@ -90,9 +92,11 @@ def _entries(log: Path) -> dict[int, Path]:
 
 def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
     """The first version written since `since_ns` that is incomplete or follows a gap; None if there is none."""
-    later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
+    entries_since = {
+        v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)
+    }
     changes = dict[int, _Changes]()
-    for version, path in later.items():
+    for version, path in entries_since.items():
         if changes and version - 1 not in changes:
             break
         if find_defect(content := _read_from_disk(path)) is not None:
@@ -102,7 +106,7 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
         # After the roll-back, files that this entry or later ones removed belong to the table again. So check
         # these files, too.
         changes = {version: each for version, each in changes.items() if version < incomplete}
-    return next((version for version in later if version not in changes), None)
+    return next((version for version in entries_since if version not in changes), None)
 
 
 def _changes(content: bytes) -> _Changes:

@@ -123,18 +123,18 @@ def record_jars(packages: str, spark_jars: str, file: Path | None = None) -> Non
     _record({packages: jars}, file or resolutions_file())
 
 
-def _record(added: Mapping[str, list[str]], file: Path) -> None:
+def _record(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
     """Add resolutions to a file, atomically, as another process may do the same."""
     recorded = {}
     with suppress(OSError, ValueError, TypeError):
         recorded = dict(json.loads(file.read_text(encoding="utf-8")))
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with suppress(OSError):
-        temporary.write_text(json.dumps({**recorded, **added}, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps({**recorded, **jars_by_packages}, indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)
 
 
-def fetch(needed: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None) -> None:
+def fetch(package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None) -> None:
     """Fetch missing jars once, which may take a minute, and report it on stderr.
 
     `conf` are the user's settings: pgsieve uses their repositories, and leaves their packages to Spark. `file`
@@ -142,7 +142,7 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], file: Path | None
     PGSIEVE_JARS names a folder without the jars.
     """
     file = file or resolutions_file()
-    for packages in _own_packages(needed, conf):
+    for packages in _own_packages(package_sets, conf):
         if recorded_jars(packages.name, file) is not None:
             continue
         folder = os.environ.get(FOLDER_VARIABLE)
@@ -154,8 +154,8 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], file: Path | None
         if os.access(file.parent, os.W_OK):
             repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
             # Without a home, Ivy would store the jars in a temporary folder of the process that runs it.
-            lasting = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
-            _fetch(packages, {**lasting, **repositories}, file)
+            ivy_settings = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
+            _fetch(packages, {**ivy_settings, **repositories}, file)
 
 
 def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
@@ -201,10 +201,10 @@ def _reason(output: str) -> str:
     return "no repository said why"
 
 
-def copy_jars(folder: Path, needed: Iterable[Packages], file: Path | None = None) -> None:
+def copy_jars(folder: Path, package_sets: Iterable[Packages], file: Path | None = None) -> None:
     """Copy the fetched jars into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    for packages in needed:
+    for packages in package_sets:
         jars = [Path(jar) for jar in recorded_jars(packages.name, file) or []]
         for jar in jars:
             if not (folder / jar.name).exists():
@@ -214,7 +214,7 @@ def copy_jars(folder: Path, needed: Iterable[Packages], file: Path | None = None
 
 
 def class_path(
-    needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], file: Path | None = None
+    package_sets: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], file: Path | None = None
 ) -> dict[str, str]:
     """The settings that give a session pgsieve's jars, and the jars and packages of the user's settings (`conf`).
 
@@ -224,7 +224,7 @@ def class_path(
     files = list(jars)
     packages: list[str] = []
     excluded: list[str] = []
-    for each in _own_packages(needed, conf):
+    for each in _own_packages(package_sets, conf):
         if resolved := recorded_jars(each.name, file):
             files += resolved
         else:
@@ -238,10 +238,10 @@ def class_path(
     return {name: ",".join(values) for name, values in settings.items() if values}
 
 
-def _own_packages(needed: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
+def _own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
     """The sets whose first package is not in the user's settings."""
     user_artifacts = {_artifact(coordinate) for coordinate in _split_setting(conf, _PACKAGES)}
-    return [each for each in needed if _artifact(each.coordinates[0]) not in user_artifacts]
+    return [each for each in package_sets if _artifact(each.coordinates[0]) not in user_artifacts]
 
 
 def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:

@@ -331,12 +331,20 @@ class Lake:
                 add_costs(engine_of(self.spark), 1, rows.nbytes)
                 committer.write(path, rows, commit)
             case FileCommitter():
-                given, store, bytes_ = schema(), self.store, committer.file_bytes(path, commit.properties)
+                file_schema, store, bytes_ = (
+                    schema(),
+                    self.store,
+                    committer.file_bytes(path, commit.properties),
+                )
                 files = frame.mapInArrow(
-                    lambda batches: write_files(path, given, batches, store=store, size=bytes_), FILE_DDL
+                    lambda batches: write_files(path, file_schema, batches, store=store, size=bytes_),
+                    FILE_DDL,
                 )
                 committer.commit(
-                    lambda: with_costs(engine_of(self.spark), None, files.toArrow()), path, given, commit
+                    lambda: with_costs(engine_of(self.spark), None, files.toArrow()),
+                    path,
+                    file_schema,
+                    commit,
                 )
             case SparkCommitter():
                 add_costs(engine_of(self.spark), 1, size or 0)

@@ -103,18 +103,18 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
 def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The properties that a table still needs so that the versions of the last hours stay readable.
 
-    They also keep the log no longer than that requires. Properties that the user has set stay. Delta must
-    retain the log at least as long as removed files, so the two properties are set together.
+    With these properties the log is kept no longer than these versions require. Properties that the user has set
+    stay. Delta must retain the log at least as long as removed files, so the two properties are set together.
     """
     defaults = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
-    wanted = {
+    needed_properties = {
         name: f"interval {hours} hours"
         for name, default in defaults.items()
         if hours > default or _HOURS.fullmatch(properties.get(name, "interval 0 hours"))
     }
-    if _FILES_PROPERTY not in wanted:
-        wanted.pop(_LOG_PROPERTY, None)
-    return dict(wanted.items() - properties.items())
+    if _FILES_PROPERTY not in needed_properties:
+        needed_properties.pop(_LOG_PROPERTY, None)
+    return dict(needed_properties.items() - properties.items())
 
 
 def _time_sql(template: str, time: datetime | None) -> str:
@@ -226,11 +226,11 @@ class _SparkMaintenance:
     def _table(self) -> str:
         return f"delta.{quoted(self.path)}"
 
-    def _sql(self, statement: str, more: Mapping[str, str] | None = None) -> Row:
-        """Run a statement whose commit keeps the table's position; return its first row. `more` are more settings."""
+    def _sql(self, statement: str, further_settings: Mapping[str, str] | None = None) -> Row:
+        """Run a statement whose commit keeps the table's position; return its first row. `further_settings` are more settings."""
         conf = self.lake.spark.conf
         settings = {
-            **(more or {}),
+            **(further_settings or {}),
             METADATA: unchanged_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK: "false",
             _LISTING_TASKS: str(conf.get("spark.sql.shuffle.partitions")),

@@ -20,28 +20,28 @@ class _Search:
         #: For each package the number of loaded modules at the time of the search, and the package's submodules.
         self._listed = dict[str, tuple[int, Sequence[tuple[str, frozenset[str]]]]]()
 
-    def __call__(self, code: CodeType, named: Iterable[object]) -> list[ModuleType]:
+    def __call__(self, code: CodeType, named_objects: Iterable[object]) -> list[ModuleType]:
         """The submodules that the code may reach through the modules that it names."""
         words = set(code.co_names)
         return [
             sys.modules[name]
-            for module in named
+            for module in named_objects
             if isinstance(module, ModuleType) and getattr(module, "__package__", None)
             for name, path in self._submodules(module.__name__)
             if path <= words and name in sys.modules
         ]
 
     def _submodules(self, package: str) -> Sequence[tuple[str, frozenset[str]]]:
-        loaded, listed = len(sys.modules), self._listed.get(package)
-        if listed is None or listed[0] != loaded:
+        module_count, cached_search = len(sys.modules), self._listed.get(package)
+        if cached_search is None or cached_search[0] != module_count:
             prefix = f"{package}."
             submodules = [
                 (name, frozenset(name.removeprefix(prefix).split(".")))
                 for name in tuple(sys.modules)
                 if name.startswith(prefix)
             ]
-            listed = self._listed[package] = loaded, submodules
-        return listed[1]
+            cached_search = self._listed[package] = module_count, submodules
+        return cached_search[1]
 
 
 def cache_module_search() -> None:

@@ -47,13 +47,13 @@ class LakePaths:
         self,
         uri: str,
         folders: Mapping[str, str] | None = None,
-        recorded: Callable[[str], str | None] = lambda _: None,
+        recorded_template: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self.uri = uri
-        self._folders, self._recorded = dict(folders or {}), recorded
+        self._folders, self._recorded = dict(folders or {}), recorded_template
 
     def _feed_folder(self, slot_owner: str) -> str:
-        """A feed's folder. A name with slashes is of a feed that is part of another feed, and gets a folder below it."""
+        """A feed's folder. A name with slashes belongs to a part of another feed, and its folder is below that feed's."""
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
@@ -89,7 +89,7 @@ class LakePaths:
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
         """The change history of a table: its transformed changes. Later histories (generations) end in `~g1`, ...
 
-        No escaped name ends in that.
+        No escaped name ends in `~g` and a number.
         """
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
@@ -104,7 +104,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:
-        """The sync states of tables; of a table the newest row counts."""
+        """The sync states of tables; for each table the newest row counts."""
         return f"{self.uri}/{subscription}/_table_states"
 
     def subscription(self, name: str) -> str:
@@ -112,11 +112,11 @@ class LakePaths:
         return f"{self.uri}/{name}/_subscription"
 
     def registered(self, subscription: str) -> str:
-        """The names that pgsieve has registered in a catalog; of a name the newest row counts."""
+        """The names that pgsieve has registered in a catalog; for each name the newest row counts."""
         return f"{self.uri}/{subscription}/_registered"
 
     def sequences(self, subscription: str) -> str:
-        """The values of the published sequences; of a sequence the newest row counts."""
+        """The values of the published sequences; for each sequence the newest row counts."""
         return f"{self.uri}/{subscription}/_sequences"
 
     def feed(self, slot_owner: str) -> str:

@@ -176,8 +176,8 @@ class Policy:
         if local is None:
             return None
         with self.access.translate_errors(path):
-            is_taken = local.can_add_files(path, schema, overwrite=overwrite)
-        return FileCommitter(local, self.access, self.vectors) if is_taken else None
+            can_add_files = local.can_add_files(path, schema, overwrite=overwrite)
+        return FileCommitter(local, self.access, self.vectors) if can_add_files else None
 
     def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
         """The access by delta-rs, if it can read the table, and this process may read `size` bytes; otherwise None.

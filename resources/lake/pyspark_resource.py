@@ -79,10 +79,10 @@ def _session_of(project: PySparkResource | LazyPySparkResource, engine: SparkEng
     silence_client()
     ship_by_value()
     try:
-        present = project.process_config_and_initialize().spark_session
+        base_session = project.process_config_and_initialize().spark_session
         # Spark Connect has no `newSession`, but from 4.1 on `cloneSession`.
-        begin = getattr(present, "newSession", None) or getattr(present, "cloneSession", None)
-        session: SparkSession = begin() if begin else present
+        begin = getattr(base_session, "newSession", None) or getattr(base_session, "cloneSession", None)
+        session: SparkSession = begin() if begin else base_session
         storage = storage_of(engine.lake)
         for name, value in {**SESSION_SETTINGS, **storage_settings(storage, engine.spark_config)}.items():
             session.conf.set(name, value)

@@ -25,8 +25,8 @@ def _import_installed_pyspark() -> None:
 
     Spark puts the archive first in the path, and Python would compile the archive's modules at each start.
     """
-    others = [path for path in sys.path if not path.endswith(".zip")]
-    installed = PathFinder.find_spec("pyspark", others)
+    other_paths = [path for path in sys.path if not path.endswith(".zip")]
+    installed = PathFinder.find_spec("pyspark", other_paths)
     if installed is not None and installed.origin is not None:
         package = Path(installed.origin).parent
         sys.path[:] = [path for path in sys.path if package not in Path(path).parents]

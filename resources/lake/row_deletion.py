@@ -50,7 +50,7 @@ class RowDeletion:
     limit: int | None = None
 
     def of(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
-        """The decision for these rows; None if neither is possible."""
+        """The decision for these rows; None if they can be neither rewritten nor marked."""
         if not matches:
             return DeletedRows()
         is_small = sum(match.size for match in matches) <= self.max_rewritten_bytes

@@ -23,22 +23,27 @@ _MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.i
 
 
 def row_matches(
-    table: DeltaTable, path: str, store: Store, sought: WantedDigests, schema: pa.Schema, runner: Executors
+    table: DeltaTable, path: str, store: Store, digests: WantedDigests, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows with one of the `sought` digests. The `keys` of a match are indices into the digests."""
+    """The rows with one of these digests. The `keys` of a match are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
-    found = runner.run(_FileSearch(store, path, schema, names, sought), len(names), schema=_MATCHED)
-    places, rows, keys = (np.asarray(found[name]) for name in _MATCHED.names)
+    results = runner.run(_FileSearch(store, path, schema, names, digests), len(names), schema=_MATCHED)
+    places, rows, keys = (np.asarray(results[name]) for name in _MATCHED.names)
     deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
     matches = []
     for number in np.unique(places).tolist():
-        here, name = places == number, names[number]
+        is_of_file, name = places == number, names[number]
         marked = deleted.get(name, no_rows)
-        here[here] = np.isin(rows[here], marked, invert=True)
+        is_of_file[is_of_file] = np.isin(rows[is_of_file], marked, invert=True)
         matches.append(
             FileMatches(
-                name, files[number]["path"], files[number]["size_bytes"], rows[here], keys[here], marked
+                name,
+                files[number]["path"],
+                files[number]["size_bytes"],
+                rows[is_of_file],
+                keys[is_of_file],
+                marked,
             )
         )
     return [match for match in matches if len(match.rows)]

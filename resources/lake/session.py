@@ -156,10 +156,10 @@ def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None
     """Raise UnsafeLogStoreError if Spark with these settings could lose commits to the lake."""
     if storage.only_spark:
         return
-    for name, needed in storage.log_store_settings().items():
+    for name, log_store_class in storage.log_store_settings().items():
         for each in (name, _ANY_LOG_STORE):
-            if conf.get(each, needed) != needed:
-                raise UnsafeLogStoreError(each, needed)
+            if conf.get(each, log_store_class) != log_store_class:
+                raise UnsafeLogStoreError(each, log_store_class)
 
 
 def verify_log_store(session: SparkSession, storage: Storage) -> None:

@@ -1,4 +1,4 @@
-"""Shares Spark jobs among callers: the requests that arrive during one job make up the next job.
+"""Shares Spark jobs among callers: the next job runs all requests that arrive during the present one.
 
 In: parts of work, from several threads. Out: the rows of each caller's parts. Each job has fixed costs: its
 plan, the transfer of its functions to the workers, the start of tasks. These exceed the costs of little work.

@@ -38,12 +38,12 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _fields(kind: StructType, *above: str) -> Iterator[tuple[str, ...]]:
+def _fields(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
     """The fields of a struct and of nested structs, as paths of names: Delta maps the names at every depth."""
     for field in kind:
-        yield (*above, field.name)
+        yield (*path, field.name)
         if isinstance(field.dataType, StructType):
-            yield from _fields(field.dataType, *above, field.name)
+            yield from _fields(field.dataType, *path, field.name)
 
 
 def write_by_spark(
@@ -116,9 +116,11 @@ def comment_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:
     """Set the descriptions of a table and some of its columns; its rows and position stay."""
-    table = [] if description is None else [f"set tblproperties ('comment' = {literal(description)})"]
-    altered = [f"alter column {quoted(name)} comment {literal(text)}" for name, text in columns.items()]
-    _alter_by_spark(spark, path, [*table, *altered], position)
+    table_changes = [] if description is None else [f"set tblproperties ('comment' = {literal(description)})"]
+    column_changes = [
+        f"alter column {quoted(name)} comment {literal(text)}" for name, text in columns.items()
+    ]
+    _alter_by_spark(spark, path, [*table_changes, *column_changes], position)
 
 
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:

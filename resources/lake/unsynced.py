@@ -81,9 +81,9 @@ _SHARING = threading.Lock()
 def unsynced_writes(lake: str) -> UnsyncedWrites:
     """The unsynced writes to a lake, one object for all users of the lake in this process."""
     with _SHARING:
-        if (one := _shared.get(lake)) is None:
-            one = _shared[lake] = UnsyncedWrites(Path(lake))
-        return one
+        if (writes := _shared.get(lake)) is None:
+            writes = _shared[lake] = UnsyncedWrites(Path(lake))
+        return writes
 
 
 def recover(lake: str) -> None:
@@ -101,8 +101,8 @@ def recover(lake: str) -> None:
 def close_all_lakes() -> None:
     """At the end of a command, write all lakes to disk, and close them. Others are closed at the process' end."""
     with _SHARING:
-        for one in list(_shared.values()):
-            one.close()
+        for writes in list(_shared.values()):
+            writes.close()
         _shared.clear()
 
 
@@ -155,12 +155,12 @@ def _sync_file_system(file: int) -> None:
 
 def _folders_on_other_devices(lake: Path) -> list[Path]:
     """The folders of subscriptions and their subfolders on other file systems than the lake's, one per file system."""
-    others, device = dict[int, Path](), lake.stat().st_dev
+    folders_by_device, device = dict[int, Path](), lake.stat().st_dev
     for pattern in ("*", "*/*"):
         for folder in lake.glob(pattern):
             if folder.is_dir() and (other := folder.stat().st_dev) != device:
-                others.setdefault(other, folder)
-    return list(others.values())
+                folders_by_device.setdefault(other, folder)
+    return list(folders_by_device.values())
 
 
 @contextmanager
@@ -183,13 +183,13 @@ def _exclude_writers(marks: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _lock(file: int, how: int) -> bool:
+def _lock(file: int, operation: int) -> bool:
     """Lock a file; return False if another process has locked it.
 
     Returns False also on a file system without locks, where each mark may belong to a running process.
     """
     try:
-        fcntl.flock(file, how)
+        fcntl.flock(file, operation)
     except OSError as error:
         if error.errno not in {errno.EWOULDBLOCK, *_NO_LOCKS}:
             raise

@@ -29,13 +29,13 @@ def with_version_guard(frame: DataFrame, path: str, base: int | None, store: Sto
     """
     if base is None or not store.can_reach(path):
         return frame
-    newer, version = f"{path}/_delta_log/{base + 1:020d}.json", base + 1
+    next_entry, version = f"{path}/_delta_log/{base + 1:020d}.json", base + 1
 
     def check(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if store.has_file(newer):
+        if store.has_file(next_entry):
             raise NewerVersionError(f"version {version} exists")
         yield from ()
 
     columns = [StructField(f"c{number}", field.dataType) for number, field in enumerate(frame.schema)]
-    nothing = frame.sparkSession.range(0, 1, 1, 1).mapInArrow(check, StructType(columns))
-    return frame.union(nothing.toDF(*frame.columns))
+    empty_frame = frame.sparkSession.range(0, 1, 1, 1).mapInArrow(check, StructType(columns))
+    return frame.union(empty_frame.toDF(*frame.columns))

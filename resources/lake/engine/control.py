@@ -62,16 +62,16 @@ def fingerprint(settings: Mapping[str, str]) -> str:
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
     """Use the engine with these settings; None if none runs, or other users have access to its folder."""
     try:
-        opened = folder.open()
+        descriptor = folder.open()
     except (OSError, EngineError):
         return None
     lock = _lock_use(folder)
     record = folder.read()
     if record is None or record.fingerprint != fingerprint(settings):
         lock.close()
-        os.close(opened)
+        os.close(descriptor)
         return None
-    return EngineUse(record, lock, opened)
+    return EngineUse(record, lock, descriptor)
 
 
 def _lock_use(folder: EngineFolder) -> IO[bytes]:
@@ -121,12 +121,12 @@ def launch(
             if record.fingerprint == fingerprint(settings):
                 return False
             _replace(folder, record)
-        with folder.open_within() as opened:
-            log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=opened)
+        with folder.open_within() as descriptor:
+            log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=descriptor)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
-                cwd=f"/proc/self/fd/{opened}",
+                cwd=f"/proc/self/fd/{descriptor}",
                 # os.environ has a token that `hide_token` hides from the lake's requests; the environment
                 # that a child inherits by default lacks it.
                 env=dict(os.environ),

@@ -1,9 +1,9 @@
 """The engine's entrance: a Unix socket in its folder, which forwards bytes to Spark's port and back.
 
 In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this user's
-processes can open. Spark listens on a port of 127.0.0.1, where any user's process could listen. A socket in a
-folder that only one user can open is that user's. Before a byte is sent to Spark's port, the peer of the
-connection is verified to be Spark's process.
+processes can open. Spark listens on a port of 127.0.0.1, where any user's process could listen. But only this user
+can open the folder, so only this user can have made the socket in it. Before a byte is sent to Spark's port, the
+peer of the connection is verified to be Spark's process.
 """
 
 import socket

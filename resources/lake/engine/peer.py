@@ -46,13 +46,13 @@ def is_own(connection: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def _inodes(local: int, remote: int) -> Iterator[int]:
-    """The inodes of the sockets at port `local` that are connected to port `remote`, both on 127.0.0.1."""
+def _inodes(local_port: int, remote_port: int) -> Iterator[int]:
+    """The inodes of the sockets at port `local_port` that are connected to port `remote_port`, both on 127.0.0.1."""
     for table in _TABLES:
         with suppress(FileNotFoundError):
             for line in Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
-                if _port(fields[1]) == local and _port(fields[2]) == remote:
+                if _port(fields[1]) == local_port and _port(fields[2]) == remote_port:
                     yield int(fields[9])
 
 

@@ -2,8 +2,8 @@
 
 In: the current folder, and a plan with Spark's settings: JSON on standard input, since all users can read
 arguments. Out: a record in the folder while Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
-folder is gone. An engine that was started for another process ends with that process. Others end after an idle
-time.
+folder is gone. An engine that was started for another process ends with that process. Any other engine ends after
+an idle time.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
@@ -66,8 +66,8 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, _end)
         master = plan.settings["spark.master"]
-        more = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
-        settings = write_parameters(plan.settings, folder.path, more)
+        further_settings = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+        settings = write_parameters(plan.settings, folder.path, further_settings)
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
             [submit_command(master), "--properties-file", str(settings), "--class", _MAIN, str(JAR)],
             env={

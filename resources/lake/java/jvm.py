@@ -67,14 +67,14 @@ class JavaEndedError(Exception):
 
 def environment(master: str) -> dict[str, str]:
     """The environment of a JVM that this process starts for a session with this master."""
-    chosen = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
-    chosen |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
+    variables = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
+    variables |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
     if master.startswith("local"):
         # Only this machine connects to the JVM, and the machine's own name may not resolve.
-        chosen = {"SPARK_LOCAL_IP": "127.0.0.1", **chosen}
+        variables = {"SPARK_LOCAL_IP": "127.0.0.1", **variables}
     if name := _substitute_name():
-        chosen |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
-    return chosen
+        variables |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
+    return variables
 
 
 def _is_altering(name: str, master: str) -> bool:
@@ -112,10 +112,10 @@ def _substitute_name() -> str | None:
     return None
 
 
-def write_parameters(settings: Mapping[str, str], folder: Path, more: Mapping[str, str]) -> Path:
+def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Mapping[str, str]) -> Path:
     """Write the parameters of a JVM into a folder that only this user can read; return the file of Spark's settings.
 
-    `settings` are the session's. `more` are further settings of this JVM, with Java options.
+    `settings` are the session's. `jvm_settings` are further settings of this JVM, with Java options.
     """
     temporary = private_folder()
     options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
@@ -123,15 +123,19 @@ def write_parameters(settings: Mapping[str, str], folder: Path, more: Mapping[st
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _substitute_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
-    user_options, owns = settings.get(JAVA_OPTIONS, ""), more.get(JAVA_OPTIONS, "")
+    user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), jvm_settings.get(JAVA_OPTIONS, "")
     if _COLLECTOR.search(user_options):
         # A JVM with two garbage collectors does not start, so the user's replaces the other one.
-        owns = _COLLECTOR.sub("", owns)
-    chosen = f"{owns} {user_options}"
+        jvm_options = _COLLECTOR.sub("", jvm_options)
+    all_options = f"{jvm_options} {user_options}"
     is_local = settings["spark.master"].startswith("local")
-    options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
+    options += [*(class_archive.options(all_options) if is_local else []), *shlex.split(all_options)]
     java = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))
-    spark_settings = {**settings, **more, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}"}
+    spark_settings = {
+        **settings,
+        **jvm_settings,
+        JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}",
+    }
     if not has_writable_home():
         # Ivy writes lock files even if all jars exist.
         spark_settings = {"spark.jars.ivy": str(temporary / "ivy"), **spark_settings}
@@ -188,8 +192,8 @@ def submit_command(master: str) -> str:
 
     installed = Path(pyspark.__file__).parent
     homes = [installed, installed.parent.parent]
-    if not master.startswith("local") and (chosen := os.environ.get("SPARK_HOME")):
-        homes.insert(0, Path(chosen))
+    if not master.startswith("local") and (spark_home := os.environ.get("SPARK_HOME")):
+        homes.insert(0, Path(spark_home))
     return next(
         (str(script) for home in homes if (script := home / "bin" / "spark-submit").is_file()), "spark-submit"
     )

@@ -47,7 +47,7 @@ class AwsProfile:
         return _TOKEN in self.keys
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> "AwsProfile":
+    def active(cls, environ: Mapping[str, str]) -> "AwsProfile":
         """The active profile in this environment."""
         config = _sections(_file(environ, "AWS_CONFIG_FILE", "config"))
         credentials = _sections(_file(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
@@ -73,8 +73,10 @@ def _endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
     """The server of a profile: the endpoint for S3, or else the endpoint for all services."""
-    ignored = environ.get(_IGNORE_ENDPOINTS) or settings.get("ignore_configured_endpoint_urls") or ""
-    if ignored.lower() == "true":
+    ignores_endpoints = (
+        environ.get(_IGNORE_ENDPOINTS) or settings.get("ignore_configured_endpoint_urls") or ""
+    )
+    if ignores_endpoints.lower() == "true":
         return None
     services = config.get(f"services {settings.get('services')}", {})
     return _nested(services.get("s3", "")).get(_ENDPOINT) or settings.get(_ENDPOINT) or None
@@ -89,10 +91,10 @@ def _nested(text: str) -> dict[str, str]:
 def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     """The path of one of the files; None without a home."""
     home = environ.get("HOME")
-    if named := environ.get(variable):
+    if path_of_variable := environ.get(variable):
         # AWS' tools expand `~` themselves, as a shell does not within quotes.
-        is_at_home = home and (named == "~" or named.startswith("~/"))
-        return Path(f"{home}{named[1:]}" if is_at_home else named)
+        is_at_home = home and (path_of_variable == "~" or path_of_variable.startswith("~/"))
+        return Path(f"{home}{path_of_variable[1:]}" if is_at_home else path_of_variable)
     return Path(home, ".aws", name) if home else None
 
 

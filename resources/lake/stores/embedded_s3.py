@@ -71,12 +71,12 @@ def _program() -> str:
 def _free_ports(count: int) -> list[int]:
     """Ports that are free together with their gRPC ports."""
     ports: list[int] = []
-    with ExitStack() as bound:
+    with ExitStack() as sockets:
         while len(ports) < count:
             port = random.randrange(11_000, 22_000)  # noqa: S311 - no secret
             try:
                 for each in (port, port + _GRPC_PORT_OFFSET):
-                    bound.enter_context(socket.socket()).bind(("127.0.0.1", each))
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", each))
             except OSError:
                 continue
             ports.append(port)

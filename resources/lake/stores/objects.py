@@ -5,8 +5,8 @@ with the store's message, which `store_errors` interprets, and FileExistsError. 
 object_store. Instances of this module's classes cannot be sent to executors.
 
 The answer to a conditional PUT may be lost after the store has created the object. Then the store refuses the
-repeated PUT because of the first. So `create` reads the existing object: if it has the same bytes, the first
-PUT has succeeded. Therefore the bytes that `create` gets must be unique.
+repeated PUT, because the object exists. So `create` reads the existing object: if it has the same bytes, the
+first PUT has succeeded. This is certain only if the bytes that `create` gets are unique.
 
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
@@ -51,8 +51,8 @@ _STRUCTURES = "\n\nDebug source:"
 
 def is_transient(error: BaseException) -> bool:
     """Whether a store's refusal is transient."""
-    refused = store_refusal([error])
-    return refused is not None and refused.is_transient
+    refusal = store_refusal([error])
+    return refusal is not None and refusal.is_transient
 
 
 #: Repeats a conditional PUT after a transient error; the library itself does not.
@@ -131,12 +131,12 @@ class Objects:
         prefix = f"{folder.strip('/')}/"
         with _os_errors():
             batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
-            listed = [meta for batch in batches for meta in batch]
+            object_metas = [meta for batch in batches for meta in batch]
         # The depth is compared, not the prefix: the library may return a path in another form than requested.
         depth = prefix.count("/")
         return {
             meta["path"].rpartition("/")[2]: _stamp(meta)
-            for meta in listed
+            for meta in object_metas
             if meta["path"].count("/") == depth
         }
 
@@ -211,7 +211,7 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
         return True
     if {"aws_access_key_id", "aws_endpoint_url"} & _lower_names(options).keys():
         return True
-    return not AwsProfile.of(environ).has_credentials
+    return not AwsProfile.active(environ).has_credentials
 
 
 @cache

@@ -2,8 +2,8 @@
 
 In: `lake` and `storage` of pgsieve.yaml. Out: one address for both engines, the settings of each engine, and
 whether several writers may commit there at once. Missing options come from the platform's usual sources
-(environment, profile, role of the machine). If an engine does not read such a source, it gets the source's
-options from here. Raises EndpointError if a server's address is invalid. No repr shows a secret.
+(environment, profile, role of the machine). If an engine does not read such a source, this module passes the
+source's options to it. Raises EndpointError if a server's address is invalid. No repr shows a secret.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
 https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (ABFS' settings)
@@ -152,9 +152,9 @@ class Storage:
 
     def at(self, address: str) -> "Storage":
         """The storage of another address: in the same store with the same options, elsewhere by `storage_of`."""
-        other = Storage.of(address, self.options, only_spark=self.only_spark)
-        same = urlsplit(other.address)[:2] == urlsplit(self.address)[:2]
-        return other if same else storage_of(address)
+        storage = Storage.of(address, self.options, only_spark=self.only_spark)
+        is_same_store = urlsplit(storage.address)[:2] == urlsplit(self.address)[:2]
+        return storage if is_same_store else storage_of(address)
 
     @property
     def scheme(self) -> str:
@@ -192,7 +192,10 @@ class Storage:
         settings |= {name: environ.get(name) for name in _ENDPOINTS}
         setting, endpoint = next(((name, value) for name, value in settings.items() if value), (None, None))
         if setting is None or endpoint is None:
-            setting, endpoint = "`endpoint_url` of a profile of AWS' tools", AwsProfile.of(environ).endpoint
+            setting, endpoint = (
+                "`endpoint_url` of a profile of AWS' tools",
+                AwsProfile.active(environ).endpoint,
+            )
         if endpoint and (problem := endpoint_problem(endpoint)):
             raise EndpointError(self.address, setting, *problem)
         return endpoint
@@ -227,7 +230,7 @@ class Storage:
         return urlsplit(self.address).netloc
 
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The options for delta-rs, which reads others itself from the environment and the machine."""
+        """The options for delta-rs, which reads further options itself from the environment and the machine."""
         option = self.options.get
         if self.platform == "s3":
             endpoint, by_path = self.endpoint(environ), self._path_style(environ)
@@ -269,7 +272,7 @@ class Storage:
         Even without an endpoint the keys are passed on, as other libraries use these options, too. Only keys that
         expire are then left to delta-rs, which reads them again.
         """
-        profile, options = AwsProfile.of(environ), {}
+        profile, options = AwsProfile.active(environ), {}
         if profile.region and not self._region(environ):
             options["aws_region"] = profile.region
         has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _BEFORE_PROFILES)
@@ -301,7 +304,7 @@ class Storage:
         endpoint, by_path = self.endpoint(environ), self._path_style(environ)
         if endpoint and by_path == "false":
             endpoint = self._endpoint_without_bucket(endpoint)
-        region = self._region(environ) or AwsProfile.of(environ).region
+        region = self._region(environ) or AwsProfile.active(environ).region
         provider = _SDK_CHAIN
         if option("access_key_id"):
             provider = _KEY_PROVIDER.format("Temporary" if option("session_token") else "Simple")

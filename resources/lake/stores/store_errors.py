@@ -159,8 +159,8 @@ def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
     """The store's refusal, from an error and its causes; None if they are about something else."""
     for error in errors:
         text = str(error)
-        if "SQLSTATE: 22" not in text and (refused := _refusal(_DECORATION.sub("", text))):
-            return refused
+        if "SQLSTATE: 22" not in text and (refusal := _refusal(_DECORATION.sub("", text))):
+            return refusal
     return None
 
 

@@ -51,7 +51,7 @@ def test_the_keys_of_the_chosen_profile(
     home: Home, config: str, credentials: str, profile: str | None
 ) -> None:
     environ = home(config, credentials, **({"AWS_PROFILE": profile} if profile else {}))
-    chosen = AwsProfile.of(environ)
+    chosen = AwsProfile.active(environ)
     expected = {"aws_access_key_id": "AKIA7", "aws_secret_access_key": "x7Qm-secret-2Lp"}
     assert (chosen.keys, chosen.has_credentials) == (expected, True)
     assert "secret" not in repr(chosen)
@@ -70,21 +70,23 @@ def test_the_keys_of_the_chosen_profile(
     ],
 )
 def test_a_profile_without_keys_gives_nothing(home: Home, config: str) -> None:
-    assert AwsProfile.of(home(config, AWS_PROFILE="lake")).keys == {}
+    assert AwsProfile.active(home(config, AWS_PROFILE="lake")).keys == {}
 
 
 def test_without_a_home_or_files_there_is_no_profile(tmp_path: Path) -> None:
-    assert AwsProfile.of({}) == AwsProfile()
-    assert AwsProfile.of({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
+    assert AwsProfile.active({}) == AwsProfile()
+    assert AwsProfile.active({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
 
 
 def test_files_may_be_named_relative_to_the_home(home: Home, tmp_path: Path) -> None:
     environ = home()
     (tmp_path / "mine").write_text(f"[default]\n{KEYS}")
     (tmp_path / "own").write_text("[default]\nregion = eu-1\n")
-    chosen = AwsProfile.of({**environ, "AWS_SHARED_CREDENTIALS_FILE": "~/mine", "AWS_CONFIG_FILE": "~/own"})
+    chosen = AwsProfile.active(
+        {**environ, "AWS_SHARED_CREDENTIALS_FILE": "~/mine", "AWS_CONFIG_FILE": "~/own"}
+    )
     assert (chosen.keys["aws_access_key_id"], chosen.region) == ("AKIA7", "eu-1")
-    assert AwsProfile.of({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), "there is a home"
+    assert AwsProfile.active({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), "there is a home"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_files_may_be_named_relative_to_the_home(home: Home, tmp_path: Path) -> 
     ],
 )
 def test_a_profile_that_refers_to_another_source_gives_no_keys(home: Home, elsewhere: str) -> None:
-    chosen = AwsProfile.of(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
+    chosen = AwsProfile.active(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
     assert (chosen.keys, chosen.has_credentials) == ({}, True)
 
 
