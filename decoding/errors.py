@@ -61,7 +61,7 @@ A message says which object has which problem; it never contains a password or a
             SourceUnreachableError    resources.postgres.errors
             TransientError            resources.postgres.errors
                 LockedTableError      resources.postgres.errors
-                SnapshotAwaitedError  resources.postgres.waits
+                OpenTransactionsError resources.postgres.waits
                 SnapshotLostError     resources.postgres.snapshot
                     AlteredTableError resources.postgres.snapshot
             UndefinedObjectError      resources.postgres.ddl

@@ -44,11 +44,11 @@ def with_note(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, note: Callable[[], str]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a part, then a row with the part's note; `note` is called after the last row."""
-    noted = noted_schema(schema)
+    note_schema = noted_schema(schema)
     for batch in rows:
         columns = [*batch.columns, pa.nulls(batch.num_rows, pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, schema=noted)
-    yield pa.RecordBatch.from_pylist([{NOTE: note()}], noted)
+        yield pa.RecordBatch.from_arrays(columns, schema=note_schema)
+    yield pa.RecordBatch.from_pylist([{NOTE: note()}], note_schema)
 
 
 @dataclass(frozen=True)

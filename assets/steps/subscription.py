@@ -106,12 +106,12 @@ class Feed:
 
     def without_missing_publications(self, catalog: Catalog) -> "Feed":
         """The feed without the subscriptions whose publications are missing."""
-        published = {}
+        subscriptions = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
                 self.publications(catalog, name)
-                published[name] = publications
-        return replace(self, subscriptions=published)
+                subscriptions[name] = publications
+        return replace(self, subscriptions=subscriptions)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
         """The capture publications that the slot needs now; none if the publisher filters."""
@@ -192,25 +192,25 @@ class Subscription:
     def metadata(self, table: Table) -> Mapping[str, str]:
         """The metadata columns of a table's replica: their names by kind of metadata."""
         layout = self.layout.of((table.schema, table.name))
-        named = layout.columns or {}
+        names = layout.columns or {}
         of_deletes = {
-            kind: named.get(kind, name) for kind, name in DELETED_ROW_COLUMNS.items() if layout.keeps_deleted
+            kind: names.get(kind, name) for kind, name in DELETED_ROW_COLUMNS.items() if layout.keeps_deleted
         }
-        return {kind: name for kind, name in named.items() if kind not in DELETED_ROW_COLUMNS} | of_deletes
+        return {kind: name for kind, name in names.items() if kind not in DELETED_ROW_COLUMNS} | of_deletes
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
         """Why a table's replica cannot have the metadata columns; None if it can."""
-        taken = {self.replica_name(name).lower(): name for name in replicated.columns}
+        names_by_folded = {self.replica_name(name).lower(): name for name in replicated.columns}
         metadata = self.metadata(replicated.table)
         for name in metadata.values():
-            if name.lower() in taken:
+            if name.lower() in names_by_folded:
                 return PgsieveError(
-                    f'table "{replicated.table.qualified}" has a column "{taken[name.lower()]}", which is the name of a'
+                    f'table "{replicated.table.qualified}" has a column "{names_by_folded[name.lower()]}", which is the name of a'
                     f' metadata column of subscription "{self.name}"',
                     hint=f'give it another name in `columns` of the layout of subscription "{self.name}" in pgsieve.yaml',
                     sqlstate="42701",
                 )
-            taken[name.lower()] = name
+            names_by_folded[name.lower()] = name
         if DELETED in metadata and not replicated.key and {"delete", "truncate"} & replicated.operations:
             return PgsieveError(
                 f'table "{replicated.table.qualified}" has no key, so an INSERT cannot find the deleted row that it revives',
@@ -275,12 +275,12 @@ class Subscription:
         """The Spark type that the user chose for a column, which is named as at the publisher or as in the replica."""
         if not self.layout.plain_names:
             return self.types.get((*table, column))
-        wanted = self.replica_name(column)
+        replica_name = self.replica_name(column)
         return next(
             (
                 t
                 for (*name, c), t in self.types.items()
-                if tuple(name) == table and self.replica_name(c) == wanted
+                if tuple(name) == table and self.replica_name(c) == replica_name
             ),
             None,
         )
@@ -318,9 +318,11 @@ class History:
         """
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}
-        mapped = bool(column_mapping(name for name, _ in columns))
-        fits = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
-        if self.columns and not (fits and mapped == bool(column_mapping(name for name, _ in self.columns))):
+        is_mapped = bool(column_mapping(name for name, _ in columns))
+        is_same = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
+        if self.columns and not (
+            is_same and is_mapped == bool(column_mapping(name for name, _ in self.columns))
+        ):
             return History(self.generation + 1, columns, self.whole)
         every = (*self.columns, *(c for c in columns if c not in self.columns))
         return replace(self, columns=every)
@@ -370,7 +372,7 @@ class Definition:
     def from_json(cls, text: str) -> "Definition":
         """The definition that `to_json` wrote."""
         read = json.loads(text)
-        former, published = read["former"], read["published"]
+        former, record = read["former"], read["published"]
         return cls(
             columns=_pairs(read["columns"]),
             key=tuple(read["key"]),
@@ -384,11 +386,11 @@ class Definition:
                 _pairs(read["history"]["columns"]),
                 read["history"].get("whole", False),
             ),
-            published=published
+            published=record
             and PublicationRecord(
-                None if published["row_filters"] is None else tuple(published["row_filters"]),
-                tuple(published["publications"]),
-                published.get("at"),
+                None if record["row_filters"] is None else tuple(record["row_filters"]),
+                tuple(record["publications"]),
+                record.get("at"),
             ),
             # Lakes of earlier versions did not record it.
             unaltered=read.get("unaltered", False),
@@ -396,10 +398,10 @@ class Definition:
 
     def to_json(self) -> str:
         """The definition as text."""
-        written = asdict(self)
+        document = asdict(self)
         if not self.metadata:
-            del written["metadata"]
-        return json.dumps(written, default=sorted)
+            del document["metadata"]
+        return json.dumps(document, default=sorted)
 
     @property
     def table_columns(self) -> tuple[tuple[str, str], ...]:
@@ -454,7 +456,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     """Where the values of the present columns come from; raises SchemaChangedError if the table has to be copied again."""
     if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
-    planned = column_sources(
+    sources = column_sources(
         former.layout,
         present.layout,
         dict(former.table_columns),
@@ -463,7 +465,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     )
     if not former.key and present.key and present.layout.is_partitioned:
         raise SchemaChangedError("a key finds the rows of its partitions now")
-    if all(source.former is None for source in planned) and present != former:
+    if all(source.former is None for source in sources) and present != former:
         raise SchemaChangedError("none of its former columns is left")
     if former.soft_delete_columns and not present.soft_delete_columns:
         raise SchemaChangedError("deleted rows are no longer kept")
@@ -476,7 +478,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         for name, kind in present.metadata
         for source in (former.metadata_column(kind),)
     )
-    return (*planned, *metadata)
+    return (*sources, *metadata)
 
 
 def arrow_types(
@@ -487,8 +489,8 @@ def arrow_types(
     for name, _ in definition.table_columns:
         column = definition.layout.column_by_name(name)
         assert column is not None
-        chosen = subscription.chosen_type(table, name)
-        types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
+        chosen_type = subscription.chosen_type(table, name)
+        types.append((name, column_type(column.type_oid, column.type_modifier, chosen_type).arrow))
     return [*types, *metadata_arrow_types(definition)]
 
 

@@ -80,7 +80,7 @@ class Chunks:
 def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
     """Export a snapshot for the block, by a temporary slot, which ends with the block.
 
-    Raises SnapshotAwaitedError if the export waits for open transactions longer than `seconds` (None: no
+    Raises OpenTransactionsError if the export waits for open transactions longer than `seconds` (None: no
     limit).
     """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"

@@ -55,7 +55,7 @@ LOCKED_RELATIONS = f"select relation from ({_EXCLUSIVE}) held"
 _ARE_OPEN = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
-class SnapshotAwaitedError(TransientError):
+class OpenTransactionsError(TransientError):
     """A snapshot or a lock waits for open transactions; `transactions` are their virtual ids."""
 
     def __init__(self, message: str, transactions: Sequence[str]) -> None:
@@ -68,10 +68,10 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
     """Limit how long the session's statement in the block waits for transactions; None is no limit.
 
     The log names the transactions after `LOG_SECONDS`. At the limit the statement is cancelled, and the block
-    raises SnapshotAwaitedError. Without the cancellation the server process would keep waiting, and retain
+    raises OpenTransactionsError. Without the cancellation the server process would keep waiting, and retain
     its slot.
     """
-    is_over, timed_out = Event(), list[SnapshotAwaitedError]()
+    is_over, timed_out = Event(), list[OpenTransactionsError]()
 
     def watch() -> None:
         is_logged, start_time = False, time.monotonic()
@@ -82,7 +82,7 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
             if not transactions:
                 continue
             if seconds is not None and time.monotonic() - start_time >= seconds:
-                timed_out.append(SnapshotAwaitedError(message, transactions))
+                timed_out.append(OpenTransactionsError(message, transactions))
                 session.cancel_safe()
                 return
             if not is_logged and time.monotonic() - start_time >= LOG_SECONDS:
@@ -129,11 +129,11 @@ def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, 
     return {relation: ", ".join(holders) for relation, holders in holders_by_table.items()}
 
 
-def lock_error(source: "Source", relations: Collection[int]) -> SnapshotAwaitedError | None:
+def lock_error(source: "Source", relations: Collection[int]) -> OpenTransactionsError | None:
     """The error that names the holders of exclusive locks on these relations (oids); None if none is locked."""
     with source.connect() as connection:
         rows = [row for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall() if row[0] in relations]
-    return SnapshotAwaitedError(_wait_message(source, rows), [row[1] for row in rows]) if rows else None
+    return OpenTransactionsError(_wait_message(source, rows), [row[1] for row in rows]) if rows else None
 
 
 def are_transactions_open(source: "Source", transactions: Collection[str]) -> bool:

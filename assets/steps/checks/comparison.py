@@ -87,8 +87,8 @@ class TableSides:
         if self.row_hash is None:
             return self._compare_by_spark(None)
         size = max(self.chunks(self.selected).bytes, self.lake.records.size(self.path))
-        if (local := self._local_reader(size)) is not None:
-            return self._compare_in_process(local, None)
+        if (reader := self._local_reader(size)) is not None:
+            return self._compare_in_process(reader, None)
         publisher, replica = self._checksums(self.row_hash)
         rows, differing = (
             (int(publisher.rows.sum()), int(replica.rows.sum())),
@@ -96,10 +96,15 @@ class TableSides:
         )
         if not differing.any():
             return Difference(*rows)
-        share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
-        local, chosen = self._local_reader(int(size * share)), ChosenSegments(self.row_hash, differing)
-        within = self._compare_by_spark(chosen) if local is None else self._compare_in_process(local, chosen)
-        return Difference(*rows, within.rows, within.sample)
+        segment_share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
+        reader, segments = (
+            self._local_reader(int(size * segment_share)),
+            ChosenSegments(self.row_hash, differing),
+        )
+        difference = (
+            self._compare_by_spark(segments) if reader is None else self._compare_in_process(reader, segments)
+        )
+        return Difference(*rows, difference.rows, difference.sample)
 
     def differing_segments(self) -> ChosenSegments | None:
         """The segments that differ; None if only rows can be compared."""
@@ -120,12 +125,12 @@ class TableSides:
                     add_query_result(publisher, batch)
         return publisher, replica
 
-    def frames(self, chosen: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
+    def frames(self, segments: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
         """The publisher's and the replica's rows as Spark DataFrames, in the chosen segments or all (None)."""
         replica = self._replica()
-        selected = SelectedRows(self.conninfo, self.snapshot.name, self._queries(chosen), self.columns)
-        expected = copied_rows(self.lake.spark, selected)
-        return expected, replica if chosen is None else replica_rows(replica, chosen)
+        selected_rows = SelectedRows(self.conninfo, self.snapshot.name, self._queries(segments), self.columns)
+        publisher_rows = copied_rows(self.lake.spark, selected_rows)
+        return publisher_rows, replica if segments is None else replica_rows(replica, segments)
 
     @property
     def _deleted_column(self) -> str | None:
@@ -144,30 +149,30 @@ class TableSides:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _replica_checksums(self, row_hash: RowHash) -> Checksums:
-        if (local := self.lake.policy.reader(self.path)) is None:
+        if (reader := self.lake.policy.reader(self.path)) is None:
             return replica_checksums(self._replica(), row_hash)
-        counted = Checksums()
-        for batch in self._batches(local):
-            counted.add(row_hash.hashes(batch))
-        return counted
+        checksums = Checksums()
+        for batch in self._batches(reader):
+            checksums.add(row_hash.hashes(batch))
+        return checksums
 
-    def _batches(self, local: LocalRecords) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
         schema = replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
-            for batch in local.batches(self.path, self.version):
+            for batch in reader.batches(self.path, self.version):
                 yield select_living(batch, schema, self._deleted_column)
 
-    def _queries(self, chosen: ChosenSegments | None) -> list[str]:
-        if chosen is None:
+    def _queries(self, segments: ChosenSegments | None) -> list[str]:
+        if segments is None:
             return self.chunks(self.selected).queries
         names = [f"c{number}" for number in range(len(self.columns))]
-        hashed = self.chunks([*self.selected, _hash_column(chosen.row_hash)]).queries
-        return [chosen.query(rows, names) for rows in hashed]
+        queries = self.chunks([*self.selected, _hash_column(segments.row_hash)]).queries
+        return [segments.query(rows, names) for rows in queries]
 
-    def _compare_by_spark(self, chosen: ChosenSegments | None) -> Difference:
+    def _compare_by_spark(self, segments: ChosenSegments | None) -> Difference:
         """Compare the rows by Spark."""
-        expected, replica = self.frames(chosen)
-        differences = differing_rows(expected, replica, [c.name for c in self.columns])
+        publisher_rows, replica = self.frames(segments)
+        differences = differing_rows(publisher_rows, replica, [c.name for c in self.columns])
         counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
             # The publisher's number of rows follows from this, so that the publisher is read only once.
@@ -178,22 +183,22 @@ class TableSides:
         replica_rows = replica.count()
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
-    def _compare_in_process(self, local: LocalRecords, chosen: ChosenSegments | None) -> Difference:
+    def _compare_in_process(self, reader: LocalRecords, segments: ChosenSegments | None) -> Difference:
         """Compare few rows in this process."""
         schema = replica_schema(self.columns)
         batches = [
             batch
-            for query in self._queries(chosen)
+            for query in self._queries(segments)
             for batch in copied_batches(self.conninfo, self.snapshot.name, query, self.columns)
         ]
-        replica_batches = self._batches(local)
-        if chosen is not None:
-            replica_batches = map(chosen.select, replica_batches)
-        expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
-        differences = few_differing_rows(expected, replica)
+        replica_batches = self._batches(reader)
+        if segments is not None:
+            replica_batches = map(segments.select, replica_batches)
+        publisher_rows, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
+        differences = few_differing_rows(publisher_rows, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
         sample = _row_texts(differences.slice(0, SAMPLE_ROWS))
-        return Difference(expected.num_rows, replica.num_rows, rows, sample)
+        return Difference(publisher_rows.num_rows, replica.num_rows, rows, sample)
 
 
 def _row_texts(differences: pa.Table) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
 """Row-filter conformity: no row of a replica fails its table's row filter.
 
 In: the publications, as the publisher has them now, and the replicas. Out: the number of rows that fail, and keys of
-some. The initial copy takes rows that pass the filter of any publication, whatever its operations; an INSERT or UPDATE
-has to pass that of a publication with its operation (PostgreSQL documentation, 29.4 Row Filters). So a row has to
-pass at least one of all these filters. The filters are evaluated over the replica's values: unpublished operations may
-have changed the publisher's. If the filter was altered since the copy, earlier rows stay, as in PostgreSQL, and
-`altered` is true. Raises SourceError, and PublicationError if a publication is missing.
+some of these rows. The initial copy takes the rows that pass the filter of any publication, whatever operations it
+publishes. An INSERT or UPDATE has to pass the filter of a publication that publishes this operation (PostgreSQL
+documentation, 29.4 Row Filters). So each row has to pass at least one of all these filters. The filters are evaluated
+over the replica's values, since unpublished operations may have changed the publisher's values. If the filter was
+altered since the copy, earlier rows stay, as in PostgreSQL, and `altered` is true. Raises SourceError, and
+PublicationError if a publication is missing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,9 +61,13 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
     filters: dict[str, None] = {}
     sources = [replicated.row_filters]
     for relation in changed_relations(catalog):
-        sent = published_relation(relation, publications, catalog)
-        if sent is not None and sent.publish_as.oid == replicated.table.oid:
-            sources += [sent.filters[o] for o in ("insert", "update") if o in sent.operations]
+        relation_published = published_relation(relation, publications, catalog)
+        if relation_published is not None and relation_published.publish_as.oid == replicated.table.oid:
+            sources += [
+                relation_published.filters[o]
+                for o in ("insert", "update")
+                if o in relation_published.operations
+            ]
     for texts in sources:
         if texts is None:
             return None
@@ -117,8 +122,8 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     )
     if replicated is None or state is None or state.state != SyncState.READY:
         return TableConformity(problem=(state.state if state else SyncState.INITIALIZE).meaning)
-    if (locked := dict(locked_tables(feed, subscription.name, catalog)).get(name)) is not None:
-        return TableConformity(problem=locked.message)
+    if (lock_error := dict(locked_tables(feed, subscription.name, catalog)).get(name)) is not None:
+        return TableConformity(problem=lock_error.message)
     filters = applicable_filters(subscription, replicated, catalog)
     replica = _FilteredReplica(subscription, lake, state, replicated, filters)
     altered = replica.is_altered()
@@ -147,8 +152,11 @@ class _FilteredReplica:
         for recorded in Catalogs(self.lake, subscription.feed).since(state.lsn):
             try:
                 catalog = subscription.feed.with_defined_publications(recorded)
-                then = subscription.tables(catalog).get(state.name)
-                if then is None or applicable_filters(subscription, then, catalog) != self.filters:
+                recorded_table = subscription.tables(catalog).get(state.name)
+                if (
+                    recorded_table is None
+                    or applicable_filters(subscription, recorded_table, catalog) != self.filters
+                ):
                     return True
             except PgsieveError:
                 return True  # A publication was missing.
@@ -160,28 +168,28 @@ class _FilteredReplica:
         path = lake.paths.replica(subscription.name, *self.state.name)
         if self.filters is None:
             return TableConformity(lake.count(path))
-        parsed = parsed_filters(subscription, replicated, self.filters)
+        row_filters = parsed_filters(subscription, replicated, self.filters)
         key = [name for name in replicated.columns if name in replicated.key]
         # At least one column is read, so that there are rows to count.
-        read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])
+        read = {*key, *(name for each in row_filters for name in each.columns)} or set(replicated.columns[:1])
         types = subscription.column_types(replicated)
         schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
         stored = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
 
         def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            named = (batch.rename_columns(schema.names) for batch in batches)
-            return _evaluate_batches(named, schema, parsed, key)
+            named_batches = (batch.rename_columns(schema.names) for batch in batches)
+            return _evaluate_batches(named_batches, schema, row_filters, key)
 
-        deleted = self.state.definition.deleted_column if self.state.definition else None
+        deleted_column = self.state.definition.deleted_column if self.state.definition else None
         with lake.access.translate_errors(path):
-            if (local := lake.policy.reader(path)) is not None:
+            if (reader := lake.policy.reader(path)) is not None:
                 batches = (
-                    select_living(batch, stored, deleted)
-                    for batch in local.batches(path, local.version(path))
+                    select_living(batch, stored, deleted_column)
+                    for batch in reader.batches(path, reader.version(path))
                 )
                 examined = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
             else:
-                rows = number_columns(living_rows(lake.current(path), stored.names, deleted))
+                rows = number_columns(living_rows(lake.current(path), stored.names, deleted_column))
                 examined = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
         count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
         keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())

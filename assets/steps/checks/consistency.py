@@ -103,13 +103,13 @@ class SubscriptionAtLsn:
         if state is None or state.state != SyncState.READY:
             reason = "not copied yet" if state is None else state.state.meaning
             return reason + (f": {state.reason}" if state and state.reason else "")
-        if (locked := dict(locked_tables(self.subscription.feed, self.subscription.name, self.catalog))).get(
-            name
-        ):
-            return locked[name].message
+        if (
+            lock_errors := dict(locked_tables(self.subscription.feed, self.subscription.name, self.catalog))
+        ).get(name):
+            return lock_errors[name].message
         types = self.subscription.column_types(self.tables[name])
-        named = tuple((self.subscription.replica_name(n), t.spark) for n, t in types.items())
-        if state.definition is None or state.definition.table_columns != named:
+        published_columns = tuple((self.subscription.replica_name(n), t.spark) for n, t in types.items())
+        if state.definition is None or state.definition.table_columns != published_columns:
             return ALTERED
         return None
 
@@ -117,16 +117,20 @@ class SubscriptionAtLsn:
         """The tables that were rewritten since the snapshot: it may show them as empty."""
         if not names:
             return []
-        after = read_catalog(self.connection)
-        return [n for n in names if Layout.of_table(self.tables[n].table, self.catalog).is_rewritten(after)]
+        later_catalog = read_catalog(self.connection)
+        return [
+            n
+            for n in names
+            if Layout.of_table(self.tables[n].table, self.catalog).is_rewritten(later_catalog)
+        ]
 
     @contextmanager
-    def translate_errors(self, name: Name, doing: str) -> Iterator[None]:
+    def translate_errors(self, name: Name, activity: str) -> Iterator[None]:
         """Let errors in the block name the table, whether they come from the publisher or from the lake."""
-        qualified = self.tables[name].table.qualified
+        table_name = self.tables[name].table.qualified
         with (
-            self.lake.access.translate_errors(qualified),
-            translate_errors(self.subscription.feed.source.name, f'{doing} table "{qualified}"'),
+            self.lake.access.translate_errors(table_name),
+            translate_errors(self.subscription.feed.source.name, f'{activity} table "{table_name}"'),
         ):
             yield
 
@@ -136,7 +140,7 @@ class SubscriptionAtLsn:
         assert definition is not None
         types = self.subscription.column_types(replicated)
         oids = {a.name: a.type_oid for a in replicated.table.attributes}
-        sent = tuple(SentColumn.for_column(quote(n), oids[n], t) for n, t in types.items())
+        columns_sent = tuple(SentColumn.for_column(quote(n), oids[n], t) for n, t in types.items())
         path = self.lake.paths.replica(self.subscription.name, *name)
         head = self.lake.records.head(path)
         if (head.position or 0) > self.snapshot.lsn:
@@ -162,7 +166,7 @@ class SubscriptionAtLsn:
             snapshot=self.snapshot,
             chunks=chunks,
             selected=select_list(self.subscription, replicated),
-            row_hash=RowHash(sent, self.seed) if sent and self.seed is not None else None,
+            row_hash=RowHash(columns_sent, self.seed) if columns_sent and self.seed is not None else None,
             soft_delete_columns=definition.soft_delete_columns,
         )
 
@@ -199,9 +203,9 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
 
 
 def check_consistency(
-    subscription: Subscription, lake: Lake, log: Log, only: Names = None, warn: Log = no_log
+    subscription: Subscription, lake: Lake, log: Log, names_to_check: Names = None, warn: Log = no_log
 ) -> list[TableConsistency]:
-    """Compare all replica tables, or `only` some, with the publisher at one LSN.
+    """Compare the replicas of `names_to_check` (None: all) with the publisher at one LSN.
 
     A table that is altered or rewritten during its comparison is compared again, at a later LSN. `warn` receives two
     kinds of warnings: that changes of some partitions are not sent, and that a table differs because its publications
@@ -212,17 +216,17 @@ def check_consistency(
 
     def compare(names: Names) -> list[Name]:
         with at_one_lsn(subscription, lake, log) as moment:
-            chosen = [name for name in moment.tables if names is None or name in names]
-            compared = {name: _compare_table(moment, name, log) for name in chosen}
-            rewritten = moment.rewritten_tables([name for name in chosen if compared[name].differing])
-            differing = [moment.tables[name] for name in chosen if compared[name].differing]
+            compared_names = [name for name in moment.tables if names is None or name in names]
+            compared = {name: _compare_table(moment, name, log) for name in compared_names}
+            rewritten = moment.rewritten_tables([name for name in compared_names if compared[name].differing])
+            differing = [moment.tables[name] for name in compared_names if compared[name].differing]
             warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
             warnings.update(dict.fromkeys(filter(None, map(_unpublished_warning, differing))))
         results.update(compared)
         results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
-        return [*rewritten, *(name for name in chosen if compared[name].problem == ALTERED)]
+        return [*rewritten, *(name for name in compared_names if compared[name].problem == ALTERED)]
 
-    retry_altered(compare, only)
+    retry_altered(compare, names_to_check)
     for warning in warnings:
         warn(warning)
     return list(results.values())
@@ -271,7 +275,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
 
 
 def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
-    shown = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
+    key_indexes = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
     return TableConsistency(
         schema=replicated.table.schema,
         table=replicated.table.name,
@@ -280,7 +284,8 @@ def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> Ta
         replica_rows=difference.replica_rows,
         differing=difference.rows,
         keys=tuple(
-            _key_text(replicated, [row[f"c{i}"] for i in shown], row["count"]) for row in difference.sample
+            _key_text(replicated, [row[f"c{i}"] for i in key_indexes], row["count"])
+            for row in difference.sample
         ),
     )
 

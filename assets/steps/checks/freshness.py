@@ -1,8 +1,8 @@
 """Freshness: how long the oldest commit that a subscription's replicas lack has been waiting.
 
-In: the publisher and the lake. Out: the seconds from that commit to now by the publisher's clock; 0 if no commit
-waits. So a database without published changes makes no replica stale. Raises SourceError if the publisher does not
-answer.
+In: the publisher and the lake. Out: the seconds from the oldest waiting commit to now, by the publisher's clock; 0 if
+no commit waits. So in a database without published changes no replica becomes stale. Raises SourceError if the
+publisher does not answer.
 """
 
 from dataclasses import dataclass, replace
@@ -55,8 +55,8 @@ class _Answer:
 
     def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
         """Whether the result is still valid for a slot and a WAL with these positions."""
-        same = (self.confirmed, self.publications) == (confirmed, publications)
-        return same and (self.since is not None or self.upto == upto)
+        is_same_position = (self.confirmed, self.publications) == (confirmed, publications)
+        return is_same_position and (self.since is not None or self.upto == upto)
 
 
 _ANSWERS: dict[tuple[Source, str], _Answer] = {}
@@ -82,10 +82,10 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
         state = slot_state(connection, feed.slot)
         if durable is None or state is None:
             return Freshness(0, durable or 0, f'replication slot "{feed.slot}" does not exist')
-        applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
+        applied, waiting_since = unapplied_since(ReplicaProgress(subscription, lake), durable)
         if applied >= durable:
-            since = unread_since(connection, lake, feed, state)
-        return Freshness(seconds_since(connection, since), applied)
+            waiting_since = unread_since(connection, lake, feed, state)
+        return Freshness(seconds_since(connection, waiting_since), applied)
 
 
 def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -> float:
@@ -107,10 +107,10 @@ def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datet
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
         return cut.lsn, None  # The cut covers the whole change log; no other record need be read.
-    applied, transformed = progress.applied_up_to(), progress.transformed_up_to()
-    if applied >= transformed:
-        applied = progress.complete_up_to(transformed)
-    return applied, _first_commit(lake, subscription.feed, applied) if applied < durable else None
+    applied_lsn, transformed_lsn = progress.applied_up_to(), progress.transformed_up_to()
+    if applied_lsn >= transformed_lsn:
+        applied_lsn = progress.complete_up_to(transformed_lsn)
+    return applied_lsn, _first_commit(lake, subscription.feed, applied_lsn) if applied_lsn < durable else None
 
 
 def unread_since(
@@ -118,8 +118,8 @@ def unread_since(
 ) -> datetime | None:
     """The commit time of the first transaction that waits in the slot and is not in the change log; None without one.
 
-    If another process reads the slot, or without `peeking`, it is the earliest possible time. A peek takes the slot's
-    lock, so that no step that reads the slot fails meanwhile.
+    If another process reads the slot, or without `peeking`, the result is the earliest possible time. A peek takes the
+    slot's lock, so that no step that reads the slot fails meanwhile.
     """
     if peeking and not state.active:
         try:
@@ -135,8 +135,8 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     """The time of the first commit in the change log from an LSN on."""
     path = ChangeLog(lake, feed).path
     slices = lake.records.slices(path, applied)
-    first = lake.bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
-    return None if first is None else first.astimezone(UTC)
+    first_time = lake.bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
+    return None if first_time is None else first_time.astimezone(UTC)
 
 
 def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:

@@ -64,20 +64,24 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
     """
     results: dict[Name, RepairResult] = {}
 
-    def mend(names: Names) -> list[Name]:
+    def repair_tables(names: Names) -> list[Name]:
         with at_one_lsn(subscription, lake, log) as moment:
-            done = {name: _repair_table(moment, name, log) for name in names or ()}
+            results_of_attempt = {name: _repair_table(moment, name, log) for name in names or ()}
             versions = {
-                name: repaired.version for name, repaired in done.items() if repaired.version is not None
+                name: repaired.version
+                for name, repaired in results_of_attempt.items()
+                if repaired.version is not None
             }
-            if any(repaired.inserted or repaired.deleted for repaired in done.values()):
+            if any(repaired.inserted or repaired.deleted for repaired in results_of_attempt.values()):
                 # The apply also brings histories up to date. If this process dies here, the next run does it.
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, versions)
-        results.update(done)
-        return [name for name, repaired in done.items() if repaired.problem in {ALTERED, REWRITTEN}]
+        results.update(results_of_attempt)
+        return [
+            name for name, repaired in results_of_attempt.items() if repaired.problem in {ALTERED, REWRITTEN}
+        ]
 
-    retry_altered(mend, names)
+    retry_altered(repair_tables, names)
     return list(results.values())
 
 
@@ -105,11 +109,11 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
 
 def _differing_rows(sides: TableSides) -> DataFrame | None:
     """The rows that one side has more often, as `differing_row_counts`; None if the sides are equal."""
-    chosen = sides.differing_segments()
-    if chosen is not None and not chosen.segments.any():
+    segments = sides.differing_segments()
+    if segments is not None and not segments.segments.any():
         return None
     columns = [c.name for c in sides.columns]
-    net = checkpoint(differing_row_counts(*sides.frames(chosen), columns))
+    net = checkpoint(differing_row_counts(*sides.frames(segments), columns))
     return None if net.isEmpty() else net
 
 
@@ -126,11 +130,11 @@ def _merge(sides: TableSides, net: DataFrame, lsn: int) -> tuple[int, int]:
 
 def _hard_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     """The source and clauses of the MERGE that deletes and inserts rows."""
-    gone = net.where("actual > 0").select(F.lit("delete").alias("action"), "row")
-    come = net.where("expected > 0").select(
+    removed_rows = net.where("actual > 0").select(F.lit("delete").alias("action"), "row")
+    added_rows = net.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
-    source = gone.unionByName(come.select("action", "row"))
+    source = removed_rows.unionByName(added_rows.select("action", "row"))
     return source, keyless_merge(source, [c.name for c in sides.columns])
 
 
@@ -154,5 +158,7 @@ def _soft_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
             F.lit(action).alias("action"),
         )
 
-    come, gone = rows("expected", "upsert"), rows("actual", "end")
-    return come.unionByName(gone.join(come, list(merge.key.values()), "left_anti")), merge.clauses(quoted)
+    added_rows, removed_rows = rows("expected", "upsert"), rows("actual", "end")
+    return added_rows.unionByName(
+        removed_rows.join(added_rows, list(merge.key.values()), "left_anti")
+    ), merge.clauses(quoted)

@@ -21,35 +21,35 @@ _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
 
 def living_rows(rows: DataFrame, columns: Sequence[str], deleted: str | None) -> DataFrame:
     """Columns of the rows of a replica that have not ended; the column `deleted` marks rows that have."""
-    wanted = [F.col(quoted(name)) for name in columns]
+    columns_to_read = [F.col(quoted(name)) for name in columns]
     if deleted is None:
-        return rows.select(*wanted)
-    marked = number_columns(rows.select(*wanted, F.col(quoted(deleted))))
-    *names, flag = marked.columns
+        return rows.select(*columns_to_read)
+    is_deleted = number_columns(rows.select(*columns_to_read, F.col(quoted(deleted))))
+    *names, flag = is_deleted.columns
 
     def living(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch.filter(lives(batch, flag)).select(names)
 
-    return marked.mapInArrow(living, marked.select(*names).schema).toDF(*columns)
+    return is_deleted.mapInArrow(living, is_deleted.select(*names).schema).toDF(*columns)
 
 
 def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
     """The checksums of a replica's segments."""
 
     def checksums(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        counted = Checksums()
+        totals = Checksums()
         for batch in batches:
-            counted.add(row_hash.hashes(batch))
-        segments = np.flatnonzero(counted.rows)
-        sums = counted.sums[segments]
+            totals.add(row_hash.hashes(batch))
+        segments = np.flatnonzero(totals.rows)
+        sums = totals.sums[segments]
         high, low = ((sums >> np.uint64(32)).view(np.int64), (sums & np.uint64(2**32 - 1)).view(np.int64))
         yield pa.RecordBatch.from_arrays(
-            [pa.array(column) for column in (segments, counted.rows[segments], high, low)],
+            [pa.array(column) for column in (segments, totals.rows[segments], high, low)],
             names=["segment", "rows", "high", "low"],
         )
 
-    summed = (
+    summed_rows = (
         number_columns(replica)
         .mapInArrow(checksums, _CHECKSUMS)
         .groupBy("segment")
@@ -57,19 +57,19 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
     )
     sums = {
         name: np.asarray(column)
-        for name, column in zip(summed.columns, summed.toArrow().columns, strict=True)
+        for name, column in zip(summed_rows.columns, summed_rows.toArrow().columns, strict=True)
     }
     whole = (sums["high"].astype(np.uint64) << np.uint64(32)) + sums["low"].astype(np.uint64)
-    counted = Checksums()
-    counted.add_sums(sums["segment"], sums["rows"], whole)
-    return counted
+    totals = Checksums()
+    totals.add_sums(sums["segment"], sums["rows"], whole)
+    return totals
 
 
-def replica_rows(replica: DataFrame, chosen: ChosenSegments) -> DataFrame:
+def replica_rows(replica: DataFrame, segments: ChosenSegments) -> DataFrame:
     """The replica's rows in chosen segments."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(chosen.select, batches)
+        return map(segments.select, batches)
 
     plain = number_columns(replica)
     return plain.mapInArrow(rows, plain.schema).toDF(*replica.columns)

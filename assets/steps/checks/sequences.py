@@ -2,8 +2,9 @@
 
 In: a subscription. Out: one `SequenceComparison` per sequence. The publisher's sequence moves on after each
 refresh, as with a subscriber of PostgreSQL 19. So a recorded value counts as equal if it is or was the publisher's
-value: on PostgreSQL 19 if its page LSN is older; on earlier versions if the publisher's value is beyond it in the
-direction of the increment. A sequence that was not recorded, or is no longer published, counts as different.
+value. On PostgreSQL 19 it was if the recorded page LSN is older than the publisher's; on earlier versions if the
+publisher's value is beyond the recorded value, in the direction of the increment. A sequence that was not recorded, or
+is no longer published, counts as different.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pgsieve.resources.postgres.sequences import SequenceValue
 
 @dataclass(frozen=True, slots=True)
 class SequenceComparison:
-    """A sequence as it was recorded and as the publisher has it now; None if one of the two does not have it."""
+    """A sequence as it was recorded, and as the publisher has it now; None if it is not recorded or not published."""
 
     schema: str
     name: str
@@ -33,9 +34,13 @@ class SequenceComparison:
         """Whether the publisher's value has moved on since it was recorded."""
         if self.recorded is None or self.present is None or self.problem or self._is_same:
             return False
-        before, now = self.recorded.page_lsn, self.present.page_lsn
+        recorded_lsn, present_lsn = self.recorded.page_lsn, self.present.page_lsn
         # A server logs several values of a sequence at once: only the first of them moves the page's LSN.
-        return self._is_beyond if before is None or now is None or before == now else before < now
+        return (
+            self._is_beyond
+            if recorded_lsn is None or present_lsn is None or recorded_lsn == present_lsn
+            else recorded_lsn < present_lsn
+        )
 
     @property
     def equal(self) -> bool:
@@ -48,11 +53,15 @@ class SequenceComparison:
 
     @property
     def _is_beyond(self) -> bool:
-        before, now = _place(self.recorded), _place(self.present)
-        if before is None or now is None or self.present is None:
+        recorded_place, present_place = _place(self.recorded), _place(self.present)
+        if recorded_place is None or present_place is None or self.present is None:
             return False
-        forwards = now[0] - before[0] if self.present.ascending else before[0] - now[0]
-        return forwards > 0 or (forwards == 0 and now[1])
+        forwards = (
+            present_place[0] - recorded_place[0]
+            if self.present.ascending
+            else recorded_place[0] - present_place[0]
+        )
+        return forwards > 0 or (forwards == 0 and present_place[1])
 
 
 def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
@@ -68,7 +77,7 @@ def compare_sequences(subscription: Subscription, record: Sequences) -> list[Seq
     recorded = record.newest()
     feed = subscription.feed
     with feed.source.connect() as connection:
-        received = received_sequences(connection, feed, subscription.name)
-    present = {(value.schema, value.name): value for value in received}
+        sequences_received = received_sequences(connection, feed, subscription.name)
+    present = {(value.schema, value.name): value for value in sequences_received}
     names = sorted(recorded.keys() | present.keys())
     return [SequenceComparison(*name, recorded.get(name), present.get(name)) for name in names]

@@ -1,9 +1,10 @@
 """Initial row-filtered sync: tables -> replicas, each batch of tables at one exported snapshot.
 
-The slot and the capture publications exist before the snapshot. Each replica's commit has the snapshot's LSN: the
-apply skips the table's earlier changes. PostgreSQL documentation, 29.4.5 Initial Data Synchronization, says which rows
-are copied. A table that is copied again is replaced in one commit. After a crash a finished copy is not repeated: the
-table's state records the snapshot's LSN before the copy, and a replica at that LSN is complete.
+The slot and the capture publications exist before the snapshot. Each replica's commit has the snapshot's LSN as its
+position, so the apply skips the table's earlier changes. PostgreSQL documentation, 29.4.5 Initial Data
+Synchronization, says which rows are copied. A table that is copied again is replaced in one commit. After a crash a
+finished copy is not repeated: the table's state records the snapshot's LSN before the copy, and a replica at that LSN
+is complete.
 """
 
 import time
@@ -43,7 +44,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import TransientError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.source import quote
-from pgsieve.resources.postgres.waits import PATIENT_SECONDS, SnapshotAwaitedError
+from pgsieve.resources.postgres.waits import PATIENT_SECONDS, OpenTransactionsError
 
 #: The limits of a batch: its snapshot holds back the publisher's vacuum. A larger table has a batch of its own.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
@@ -61,19 +62,19 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
         tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
-        needed, problems = lacking_copy(connection, subscription, catalog, tables, states)
+        tables_needed, problems = lacking_copy(connection, subscription, catalog, tables, states)
     for warning in unsent_leaves(subscription, catalog):
         warn(warning.message)
-    gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
+    unpublished = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
     TableStates(lake, subscription.name).append(
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
-            for s in gone
+            for s in unpublished
         ],
     )
     if hold_back(subscription, lake, problems):
         return []
-    return [name for name in needed if name not in problems]
+    return [name for name in tables_needed if name not in problems]
 
 
 def lacking_copy(
@@ -85,12 +86,12 @@ def lacking_copy(
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
     """The published tables that the next run has to copy, and the errors of tables that cannot be replicated or read."""
     problems = table_problems(subscription, catalog)
-    needed = {
+    tables_needed = {
         name: table
         for name, table in tables.items()
         if name not in problems and _needs_copy(states.get(name), subscription.definition(table, catalog))
     }
-    return needed, problems | unreadable_tables(connection, subscription, needed.values())
+    return tables_needed, problems | unreadable_tables(connection, subscription, tables_needed.values())
 
 
 def _needs_copy(state: TableState | None, present: Definition) -> bool:
@@ -135,19 +136,19 @@ class InitialCopy:
         After a transient fault the tables are copied again, at another snapshot. If it persists, it is raised, and the
         next run copies the tables.
         """
-        waiting, since = self._begin(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
+        waiting, states_version = self._begin(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
         reach(Failpoint.COPY_BEGUN)
-        copied: list[CopyResult] = []
+        results: list[CopyResult] = []
         failures = 0
         while waiting:
             batch = _next_batch(waiting, sizes)
-            progress = f"{len(copied)} of {len(copied) + len(waiting)}"
+            progress = f"{len(results)} of {len(results) + len(waiting)}"
             try:
-                outcome = self._copy_batch(batch, since, progress)
-            except SnapshotAwaitedError as error:
+                outcome = self._copy_batch(batch, states_version, progress)
+            except OpenTransactionsError as error:
                 # The remaining tables are left to the next run, so that no other work waits for a snapshot.
-                return [*copied, *defer(self._states, waiting, error, self.log)]
-            copied += outcome.copied
+                return [*results, *defer(self._states, waiting, error, self.log)]
+            results += outcome.copied
             waiting = [name for name in waiting if name not in batch] + outcome.again
             if outcome.fault is None:
                 failures = 0
@@ -159,10 +160,10 @@ class InitialCopy:
                 self.log(f"{outcome.fault.message}; to be copied again: {tables}")
                 time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
             between(bool(waiting))
-        failed = [c for c in copied if c.problem and not c.awaits]
-        if failed and self.subscription.disable_on_error:
-            SubscriptionRecord(self.lake, self.subscription.name).disable(failed[0].problem or "")
-        return sorted(copied, key=lambda table: (table.schema, table.table))
+        failed_results = [c for c in results if c.problem and not c.awaits]
+        if failed_results and self.subscription.disable_on_error:
+            SubscriptionRecord(self.lake, self.subscription.name).disable(failed_results[0].problem or "")
+        return sorted(results, key=lambda table: (table.schema, table.table))
 
     @property
     def _states(self) -> TableStates:
@@ -172,27 +173,27 @@ class InitialCopy:
         """Record that the copy begins; returns the tables to copy, and the version of the states after that."""
         with self.subscription.feed.source.hold_lock(self.subscription.name):
             if lacking:
-                needed = set(tables_to_copy(self.subscription, self.lake))
-                names = [name for name in names if name in needed]
-            former = self._states.newest()
+                tables_needed = set(tables_to_copy(self.subscription, self.lake))
+                names = [name for name in names if name in tables_needed]
+            former_states = self._states.newest()
             self._states.append(
-                [TableState(*n, SyncState.DATA_SYNC) for n in names if not is_announced(former.get(n))]
+                [TableState(*n, SyncState.DATA_SYNC) for n in names if not is_announced(former_states.get(n))]
             )
             return names, newest_version(self._states.newest().values())
 
-    def _copy_batch(self, names: Sequence[Name], since: int, progress: str) -> CopiedBatch:
+    def _copy_batch(self, names: Sequence[Name], states_version: int, progress: str) -> CopiedBatch:
         """Copy a batch under the subscription's lock: a slice that is transformed meanwhile would lack these tables.
 
-        Leaves out tables that another process has made ready since version `since` of the states.
+        Leaves out tables that another process has made ready since version `states_version` of the states.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
         try:
             with self.subscription.feed.source.hold_lock(self.subscription.name):
                 states = self._states.newest().values()
-                ready = {s.name for s in states if s.state == SyncState.READY and s.version > since}
+                ready = {s.name for s in states if s.state == SyncState.READY and s.version > states_version}
                 lacking = [name for name in names if name not in ready]
                 return batch.of_tables(lacking, progress) if lacking else CopiedBatch([], [])
-        except SnapshotAwaitedError:
+        except OpenTransactionsError:
             raise
         except PgsieveError as error:
             if not is_transient(error):
@@ -204,12 +205,12 @@ def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: Pgs
     """The error of a copy that has failed by transient faults too often."""
     if isinstance(fault, LakeError):
         return fault
-    first, more = (
+    first_table, other_tables = (
         quote(*waiting[0]),
         f" and {quantity(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
     )
     return TransientError(
-        f'source "{subscription.feed.source.name}": cannot copy table {first}{more} of subscription'
+        f'source "{subscription.feed.source.name}": cannot copy table {first_table}{other_tables} of subscription'
         f' "{subscription.name}" now: {fault.message}',
         hint="run again once the server and the network work again: copied tables stay copied",
         sqlstate=fault.sqlstate,

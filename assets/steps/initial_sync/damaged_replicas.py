@@ -52,23 +52,24 @@ class ReplacedReplica:
     def damage(self) -> Damage:
         """The obstacles to the copy.
 
-        A replica, change history or table of versions with an unreadable log begins anew. A replica that begins anew or
-        was put back gives the version numbers in the cuts to other rows. So do table states that were put back.
+        A replica, change history or table of versions with an unreadable log begins anew. If a replica begins anew, or
+        was put back to an earlier version, the version numbers in the cuts get other rows. The same is true for table
+        states that were put back.
         """
         lake, paths = self.lake, [self.path, self.history]
         if self.has_versions:
             paths.append(lake.paths.versions(self.subscription, *self.name, self.generation))
         versions = {path: _version(lake, path) for path in paths}
         version = versions[self.path]
-        newest = -1 if version is None else version
+        newest_version = -1 if version is None else version
         states = _version(lake, lake.paths.table_states(self.subscription))
         return Damage(
             tuple(path for path, readable in versions.items() if readable is None),
             any(
-                cut.tables.get(self.name, -1) > newest or (cut.states or 0) > (states or 0)
+                cut.tables.get(self.name, -1) > newest_version or (cut.states or 0) > (states or 0)
                 for cut in Cuts(lake, self.subscription).all()
             ),
-            self.path if newest >= 0 and lake.has_row_checks(self.path) else None,
+            self.path if newest_version >= 0 and lake.has_row_checks(self.path) else None,
         )
 
     def remove_damage(self, damage: Damage) -> None:

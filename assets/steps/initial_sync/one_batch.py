@@ -1,7 +1,7 @@
 """The copy of a batch of tables at one exported snapshot, several tables at a time; then their new states.
 
 In: the tables. Out: `CopiedBatch`, with the result of each table, and the tables to copy again after a transient fault.
-Raises SnapshotAwaitedError if the snapshot waits for open transactions, and errors of the lake.
+Raises OpenTransactionsError if the snapshot waits for open transactions, and errors of the lake.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import LockedTableError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, export_snapshot
-from pgsieve.resources.postgres.waits import SnapshotAwaitedError, lock_error
+from pgsieve.resources.postgres.waits import OpenTransactionsError, lock_error
 
 #: An interrupted copy checks at this interval whether the copies of its tables have stopped.
 _STOP_SECONDS = 0.1
@@ -71,8 +71,8 @@ class _Selection:
     @property
     def tables(self) -> dict[Name, ReplicatedTable]:
         """The tables that can be copied now."""
-        obstructed = self.problems.keys() | self.locked.keys()
-        return {name: table for name, table in self.published.items() if name not in obstructed}
+        obstacles = self.problems.keys() | self.locked.keys()
+        return {name: table for name, table in self.published.items() if name not in obstacles}
 
     @property
     def names(self) -> list[Name]:
@@ -102,7 +102,11 @@ class BatchCopy:
 
     def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
         """Copy the tables, and make them ready. `progress` is for the log: how many tables are copied already."""
-        source, former, uncopied = self.subscription.feed.source, self._states.newest(), list(names)
+        source, former_states, names_to_copy = (
+            self.subscription.feed.source,
+            self._states.newest(),
+            list(names),
+        )
         try:
             with export_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
@@ -111,13 +115,13 @@ class BatchCopy:
                     server = read_catalog(connection, snapshot.name)
                     catalog = sound_catalog(connection, self.subscription, server)
                     selection = self._select(connection, catalog, names)
-                    uncopied = selection.names
+                    names_to_copy = selection.names
                     tables = f"{quantity(len(selection.tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
                     self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
-                    planned, locked = self._plan(connection, catalog, selection, snapshot, former)
+                    planned, locked = self._plan(connection, catalog, selection, snapshot, former_states)
                 conninfo = source.executor_conninfo()
-                states = self._announce(selection, catalog, snapshot, former)
+                states = self._announce(selection, catalog, snapshot, former_states)
                 reach(Failpoint.COPY_PLANNED)
                 # Limits the reads: they need sessions of the publisher, and a role may have few.
                 reading = Semaphore(_MAX_READERS)
@@ -125,28 +129,28 @@ class BatchCopy:
                 copied, failed = self._copy(copy, planned)
             # On a new connection, since the first one was idle during the copy.
             with source.connect() as connection:
-                after = self.subscription.feed.with_defined_publications(read_catalog(connection))
-        except SnapshotAwaitedError:
+                catalog_after = self.subscription.feed.with_defined_publications(read_catalog(connection))
+        except OpenTransactionsError:
             raise
         except PgsieveError as error:
             if not is_transient(error):
                 raise
             # The next attempt recognises the copies that are finished.
-            return CopiedBatch([], uncopied, error)
-        copied = self._make_ready(copied, states, after)
+            return CopiedBatch([], names_to_copy, error)
+        copied = self._make_ready(copied, states, catalog_after)
         waiting = [_waiting_result(name, snapshot, error) for name, error in selection.problems.items()]
-        later = self._defer_locked(selection, locked | failed)
-        faults = {name: fault for name, fault in (locked | failed).items() if name not in later}
-        first = next(iter(faults.values()), None)
-        return CopiedBatch([*copied, *waiting, *later.values()], list(faults), first)
+        deferred_results = self._defer_locked(selection, locked | failed)
+        faults = {name: fault for name, fault in (locked | failed).items() if name not in deferred_results}
+        first_fault = next(iter(faults.values()), None)
+        return CopiedBatch([*copied, *waiting, *deferred_results.values()], list(faults), first_fault)
 
     def _select(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
     ) -> _Selection:
         """Select the tables of a batch; those that an earlier run has copied are made ready instead."""
-        uncopied = set(names) - self._readiness.complete_earlier(names, catalog)
-        published = {n: t for n, t in self.subscription.tables(catalog).items() if n in uncopied}
-        problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in uncopied}
+        names_to_copy = set(names) - self._readiness.complete_earlier(names, catalog)
+        published = {n: t for n, t in self.subscription.tables(catalog).items() if n in names_to_copy}
+        problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in names_to_copy}
         readable = [t for n, t in published.items() if n not in problems]
         locked = {n: e for n, e in problems.items() if isinstance(e, LockedTableError)}
         problems = {n: e for n, e in problems.items() if n not in locked}
@@ -170,33 +174,40 @@ class BatchCopy:
         catalog: Catalog,
         selection: _Selection,
         snapshot: Snapshot,
-        former: Mapping[Name, TableState],
+        former_states: Mapping[Name, TableState],
     ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
         """The tables divided into chunks, and the errors of tables that are locked."""
         planned, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
         for name, table in selection.tables.items():
-            selected = copy_select_list(self.subscription, table, snapshot)
+            select_list = copy_select_list(self.subscription, table, snapshot)
             try:
                 chunks = chunk_queries(
-                    connection, table, selected, catalog, self.lake.policy.parts_in_parallel
+                    connection, table, select_list, catalog, self.lake.policy.parts_in_parallel
                 )
             except LockedTableError as error:
                 locked[name] = error
                 continue
-            planned.append(PlannedTable(table, chunks, _definition(former, name)))
+            planned.append(PlannedTable(table, chunks, _definition(former_states, name)))
         return planned, locked
 
     def _announce(
-        self, selection: _Selection, catalog: Catalog, snapshot: Snapshot, former: Mapping[Name, TableState]
+        self,
+        selection: _Selection,
+        catalog: Catalog,
+        snapshot: Snapshot,
+        former_states: Mapping[Name, TableState],
     ) -> dict[Name, TableState]:
         """Record the snapshot in the tables' states, and why other tables wait; returns the states with the snapshot."""
         states = {
-            name: announced_state(self.subscription, table, catalog, former.get(name), snapshot)
+            name: announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)
             for name, table in selection.tables.items()
         }
         waiting = [
             TableState(
-                *n, SyncState.INITIALIZE, definition=_definition(former, n), reason=waiting_reason(error)
+                *n,
+                SyncState.INITIALIZE,
+                definition=_definition(former_states, n),
+                reason=waiting_reason(error),
             )
             for n, error in selection.problems.items()
         ]
@@ -236,36 +247,38 @@ class BatchCopy:
         return copied, faults
 
     def _make_ready(
-        self, copied: Sequence[CopyResult], states: Mapping[Name, TableState], after: Catalog
+        self, results: Sequence[CopyResult], states: Mapping[Name, TableState], catalog_after: Catalog
     ) -> list[CopyResult]:
-        """Record the tables' states after the copies, and begin their histories; `after` is the catalog after the copies.
+        """Record the tables' states after the copies, and begin their histories; `catalog_after` is the catalog after the copies.
 
         Returns the results, with problems of histories.
         """
         states_after = [
-            state_after_copy(self.subscription, states, each, after) for each in copied if not each.overtaken
+            state_after_copy(self.subscription, states, each, catalog_after)
+            for each in results
+            if not each.overtaken
         ]
-        completed = self._readiness.complete(states_after)
-        for name in completed.overtaken:
+        completion = self._readiness.complete(states_after)
+        for name in completion.overtaken:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
-        for name, problem in completed.problems.items():
+        for name, problem in completion.problems.items():
             self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)
         return [
-            replace(each, problem=completed.problems.get((each.schema, each.table), each.problem))
-            for each in copied
+            replace(each, problem=completion.problems.get((each.schema, each.table), each.problem))
+            for each in results
         ]
 
     def _defer_locked(
         self, selection: _Selection, faults: Mapping[Name, PgsieveError]
     ) -> dict[Name, CopyResult]:
         """Let the next run copy tables that other sessions still lock; returns their results."""
-        later = dict[Name, CopyResult]()
+        results = dict[Name, CopyResult]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
-            if awaited := lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
-                later[name], *_ = defer(self._states, [name], awaited, self.log)
-        return later
+            if lock_fault := lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
+                results[name], *_ = defer(self._states, [name], lock_fault, self.log)
+        return results
 
 
 def _definition(states: Mapping[Name, TableState], name: Name) -> Definition | None:
@@ -278,10 +291,10 @@ def _waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copy
     return CopyResult(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_reason(error))
 
 
-def _progress_line(copied: CopyResult, size: int) -> str:
+def _progress_line(result: CopyResult, size: int) -> str:
     """A line of progress."""
-    name = quote_qualified(copied.schema, copied.table)
-    if copied.problem:
-        return f"{name} cannot be copied: {copied.problem}"
+    name = quote_qualified(result.schema, result.table)
+    if result.problem:
+        return f"{name} cannot be copied: {result.problem}"
     size_text = f" of {size / 1024**2:,.1f} MiB" if size >= _MIN_SHOWN_BYTES else ""
-    return f"{name}: {quantity(copied.rows, 'row')}{size_text} copied in {copied.seconds:.1f} s"
+    return f"{name}: {quantity(result.rows, 'row')}{size_text} copied in {result.seconds:.1f} s"

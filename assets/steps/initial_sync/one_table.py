@@ -102,12 +102,12 @@ class Progress:
         self._table, self._parts, self._size, self._log = table, parts, size, log
         self._reported = time.monotonic()
 
-    def report(self, done: int) -> None:
+    def report(self, copied_parts: int) -> None:
         """Log the number of copied parts, if half a minute has passed and parts remain."""
-        if done < self._parts and time.monotonic() - self._reported >= PROGRESS_SECONDS:
+        if copied_parts < self._parts and time.monotonic() - self._reported >= PROGRESS_SECONDS:
             self._reported = time.monotonic()
             self._log(
-                f"{self._table}: {done} of {self._parts} parts copied, of {self._size / 1024**2:,.1f} MiB in all"
+                f"{self._table}: {copied_parts} of {self._parts} parts copied, of {self._size / 1024**2:,.1f} MiB in all"
             )
 
 
@@ -162,31 +162,31 @@ class SnapshotCopy:
 
     def copy_table(self, planned: PlannedTable) -> CopyResult:
         """Copy a table. The result has the table's problem, or says that another process has copied it later."""
-        started = time.monotonic()
+        start_time = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
-        written, problem, again = _WrittenReplica(), None, False
+        written_replica, problem, copies_again = _WrittenReplica(), None, False
         try:
-            written = self._write_replica(planned, types)
+            written_replica = self._write_replica(planned, types)
         except OvertakenError:
-            written = _WrittenReplica(overtaken=True)
+            written_replica = _WrittenReplica(overtaken=True)
         except PgsieveError as error:
-            failure, again = _with_hint(replicated, error), is_of_foreign_table(error)
+            failure, copies_again = _with_hint(replicated, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
-            problem = waiting_reason(failure) if again else full_reason(self.lake, failure, name)
+            problem = waiting_reason(failure) if copies_again else full_reason(self.lake, failure, name)
         return CopyResult(
             schema=table.schema,
             table=table.name,
             lsn=self.snapshot.lsn,
-            rows=written.rows,
-            seconds=time.monotonic() - started,
-            version=written.version,
+            rows=written_replica.rows,
+            seconds=time.monotonic() - start_time,
+            version=written_replica.version,
             row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
             columns=tuple((name, t.spark) for name, t in types.items()),
             published={self.subscription.replica_name(name): name for name in replicated.columns},
             problem=problem,
-            overtaken=written.overtaken,
-            again=again,
+            overtaken=written_replica.overtaken,
+            again=copies_again,
         )
 
     def _write_replica(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _WrittenReplica:
@@ -220,13 +220,13 @@ class SnapshotCopy:
         head = lake.records.head(path)
         return _WrittenReplica(rows, head.version, (head.position or 0) > self.snapshot.lsn)
 
-    def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
+    def _committer(self, planned: PlannedTable, rows: SelectedRows, size: int) -> Committer:
         """The committer of the copy; removes the obstacles if the replica is damaged.
 
         Raises OvertakenError and PgsieveError if the replica must not be written. Later writes of other processes make
         the commit of the copy fail.
         """
-        lake, table, schema = self.lake, planned.replicated.table, selected.schema
+        lake, table, schema = self.lake, planned.replicated.table, rows.schema
         name = (table.schema, table.name)
         # Without a former copy and without `scd2` there are no versions of rows, so no request to the store is needed.
         has_versions = planned.former is not None or bool(self.subscription.histories.of(name).scd2)
@@ -236,7 +236,7 @@ class SnapshotCopy:
 
         def choose() -> Committer:
             self._refuse_position(replica.path, table)
-            _check_names(selected.columns)
+            _check_names(rows.columns)
             return lake.policy.committer(replica.path, schema.names, size, lambda: schema, overwrite=True)
 
         with lake.consistent_read(replica.path, replica.history, Cuts(lake, self.subscription.name).path):
@@ -265,16 +265,16 @@ class SnapshotCopy:
             )
 
     def _write_copy(
-        self, path: str, committer: Committer, selected: SelectedRows, commit: Commit, progress: Progress
+        self, path: str, committer: Committer, rows: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
         """Replace the replica by the selected rows; returns their number."""
         match committer:
             case InProcessCommitter():
-                return self._write_in_process(path, committer, selected, commit)
+                return self._write_in_process(path, committer, rows, commit)
             case FileCommitter():
-                return self._write_files(path, committer, selected, commit, progress)
+                return self._write_files(path, committer, rows, commit, progress)
             case SparkCommitter():
-                return self._write_by_spark(path, selected, commit)
+                return self._write_by_spark(path, rows, commit)
 
     def _write_in_process(
         self, path: str, committer: InProcessCommitter, selected: SelectedRows, commit: Commit
@@ -284,33 +284,31 @@ class SnapshotCopy:
             batches = [
                 batch for number in numbers for batch in read_with_retries(partial(selected.batches, number))
             ]
-        copied = pa.Table.from_batches(batches, selected.schema)
-        add_costs(DRIVER, 1, copied.nbytes)
-        committer.write(path, copied, commit)
-        return int(copied.num_rows)
+        copied_rows = pa.Table.from_batches(batches, selected.schema)
+        add_costs(DRIVER, 1, copied_rows.nbytes)
+        committer.write(path, copied_rows, commit)
+        return int(copied_rows.num_rows)
 
     def _write_files(
-        self, path: str, committer: FileCommitter, selected: SelectedRows, commit: Commit, progress: Progress
+        self, path: str, committer: FileCommitter, rows: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
         size = committer.file_bytes(path, commit.properties)
 
         def written() -> pa.Table:
             with self.reading:
-                return copied_files(
-                    self.lake.executors, selected, path, self.lake.store, size, progress.report
-                )
+                return copied_files(self.lake.executors, rows, path, self.lake.store, size, progress.report)
 
-        files = committer.commit(written, path, selected.schema, commit)
+        files = committer.commit(written, path, rows.schema, commit)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _write_by_spark(self, path: str, selected: SelectedRows, commit: Commit) -> int:
         frame = copied_rows(self.lake.spark, selected)
-        counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
+        observation, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
         # Delta in Spark does not know the property for the size of files; `_written` sets it afterwards.
         properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
         with self.reading:
-            self.lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
-            return int(observed_metrics(counted, rows, lambda: self.lake.current(path))["rows"])
+            self.lake.write(frame.observe(observation, *rows), path, replace(commit, properties=properties))
+            return int(observed_metrics(observation, rows, lambda: self.lake.current(path))["rows"])
 
 
 def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
@@ -319,18 +317,18 @@ def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError
     Returns any other error as it is.
     """
     if is_of_foreign_table(error):
-        what = f'cannot read table "{replicated.table.qualified}" ({error.message})'
-        return ForeignServerError(what, hint=error.hint, sqlstate=error.sqlstate)
+        problem = f'cannot read table "{replicated.table.qualified}" ({error.message})'
+        return ForeignServerError(problem, hint=error.hint, sqlstate=error.sqlstate)
     kind = error.kind if isinstance(error, ExecutorError) else type(error).__name__
     if kind != SourceError.__name__ or error.hint:
         return error
     remedy = "correct the value at the publisher, or leave its column out by a column list"
-    where = ""
+    filter_text = ""
     if replicated.row_filters is not None:
-        where = f" where {shorten(' OR '.join(replicated.row_filters))}"
+        filter_text = f" where {shorten(' OR '.join(replicated.row_filters))}"
         remedy = f"alter the row filter, or {remedy}"
-    what = f'cannot read table "{replicated.table.qualified}"{where} ({error.message})'
-    return SourceError(what, hint=remedy, sqlstate=error.sqlstate)
+    problem = f'cannot read table "{replicated.table.qualified}"{filter_text} ({error.message})'
+    return SourceError(problem, hint=remedy, sqlstate=error.sqlstate)
 
 
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
@@ -344,11 +342,11 @@ def _check_names(columns: Sequence[ReplicaColumn]) -> None:
         raise LakeError(
             "no column is published, and a Delta table has at least one", hint="publish a column of the table"
         )
-    seen: dict[str, str] = {}
+    names_by_folded: dict[str, str] = {}
     for column in columns:
-        other = seen.setdefault(column.name.lower(), column.name)
-        if other != column.name:
+        first_name = names_by_folded.setdefault(column.name.lower(), column.name)
+        if first_name != column.name:
             raise LakeError(
-                f"columns {quote(other)} and {quote(column.name)} differ in case alone, and a Delta table can have only one of them",
+                f"columns {quote(first_name)} and {quote(column.name)} differ in case alone, and a Delta table can have only one of them",
                 hint="rename one, or publish a column list without it",
             )

@@ -28,7 +28,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.snapshot import Snapshot
-from pgsieve.resources.postgres.waits import SnapshotAwaitedError
+from pgsieve.resources.postgres.waits import OpenTransactionsError
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ def announced_state(
     subscription: Subscription,
     replicated: ReplicatedTable,
     catalog: Catalog,
-    former: TableState | None,
+    former_state: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
     """The state of a table that is about to be copied: it announces the snapshot's LSN."""
     definition = subscription.definition(replicated, catalog)
-    history = former.definition.history if former and former.definition else History()
+    history = former_state.definition.history if former_state and former_state.definition else History()
     has_copied_rows = bool(subscription.histories.of(_name(replicated)).initial)
-    copied = replace(
+    definition_of_copy = replace(
         definition,
         history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
         published=definition.published and replace(definition.published, at=snapshot.time),
         unaltered=subscription.copy_data and subscription.feed.options.origin == "any",
     )
-    return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, copied)
+    return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
 
 
 def _name(replicated: ReplicatedTable) -> Name:
@@ -72,7 +72,7 @@ def is_announced(state: TableState | None) -> bool:
 
 
 def defer(
-    states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
+    states: TableStates, names: Sequence[Name], error: OpenTransactionsError, log: Log
 ) -> list[CopyResult]:
     """Leave tables to the next run, as their snapshot waits for open transactions; returns their results."""
     reason = f"{error.message}; the next run copies it"
@@ -83,22 +83,25 @@ def defer(
 
 
 def state_after_copy(
-    subscription: Subscription, announced: Mapping[Name, TableState], copied: CopyResult, after: Catalog
+    subscription: Subscription,
+    announced_states: Mapping[Name, TableState],
+    result: CopyResult,
+    catalog_after: Catalog,
 ) -> TableState:
-    """The state of a table after its copy; `after` is the catalog after the copy.
+    """The state of a table after its copy; `catalog_after` is the catalog after the copy.
 
     A table that was rewritten meanwhile has to be copied again: it may have been read as empty (PostgreSQL
     documentation, 13.6 Caveats).
     """
-    name = (copied.schema, copied.table)
-    if copied.problem and not copied.again:
-        return _failed_state(subscription, name, copied.problem)
-    state = announced[name]
-    if copied.again:
-        return replace(state, state=SyncState.INITIALIZE, reason=copied.problem)
+    name = (result.schema, result.table)
+    if result.problem and not result.again:
+        return _failed_state(subscription, name, result.problem)
+    state = announced_states[name]
+    if result.again:
+        return replace(state, state=SyncState.INITIALIZE, reason=result.problem)
     assert state.definition is not None
-    if state.definition.layout.is_rewritten(after):
-        reason = f'table "{copied.schema}.{copied.table}" was rewritten while it was copied'
+    if state.definition.layout.is_rewritten(catalog_after):
+        reason = f'table "{result.schema}.{result.table}" was rewritten while it was copied'
         return replace(state, state=SyncState.INITIALIZE, reason=reason)
     return replace(state, state=SyncState.READY)
 
@@ -155,40 +158,45 @@ class Readiness:
         if not states:
             return Completed()
         problems = self._begin_histories([s for s in states if s.state == SyncState.READY])
-        after = [
+        states_after = [
             _failed_state(self.subscription, s.name, problems[s.name]) if s.name in problems else s
             for s in states
         ]
-        overtaken = retry_after_conflict(lambda: self._finish(after))()
+        overtaken = retry_after_conflict(lambda: self._finish(states_after))()
         reach(Failpoint.COPY_FINISHED)
-        copied = [s for s in after if s.state == SyncState.READY and s.name not in overtaken]
-        if not copied:
+        finished_states = [s for s in states_after if s.state == SyncState.READY and s.name not in overtaken]
+        if not finished_states:
             return Completed((), overtaken, problems)
         upto = TransformedSlices(self.lake, self.subscription.name).fence()
-        again = "changes after its copy were transformed without it"
+        reason = "changes after its copy were transformed without it"
         self._states.append(
-            [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied]
+            [
+                s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=reason)
+                for s in finished_states
+            ]
         )
-        return Completed([s for s in copied if upto <= s.lsn], overtaken, problems)
+        return Completed([s for s in finished_states if upto <= s.lsn], overtaken, problems)
 
     def _finish(self, states: Sequence[TableState]) -> list[Name]:
         """Record that copies are finished; returns the tables left out, as another process has copied them later."""
         lake = self.lake
         base = max(lake.records.head(self._states.path).version, 0)
-        copied = {s.name: s.lsn for s in states if s.state == SyncState.READY}
-        paths = {name: self._path(name) for name in copied}
+        copy_lsns = {s.name: s.lsn for s in states if s.state == SyncState.READY}
+        paths = {name: self._path(name) for name in copy_lsns}
         with lake.consistent_read(*paths.values()):
-            overtaken = [name for name, lsn in copied.items() if is_beyond(lake, paths[name], lsn)]
-        finished = [replace(s, state=SyncState.FINISHED_COPY) if s.name in copied else s for s in states]
-        self._states.append([s for s in finished if s.name not in overtaken], base)
+            overtaken = [name for name, lsn in copy_lsns.items() if is_beyond(lake, paths[name], lsn)]
+        finished_states = [
+            replace(s, state=SyncState.FINISHED_COPY) if s.name in copy_lsns else s for s in states
+        ]
+        self._states.append([s for s in finished_states if s.name not in overtaken], base)
         return overtaken
 
-    def _begin_histories(self, copied: Sequence[TableState]) -> dict[Name, str]:
+    def _begin_histories(self, states: Sequence[TableState]) -> dict[Name, str]:
         """Begin the histories of copied tables with their rows; returns the problems of histories that cannot begin."""
-        problems = self.lake.map_in_parallel(self._begin_history, copied)
+        problems = self.lake.map_in_parallel(self._begin_history, states)
         return {
             state.name: problem
-            for state, problem in zip(copied, problems, strict=True)
+            for state, problem in zip(states, problems, strict=True)
             if problem is not None
         }
 

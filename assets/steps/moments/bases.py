@@ -1,9 +1,9 @@
 """The base of each table of a subscription at an LSN: a Delta version of its replica, and slices of its change history.
 
 In: the records of a subscription. Out: a `Base` for each table that the subscription had at the LSN. The version has
-the transactions that committed before its position; the history has later ones. The history is complete unless
+the transactions that committed before its position; the history has later transactions. The history is complete unless
 retention has deleted a part of it, or the table was copied again in between. Raises MomentError with the reason if the
-records do not prove that it is complete.
+records do not prove that the history is complete.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from pgsieve.resources.lake.stores.store import join_path
 class Base:
     """A version of the replica at `path` with all that committed before `since`, and slices of `history` with later changes.
 
-    `state` is the table's state at that time: its definition is the one of this version and these slices.
+    `state` is the table's state at that time. Its definition is the definition of this version and of these slices.
     """
 
     path: str
@@ -58,25 +58,29 @@ def bases(moment: Moment) -> list[Base]:
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).all()
     states = TableStates(lake, subscription).all()
-    reached = max(
+    reached_lsn = max(
         TransformedSlices(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts)
     )
-    if not states or not reached:
+    if not states or not reached_lsn:
         raise MomentError(
             f'the lake has no data of a subscription "{subscription}"',
             hint="`pgsieve run` copies its tables",
             sqlstate="42704",
         )
-    if lsn > reached:
+    if lsn > reached_lsn:
         raise MomentError(
-            f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet: pgsieve has read up to {format_lsn(reached)}',
+            f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet: pgsieve has read up to {format_lsn(reached_lsn)}',
             hint=f"`pgsieve run {subscription}` reads on; if nothing was committed since, the newest cut has the same rows",
             sqlstate="22023",
         )
-    before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
-    after = next((cut for cut in cuts if cut.lsn > lsn), None)
-    search = _Search(moment, before, after)
-    tables = [base for name, kept in states.items() if (base := search.base(name, kept)) is not None]
+    cut_before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
+    cut_after = next((cut for cut in cuts if cut.lsn > lsn), None)
+    search = _Search(moment, cut_before, cut_after)
+    tables = [
+        base
+        for name, states_of_table in states.items()
+        if (base := search.base(name, states_of_table)) is not None
+    ]
     if not tables:
         oldest = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
@@ -89,7 +93,7 @@ def bases(moment: Moment) -> list[Base]:
 
 @dataclass(frozen=True)
 class _Search:
-    """Finds the base of each table; `before` is the last cut at or before the moment, `after` the first one later."""
+    """Finds the base of each table; `before` is the last cut at or before the moment, `after` the first later cut."""
 
     moment: Moment
     before: Cut | None
@@ -105,8 +109,8 @@ class _Search:
         ready = next(
             (s for s in reversed(states) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
         )
-        copied = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
-        if of_cut is None and not copied:
+        is_copied_since = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
+        if of_cut is None and not is_copied_since:
             return None
         if ready is None:
             raise self._unreadable(
@@ -117,60 +121,65 @@ class _Search:
         if (
             self.before is not None
             and of_cut is not None
-            and not copied
+            and not is_copied_since
             and self.before.lsn == self.moment.lsn
         ):
             state = self._fitting_state(name, states, ready, self._lake.columns_at(path, of_cut))
             return Base(path, of_cut, state, self.moment.lsn, self._history(name, state))
-        return self._with_changes(name, path, states, ready, None if copied else of_cut)
+        return self._with_changes(name, path, states, ready, None if is_copied_since else of_cut)
 
     def _with_changes(
         self, name: Name, path: str, states: Sequence[TableState], ready: TableState, of_cut: int | None
     ) -> Base:
-        local = self._local(name)
-        version, position = self._newest_version(name, local, path, of_cut)
+        delta_rs = self._local(name)
+        version, position = self._newest_version(name, delta_rs, path, of_cut)
         if not ready.lsn <= position <= self.moment.lsn:
             raise self._unreadable(name, "its replica's version of that time is gone")
         if of_cut != version:
-            self._refuse_vacuumed(name, local, path, version)
+            self._refuse_vacuumed(name, delta_rs, path, version)
         state = self._fitting_state(name, states, ready, self._lake.columns_at(path, version))
-        since = max(position, self.before.lsn) if self.before is not None and of_cut is not None else position
-        base = Base(path, version, state, since, self._history(name, state))
-        return self._with_slices(base, states) if since < self.moment.lsn else base
+        since_lsn = (
+            max(position, self.before.lsn) if self.before is not None and of_cut is not None else position
+        )
+        base = Base(path, version, state, since_lsn, self._history(name, state))
+        return self._with_slices(base, states) if since_lsn < self.moment.lsn else base
 
     def _with_slices(self, base: Base, states: Sequence[TableState]) -> Base:
         """Add the slices of the history to a base; raises MomentError if some may be missing."""
         name, lake = base.name, self._lake
-        ends = self._slices(name, base)
-        deleted = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
-        if deleted is None:
+        slice_ends = self._slices(name, base)
+        deleted_up_to = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
+        if deleted_up_to is None:
             raise self._unreadable(
                 name,
                 "an earlier version of pgsieve did not record which changes it deleted; `pgsieve maintain` records it from now on",
             )
-        if base.since < deleted:
+        if base.since < deleted_up_to:
             raise self._unreadable(
-                name, f"its changes up to {format_lsn(deleted)} are deleted, as `retention.changes` says"
+                name,
+                f"its changes up to {format_lsn(deleted_up_to)} are deleted, as `retention.changes` says",
             )
-        self._refuse_gap(name, base.state, states, ends)
-        earlier = [end for end in ends if end < self.moment.lsn]
-        lacking = [*earlier, *ends[len(earlier) :][:1]]
+        self._refuse_gap(name, base.state, states, slice_ends)
+        earlier = [end for end in slice_ends if end < self.moment.lsn]
+        lacking = [*earlier, *slice_ends[len(earlier) :][:1]]
         return Base(base.path, base.version, base.state, base.since, base.history, lacking)
 
     def _slices(self, name: Name, base: Base) -> list[int]:
         """The slices of a history with changes after the base, without those that have only copied rows."""
         records = self._lake.records
-        ends = records.slices(base.history, base.since)
-        copied = {r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")}
-        if not copied:
-            return list(ends)
-        local = self._local(name)
+        slice_ends = records.slices(base.history, base.since)
+        copied_slices = {
+            r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")
+        }
+        if not copied_slices:
+            return list(slice_ends)
+        delta_rs = self._local(name)
         with self._lake.access.translate_errors(base.history):
             return [
                 end
-                for end in ends
-                if end not in copied
-                or local.least(base.history, "slice", f"slice = {end:d} and {IS_CHANGE}") is not None
+                for end in slice_ends
+                if end not in copied_slices
+                or delta_rs.least(base.history, "slice", f"slice = {end:d} and {IS_CHANGE}") is not None
             ]
 
     def _refuse_gap(
@@ -181,54 +190,60 @@ class _Search:
         The history is complete if the table's state stayed ready. Otherwise it is complete up to its last slice.
         """
         limit = None if self.after is None else self.after.states
-        recorded = [state for state in states if limit is None or state.version <= limit]
-        if recorded and recorded[-1].applies and recorded[-1].lsn == ready.lsn:
+        states_before = [state for state in states if limit is None or state.version <= limit]
+        if states_before and states_before[-1].applies and states_before[-1].lsn == ready.lsn:
             return
-        again = min(
+        next_copy = min(
             (s.lsn for s in states if s.lsn > self.moment.lsn and s.version > ready.version), default=None
         )
-        followed = max((end for end in ends if again is None or end <= again), default=0)
-        if followed < self.moment.lsn:
-            until = (
-                "and has not been copied since" if again is None else f"and was copied at {format_lsn(again)}"
+        followed_lsn = max((end for end in ends if next_copy is None or end <= next_copy), default=0)
+        if followed_lsn < self.moment.lsn:
+            end_of_gap = (
+                "and has not been copied since"
+                if next_copy is None
+                else f"and was copied at {format_lsn(next_copy)}"
             )
             raise self._unreadable(
                 name,
-                f"it was set aside or left the publications, {until}: its changes in between are lost",
+                f"it was set aside or left the publications, {end_of_gap}: its changes in between are lost",
             )
 
     def _newest_version(
-        self, name: Name, local: LocalRecords, path: str, of_cut: int | None
+        self, name: Name, delta_rs: LocalRecords, path: str, of_cut: int | None
     ) -> tuple[int, int]:
         """The newest version whose position is at or before the LSN, and its position; found by bisection."""
         if not self._lake.records.exists(path):
             raise self._unreadable(name, "its replica is gone")
-        newest = self._lake.records.version(path)
-        high = newest if self.after is None else min(self.after.tables.get(name, newest), newest)
+        newest_version = self._lake.records.version(path)
+        high = (
+            newest_version
+            if self.after is None
+            else min(self.after.tables.get(name, newest_version), newest_version)
+        )
         low, positions = of_cut or 0, dict[int, int]()
         while low < high:
             middle = (low + high + 1) // 2
-            if self._position(local, path, middle, positions) <= self.moment.lsn:
+            if self._position(delta_rs, path, middle, positions) <= self.moment.lsn:
                 low = middle
             else:
                 high = middle - 1
-        return low, self._position(local, path, low, positions)
+        return low, self._position(delta_rs, path, low, positions)
 
     @staticmethod
-    def _position(local: LocalRecords, path: str, version: int, positions: dict[int, int]) -> int:
+    def _position(delta_rs: LocalRecords, path: str, version: int, positions: dict[int, int]) -> int:
         """The position of a version; -1 if it has none, or its log entry is deleted."""
         if version not in positions:
             try:
-                position = local.as_of(path, version).transaction_version(APPLICATION)
+                position = delta_rs.as_of(path, version).transaction_version(APPLICATION)
             except DeltaError:
                 position = None
             positions[version] = -1 if position is None else position
         return positions[version]
 
-    def _refuse_vacuumed(self, name: Name, local: LocalRecords, path: str, version: int) -> None:
+    def _refuse_vacuumed(self, name: Name, delta_rs: LocalRecords, path: str, version: int) -> None:
         """Raise MomentError if files of the version are deleted: vacuum keeps only those of versions in cuts."""
         with self._lake.access.translate_errors(path):
-            files = files_of(local.as_of(path, version))
+            files = files_of(delta_rs.as_of(path, version))
         if not all(self._lake.store.has_file(join_path(path, file)) for file in files):
             raise self._unreadable(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
@@ -248,10 +263,10 @@ class _Search:
             and (limit is None or state.version <= limit)
         ]
         equal = [state for state, names in candidates if names == set(columns)]
-        within = [state for state, names in candidates if names < set(columns)]
-        if not (equal or within):
+        states_in_time = [state for state, names in candidates if names < set(columns)]
+        if not (equal or states_in_time):
             raise self._unreadable(name, "the record of its columns at that time is gone")
-        return [*equal, *within][0]
+        return [*equal, *states_in_time][0]
 
     def _history(self, name: Name, state: TableState) -> str:
         assert state.definition is not None

@@ -72,34 +72,34 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
     changes = history_paths(lake.paths.changes, subscription, states.newest())
     paths = [path for path in changes if lake.records.exists(path)]
     micros = round(time.timestamp() * 1_000_000)
-    later = _bounds(lake, paths, "min", "commit_time > {time}", micros)
+    later_lsns = _bounds(lake, paths, "min", "commit_time > {time}", micros)
     subject = f'subscription "{subscription}" at {time.isoformat(" ")}'
-    if not later:
+    if not later_lsns:
         raise MomentError(
             f"{subject}: no commit after that time has been replicated, so earlier ones may still arrive",
             hint="`pgsieve run` reads on; the replicas have the newest rows, also as of the newest cut's LSN",
             sqlstate="22023",
         )
-    first = min(later)
-    before = _bounds(lake, paths, "max", f"commit_lsn < {first:d}", micros)
-    if not before:
+    first_lsn = min(later_lsns)
+    earlier_lsns = _bounds(lake, paths, "max", f"commit_lsn < {first_lsn:d}", micros)
+    if not earlier_lsns:
         raise MomentError(
-            f"{subject}: the first change that is kept, at LSN {format_lsn(first)}, is later",
+            f"{subject}: the first change that is kept, at LSN {format_lsn(first_lsn)}, is later",
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
     # The LSN right after the last commit, so that no copy made later is taken for this moment.
-    return max(before) + 1
+    return max(earlier_lsns) + 1
 
 
 def _bounds(
-    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], where: str, micros: int
+    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, micros: int
 ) -> list[int]:
     """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
-    bounds, where = [], f"{where} and {IS_CHANGE}"
+    bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
         time = _SPARK_TIME if lake.policy.reader(path) is None else _TIME
-        lsn = lake.bound(bound, path, "commit_lsn", where.format(time=time.format(micros)))
+        lsn = lake.bound(bound, path, "commit_lsn", condition.format(time=time.format(micros)))
         if lsn is not None:
             bounds.append(int(lsn))
     return bounds

@@ -1,9 +1,9 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
-In: the bases of the tables, and a folder for clones. A base without slices is a version of the replica itself. A base
-with slices is cloned into the folder, with the changes beside it; the functions of the apply then apply these to the
-clone. Out: `TableAt` for each table. Raises LakeError, and MomentError if a change cannot be applied; the replica could
-not apply it either.
+In: the bases of the tables, and a folder for clones. A base without slices (changes of the history) is a version of the
+replica itself. A base with slices is cloned into the folder, and its changes are copied beside the clone. Then the
+functions of the apply apply the changes to the clone. Out: `TableAt` for each table. Raises LakeError, and MomentError
+if a change cannot be applied, which could not be applied to the replica either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,14 +57,14 @@ class TableAt:
 
     def table(self) -> DeltaTable:
         """The table for delta-rs; raises MomentError if delta-rs cannot reach the lake."""
-        local = self.lake.local_or(
+        delta_rs = self.lake.local_or(
             MomentError(
                 f'table "{self.qualified}": only Spark reaches its lake',
                 hint="read it with `read_at`, in Spark",
                 sqlstate="0A000",
             )
         )
-        return local.as_of(self.path, self.version)
+        return delta_rs.as_of(self.path, self.version)
 
     def schema(self) -> pa.Schema:
         """The table's columns as an Arrow schema."""
@@ -72,10 +72,10 @@ class TableAt:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The table's rows in batches, read by delta-rs, or by Spark if delta-rs cannot."""
-        local = self.lake.policy.reader(self.path)
+        delta_rs = self.lake.policy.reader(self.path)
         with self.lake.access.translate_errors(self.path):
-            if local is not None:
-                yield from local.batches(self.path, self.version)
+            if delta_rs is not None:
+                yield from delta_rs.batches(self.path, self.version)
             else:
                 yield from self.frame().toArrow().to_batches()
 
@@ -111,18 +111,18 @@ def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = No
     Clones are made in the folder `scratch`. Without it, they are in a temporary folder, which is deleted when this
     process ends.
     """
-    lake, made, lacking = moment.lake, list[TableAt](), list[Base]()
+    lake, clones, lacking = moment.lake, list[TableAt](), list[Base]()
     for base in bases(moment):
         if only is not None and base.name != only:
             continue
         if base.slices:
             lacking.append(base)
         else:
-            made.append(TableAt(base.name, lake, base.path, base.version))
+            clones.append(TableAt(base.name, lake, base.path, base.version))
     if not lacking:
-        return made
-    into = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
-    return [*made, *clone_up_to(moment, lacking, into)]
+        return clones
+    target = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
+    return [*clones, *clone_up_to(moment, lacking, target)]
 
 
 def _scratch_of(lake: Lake) -> Path:
@@ -141,46 +141,46 @@ def remove_stale_clones(lake: Lake) -> None:
         remove_abandoned_folders(Path(lake.uri, _CLONES))
 
 
-def clone_up_to(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]:
+def clone_up_to(moment: Moment, bases: Sequence[Base], target: Lake) -> list[TableAt]:
     """Clone the bases into another lake, and apply their changes up to a moment."""
     subscription = moment.subscription
-    into.access.begin_writing()
-    cloned = moment.lake.map_in_parallel(partial(_clone, moment, into), chosen)
-    TableStates(into, subscription).append(base.state for base in chosen)
-    _apply(subscription, into, [change for changes in cloned for change in changes])
-    made = []
-    for base, changes in zip(chosen, cloned, strict=True):
-        path = into.paths.replica(subscription, *base.name)
+    target.access.begin_writing()
+    clones = moment.lake.map_in_parallel(partial(_clone, moment, target), bases)
+    TableStates(target, subscription).append(base.state for base in bases)
+    _apply(subscription, target, [change for changes in clones for change in changes])
+    tables = []
+    for base, changes in zip(bases, clones, strict=True):
+        path = target.paths.replica(subscription, *base.name)
         number = sum(sum(each.sent.values()) + each.truncates for each in changes)
-        made.append(TableAt(base.name, into, path, into.records.version(path), number))
-    return made
+        tables.append(TableAt(base.name, target, path, target.records.version(path), number))
+    return tables
 
 
-def _clone(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
+def _clone(moment: Moment, target: Lake, base: Base) -> list[TableChanges]:
     """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
     lake, subscription = moment.lake, moment.subscription
-    path = into.paths.replica(subscription, *base.name)
-    with lake.access.translate_errors(base.path), into.access.translate_errors(path):
+    path = target.paths.replica(subscription, *base.name)
+    with lake.access.translate_errors(base.path), target.access.translate_errors(path):
         table = TableAt(base.name, lake, base.path, base.version).table()
-        clone(table, base.path, lake.store, path, into.store)
-    history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
-    changes = [copy_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
+        clone(table, base.path, lake.store, path, target.store)
+    history = target.paths.changes(subscription, *base.name, base.definition.history.generation)
+    changes = [copy_slice(lake, target, base, end, moment.lsn, history) for end in base.slices]
     return [each for each in changes if each.has_changes]
 
 
-def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> None:
+def _apply(subscription: str, target: Lake, changes: Sequence[TableChanges]) -> None:
     """Apply changes as a run does, in batches; raises MomentError if some cannot be applied."""
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice):
         slices.setdefault(change.slice, []).append(change)
     for ends in (part for batch in slice_batches(list(slices)) for part in batches_in_memory(batch, slices)):
-        batch = Batch(subscription, into, ends[-1], [change for end in ends for change in slices[end]])
+        batch = Batch(subscription, target, ends[-1], [change for end in ends for change in slices[end]])
         todo, _, _ = batch.plan(None)
-        for applied in batch.apply(todo):
-            if applied.problem is not None:
+        for result in batch.apply(todo):
+            if result.problem is not None:
                 raise MomentError(
-                    f'subscription "{subscription}": table "{quote_qualified(*applied.name)}" cannot be brought up to'
-                    f" {format_lsn(ends[-1])}: {applied.problem}",
+                    f'subscription "{subscription}": table "{quote_qualified(*result.name)}" cannot be brought up to'
+                    f" {format_lsn(ends[-1])}: {result.problem}",
                     hint="the replica could not apply this change either; choose an earlier LSN, or one after the next copy",
                     sqlstate="55000",
                 )

@@ -19,47 +19,47 @@ from pgsieve.resources.lake.stores.storage import is_uri
 def restore(moment: Moment, folder: str) -> list[TableAt]:
     """Restore the tables of a subscription at a moment into a folder."""
     lake, subscription = moment.lake, moment.subscription
-    into = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
-    if lake.by_spark_alone or into.by_spark_alone:
+    target = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
+    if lake.by_spark_alone or target.by_spark_alone:
         raise MomentError(
             f'subscription "{subscription}" cannot be restored to "{folder}": Spark alone reaches one of them',
             hint="read the tables with `read_at`, and write them with Spark",
             sqlstate="0A000",
         )
-    _refuse_occupied(lake, into)
-    chosen, own = bases(moment), f"{into.uri}/{OWN_FOLDER}"
-    into.access.begin_writing()
-    with into.access.translate_errors(into.uri):
-        into.store.touch(f"{own}/unfinished")
+    _refuse_occupied(lake, target)
+    table_bases, records = bases(moment), f"{target.uri}/{OWN_FOLDER}"
+    target.access.begin_writing()
+    with target.access.translate_errors(target.uri):
+        target.store.touch(f"{records}/unfinished")
     try:
-        made = clone_up_to(moment, chosen, into)
+        tables = clone_up_to(moment, table_bases, target)
     except PgsieveError:
-        for path in (f"{into.uri}/{subscription}", own):
-            into.remove(path)
+        for path in (f"{target.uri}/{subscription}", records):
+            target.remove(path)
         raise
-    into.access.make_durable()
+    target.access.make_durable()
     # The change history and the table states were needed only to apply the changes.
-    for path in (f"{into.uri}/{subscription}/_changes", into.paths.table_states(subscription)):
-        into.remove(path)
-    into.access.make_durable()
-    into.remove(own)
-    return made
+    for path in (f"{target.uri}/{subscription}/_changes", target.paths.table_states(subscription)):
+        target.remove(path)
+    target.access.make_durable()
+    target.remove(records)
+    return tables
 
 
-def _refuse_occupied(lake: Lake, into: Lake) -> None:
+def _refuse_occupied(lake: Lake, target: Lake) -> None:
     """Raise MomentError if a folder is not empty, is within the lake, or contains the lake."""
-    ours, theirs = (f"{each.uri.rstrip('/')}/" for each in (lake, into))
+    ours, theirs = (f"{each.uri.rstrip('/')}/" for each in (lake, target))
     if ours.startswith(theirs) or theirs.startswith(ours):
         raise MomentError(
-            f'"{into.uri}" is within the lake, or the lake is within it',
+            f'"{target.uri}" is within the lake, or the lake is within it',
             hint="choose another folder",
             sqlstate="22023",
         )
-    with into.access.translate_errors(into.uri):
-        names = into.store.names(into.uri)
+    with target.access.translate_errors(target.uri):
+        names = target.store.names(target.uri)
     if names:
         raise MomentError(
-            f'folder "{into.uri}" is not empty',
+            f'folder "{target.uri}" is not empty',
             hint=f"choose an empty one; if it has `{OWN_FOLDER}`, a restore into it did not end: remove it",
             sqlstate="55000",
         )

@@ -43,9 +43,9 @@ class _CopiedPart:
         for batch in batches:
             part = batch.filter(pc.less(batch.column("commit_lsn"), self.lsn))
             count_changes_and_bytes(part, self.key, self.tally)
-            emptied = part.filter(pc.equal(part.column("operation"), "truncate"))
+            truncates = part.filter(pc.equal(part.column("operation"), "truncate"))
             self.truncates += zip(
-                *(emptied.column(name).to_pylist() for name in ("commit_lsn", "ordinal")), strict=True
+                *(truncates.column(name).to_pylist() for name in ("commit_lsn", "ordinal")), strict=True
             )
             slices = pa.array([self.end] * part.num_rows, pa.int64())
             yield part.set_column(0, part.schema.field(0), slices)
@@ -55,19 +55,19 @@ class _CopiedPart:
         return json.dumps({"tally": self.tally, "truncates": self.truncates})
 
 
-def copy_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
+def copy_slice(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
     The copied slice ends at `lsn` if that is earlier than `end`. Returns the record of a run for these rows.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
-    committer = None if stored is None else into.policy.by_files(history, stored.schema)
+    committer = None if stored is None else target.policy.by_files(history, stored.schema)
     if stored is None or committer is None:
-        return _copy_by_spark(lake, into, base, end, lsn, history)
+        return _copy_by_spark(lake, target, base, end, lsn, history)
     part = _CopiedPart(min(end, lsn), lsn, base.definition.key)
 
     def written() -> pa.Table:
-        files = write_files(history, stored.schema, part.of(_rows(lake, stored, end)), into.store)
+        files = write_files(history, stored.schema, part.of(_rows(lake, stored, end)), target.store)
         return pa.Table.from_batches(files, FILE_SCHEMA)
 
     committer.commit(written, history, stored.schema, Commit(part.end))
@@ -83,16 +83,16 @@ def _rows(lake: Lake, stored: StoredSlices, end: int) -> Iterator[pa.RecordBatch
             yield from conform(part, stored.schema).to_batches()
 
 
-def _copy_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
+def _copy_by_spark(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     rows = lake.read_slices(base.history, [end], every=True)
     part, schema = _CopiedPart(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
 
     def copied(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from with_note(part.of(batches), schema, part.note)
 
-    made = NotedRows(rows.mapInArrow(copied, spark_schema(noted_schema(schema))))
-    notes = made.write(lambda frame: into.write(frame, history, Commit(part.end)))
-    return _changes(base, part.end, made.notes() if notes is None else notes)
+    noted_rows = NotedRows(rows.mapInArrow(copied, spark_schema(noted_schema(schema))))
+    notes = noted_rows.write(lambda frame: target.write(frame, history, Commit(part.end)))
+    return _changes(base, part.end, noted_rows.notes() if notes is None else notes)
 
 
 def _changes(base: Base, end: int, notes: Sequence[str]) -> TableChanges:

@@ -25,26 +25,29 @@ class Clusterings:
     record: SubscriptionRecord
     _noted: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
-    def is_due(self, name: Name, by: Sequence[str], files: Sequence[File]) -> bool:
+    def is_due(self, name: Name, columns: Sequence[str], files: Sequence[File]) -> bool:
         """Whether a replica with these files is due: it was not clustered by these columns yet, or many bytes are new."""
-        clustered_by, until = self._recorded().get(name, ((), 0))
-        new = sum(size for time, size in files if time > until)
+        clustered_by, newest_time = self._recorded().get(name, ((), 0))
+        new_bytes = sum(size for time, size in files if time > newest_time)
         return bool(files) and (
-            clustered_by != tuple(by) or new >= MIN_NEW_SHARE * sum(size for _, size in files)
+            clustered_by != tuple(columns) or new_bytes >= MIN_NEW_SHARE * sum(size for _, size in files)
         )
 
-    def note(self, name: Name, by: Sequence[str], files: Sequence[File]) -> None:
+    def note(self, name: Name, columns: Sequence[str], files: Sequence[File]) -> None:
         """Note that a replica is clustered and has these files; `save` records it."""
-        self._noted[name] = tuple(by), max((time for time, _ in files), default=0)
+        self._noted[name] = tuple(columns), max((time for time, _ in files), default=0)
 
     def save(self) -> None:
         """Record the notes."""
         if self._noted:
             rows = [
-                [*name, list(by), until] for name, (by, until) in {**self._recorded(), **self._noted}.items()
+                [*name, list(columns), newest_time]
+                for name, (columns, newest_time) in {**self._recorded(), **self._noted}.items()
             ]
             self.record.set(replace(self.record.state(), clustered=json.dumps(rows)))
 
     def _recorded(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
         rows = json.loads(self.record.state().clustered or "[]")
-        return {(schema, table): (tuple(by), until) for schema, table, by, until in rows}
+        return {
+            (schema, table): (tuple(columns), newest_time) for schema, table, columns, newest_time in rows
+        }

@@ -33,35 +33,39 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     """
     feed, name = subscription.feed, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
-    transformed = TransformedSlices(lake, name).path
+    transformed_slices = TransformedSlices(lake, name).path
     feeds = [*feed_records(lake, feed), PreparedTransactions(lake, feed).path]
-    others = [
+    other_paths = [
         record.path,
         Slices(lake, feed).path,
         *(each(lake, name).path for each in (Cuts, RegisteredNames, Sequences)),
     ]
     with feed.hold_lock(), feed.source.hold_lock(name):
-        damaged = [p for p in (states.path, transformed, *feeds, *others) if _is_damaged(lake, p)]
-        if cuts.path not in damaged:
+        damaged_paths = [
+            p for p in (states.path, transformed_slices, *feeds, *other_paths) if _is_damaged(lake, p)
+        ]
+        if cuts.path not in damaged_paths:
             readable = [
-                p for p in (*feed_records(lake, feed), *subscription_records(lake, name)) if p not in damaged
+                p
+                for p in (*feed_records(lake, feed), *subscription_records(lake, name))
+                if p not in damaged_paths
             ]
-            damaged += put_back_tables(lake, readable, newest_cuts(lake, feed))
-        if states.path not in damaged and _is_put_back(states, cuts):
-            damaged.append(states.path)
-        if states.path in damaged:
+            damaged_paths += put_back_tables(lake, readable, newest_cuts(lake, feed))
+        if states.path not in damaged_paths and _is_put_back(states, cuts):
+            damaged_paths.append(states.path)
+        if states.path in damaged_paths:
             lake.remove_log(states.path)
         # Before the others are removed: if this process dies in between, the next one finds the damage again.
-        if not set(feeds).isdisjoint(damaged):
+        if not set(feeds).isdisjoint(damaged_paths):
             forget_copies(lake, feed.subscriptions)
-        elif transformed in damaged:
+        elif transformed_slices in damaged_paths:
             forget_copies(lake, [name])
-        for path in damaged:
+        for path in damaged_paths:
             if path != states.path:
                 lake.remove_log(path)
-        if record.path in damaged:
+        if record.path in damaged_paths:
             record.set(SubscriptionState(folders=lake.paths.folders_of(name), deleted_up_to=None))
-    return damaged
+    return damaged_paths
 
 
 def _is_put_back(states: TableStates, cuts: Cuts) -> bool:

@@ -2,8 +2,8 @@
 
 In: a subscription, and the other subscriptions of its feed that are in use. Out: the server has no objects of the
 subscription; its tables in the lake stay unless their deletion is requested. The server's objects are dropped first, so
-that a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses,
-OtherClusterError and OtherDatabaseError if it is another one.
+that a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses, and
+OtherClusterError or OtherDatabaseError if the source is another cluster or database than before.
 """
 
 from collections.abc import Sequence
@@ -71,11 +71,13 @@ def drop_subscription(
             )
         )
         _refuse_lake_within(lake, name)
-    others = tuple(s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use())
+    other_subscriptions = tuple(
+        s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use()
+    )
     # A lake that cannot be written fails here, before anything is dropped.
     if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
-    dropped = DropResult(None, kept_for=others)
+    result = DropResult(None, kept_for=other_subscriptions)
     if not leave_slot:
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
@@ -89,7 +91,7 @@ def drop_subscription(
                 f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{alone}`",
             )
             lake.access.make_durable()
-            dropped = _drop_on_server(connection, feed, others)
+            result = _drop_on_server(connection, feed, other_subscriptions)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
@@ -99,13 +101,16 @@ def drop_subscription(
         record = SubscriptionRecord(lake, name)
         state = record.state()
         record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
-    if not others and lake.records.exists(ChangeLog(lake, feed).path):
+    if not other_subscriptions and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
-    dropped = replace(dropped, unregistered=unregister(RegisteredNames(lake, name)))
+    result = replace(result, unregistered=unregister(RegisteredNames(lake, name)))
     if delete_tables:
-        folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
-        dropped = replace(dropped, folders=tuple(folder for folder in folders if lake.remove(folder)))
-    return dropped
+        folders = [
+            f"{lake.uri}/{name}",
+            *([] if other_subscriptions else [ChangeLog(lake, feed).path.rpartition("/")[0]]),
+        ]
+        result = replace(result, folders=tuple(folder for folder in folders if lake.remove(folder)))
+    return result
 
 
 def _refuse_lake_within(lake: Lake, name: str) -> None:
@@ -122,18 +127,18 @@ def _refuse_lake_within(lake: Lake, name: str) -> None:
 
 
 def _drop_on_server(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, others: Sequence[str]
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, other_subscriptions: Sequence[str]
 ) -> DropResult:
     catalog = read_catalog(connection)
-    if others:
-        remaining = replace(feed, subscriptions={s: feed.subscriptions[s] for s in others})
-        altered, gone = _shrink_to(connection, remaining, catalog)
-        return DropResult(None, altered, gone, kept_for=tuple(others))
+    if other_subscriptions:
+        remaining = replace(feed, subscriptions={s: feed.subscriptions[s] for s in other_subscriptions})
+        altered, dropped_publications = _shrink_to(connection, remaining, catalog)
+        return DropResult(None, altered, dropped_publications, kept_for=tuple(other_subscriptions))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
     # Read before the publications are dropped: their comments say which ones pgsieve created.
     foreign = () if feed.filtered else foreign_publications(connection, feed.capture, catalog)
-    altered, gone = _shrink(connection, feed, (), catalog)
-    return DropResult(slot, altered, gone, tuple(foreign))
+    altered, dropped_publications = _shrink(connection, feed, (), catalog)
+    return DropResult(slot, altered, dropped_publications, tuple(foreign))
 
 
 def _shrink_to(
@@ -141,7 +146,7 @@ def _shrink_to(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture to the needs of the remaining subscriptions `remaining`.
 
-    Nothing changes if one of these is refused now, since its needs are unknown.
+    Nothing changes if one of these subscriptions is refused now, since its needs are unknown.
     """
     try:
         sound, catalog = sound_part(connection, remaining, catalog)
@@ -159,8 +164,10 @@ def _shrink(
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if feed.filtered:
-        gone = own_publications(connection, [feed.unfiltered_publication])
-        drop_publications(connection, feed.source.name, gone)
-        return (), tuple(gone)
-    altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)
-    return tuple(altered), tuple(dropped)
+        names_to_drop = own_publications(connection, [feed.unfiltered_publication])
+        drop_publications(connection, feed.source.name, names_to_drop)
+        return (), tuple(names_to_drop)
+    altered, dropped_publications = shrink_capture(
+        connection, feed.source.name, feed.capture, planned, catalog
+    )
+    return tuple(altered), tuple(dropped_publications)

@@ -1,7 +1,7 @@
 """The initial copy from begin to end: the feed's slot is made ready, tables are copied, the slot is drained in between.
 
-In: the tables to copy. Out: the result for each. The slot exists before the first snapshot, so no change is lost
-between the two. Draining bounds the WAL that the slot retains during long copies.
+In: the tables to copy. Out: the result for each table. The slot exists before the first snapshot, so no change between
+slot and snapshot is lost. Draining bounds the WAL that the slot retains during long copies.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,7 @@ from pgsieve.resources.postgres.snapshot import table_bytes
 from pgsieve.resources.postgres.waits import (
     BRIEF_SECONDS,
     PATIENT_SECONDS,
-    SnapshotAwaitedError,
+    OpenTransactionsError,
     limit_wait,
 )
 
@@ -64,13 +64,13 @@ def copy_tables(
             # If Spark will be needed, it starts now, in the background.
             lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
-        except SnapshotAwaitedError as error:
+        except OpenTransactionsError as error:
             return defer(TableStates(lake, subscription.name), sorted(names), error, log)
         record_database(connection, record)
 
-    retained = _RetainedWal(subscription, lake, log)
+    retained_wal = _RetainedWal(subscription, lake, log)
     copy = InitialCopy(subscription, lake, log, seconds)
-    return copy.of_tables(sizes, retained.bound, lacking=lacking)
+    return copy.of_tables(sizes, retained_wal.bound, lacking=lacking)
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class _RetainedWal:
     lake: Lake
     log: Log
 
-    def bound(self, more: bool) -> None:
-        """If the slot retains much WAL, drain it if `more` batches follow, else log how much it is."""
+    def bound(self, more_batches: bool) -> None:
+        """If the slot retains much WAL, drain it with `more_batches` to come, and otherwise log how much it is."""
         feed = self.subscription.feed
         try:
             with feed.source.connect() as connection:
                 state = slot_state(connection, feed.slot)
-            if more and state is not None and state.lag >= SLICE_BYTES:
+            if more_batches and state is not None and state.lag >= SLICE_BYTES:
                 drain(feed, self.lake, [self.subscription], self.log)
                 return
         except PgsieveError as error:
@@ -96,5 +96,5 @@ class _RetainedWal:
             self.log(f"{error.message}; the copy goes on")
             return
         if state is not None and state.lag >= SLICE_BYTES:
-            retained = f"{state.lag / 1024**2:,.0f} MiB of WAL"
-            self.log(f"the slot {feed.slot} retains {retained} that came while tables were copied")
+            size_text = f"{state.lag / 1024**2:,.0f} MiB of WAL"
+            self.log(f"the slot {feed.slot} retains {size_text} that came while tables were copied")

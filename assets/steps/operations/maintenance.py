@@ -75,10 +75,10 @@ def maintain_feed(
     """Maintain a feed's change log and records; `subscriptions` are all subscriptions of the feed."""
     with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, feed).path
-        applied = min((ReplicaProgress(s, lake).applied_up_to() for s in subscriptions), default=0)
-        upto = maintainer.expired(change_log, applied, retention.change_log)
+        applied_lsn = min((ReplicaProgress(s, lake).applied_up_to() for s in subscriptions), default=0)
+        upto = maintainer.expired(change_log, applied_lsn, retention.change_log)
         log(
-            f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}"
+            f"change log of {feed.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(upto)}"
         )
         if upto:
             FeedRecord(lake, feed).note_deleted(upto)
@@ -102,30 +102,34 @@ def maintain_subscription(
     lake: Lake,
     retention: Retention,
     log: Log,
-    only: Collection[Name] | None = None,
+    changed_tables: Collection[Name] | None = None,
 ) -> list[MaintainedTable]:
     """Maintain the change histories, the replicas with their cuts, and the records of a subscription.
 
-    With `only`, the histories and replicas of other tables are left out, as nothing was written to them. If a replica
+    With `changed_tables`, the histories and replicas of other tables are left out, as nothing was written to them. If a replica
     cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).refuse_other_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).newest()
-        written = {table: state for table, state in states.items() if only is None or table in only}
+        states_to_maintain = {
+            table: state
+            for table, state in states.items()
+            if changed_tables is None or table in changed_tables
+        }
         tables = _SubscriptionTables(subscription, lake, maintainer)
-        applied = ReplicaProgress(subscription, lake).applied_up_to()
-        tables.maintain_histories(written, applied, retention.changes)
-        tables.maintain_records(applied)
-        refused = tables.compact_replicas(written)
-        since = datetime.now(UTC) - max(retention.versions - READ_GRACE, timedelta())
-        if not tables.remove_versions(written, since, newest_version(states.values())):
+        applied_lsn = ReplicaProgress(subscription, lake).applied_up_to()
+        tables.maintain_histories(states_to_maintain, applied_lsn, retention.changes)
+        tables.maintain_records(applied_lsn)
+        clustering_errors = tables.compact_replicas(states_to_maintain)
+        oldest_time = datetime.now(UTC) - max(retention.versions - READ_GRACE, timedelta())
+        if not tables.remove_versions(states_to_maintain, oldest_time, newest_version(states.values())):
             log(
                 f"{subscription.name}: a replica is ahead of the newest cut; old versions stay until a run has written the next cut"
             )
-        if refused:
-            raise refused[0]
+        if clustering_errors:
+            raise clustering_errors[0]
         return maintainer.results
 
 
@@ -138,15 +142,15 @@ class _SubscriptionTables:
     maintainer: "_Maintainer"
 
     def maintain_histories(
-        self, states: Mapping[Name, TableState], applied: int, retention: timedelta | None
+        self, states: Mapping[Name, TableState], applied_lsn: int, retention: timedelta | None
     ) -> None:
         """Delete expired changes from change histories; compact and vacuum these, and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(history_paths(self.lake.paths.changes, name, states))
-        expired = {path: maintainer.expired(path, applied, retention) for path in paths}
+        expired = {path: maintainer.expired(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
         # Without this record, earlier maintenance may have deleted any applied change.
-        unknown = applied if record.state().deleted_up_to is None else 0
+        unknown = applied_lsn if record.state().deleted_up_to is None else 0
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
@@ -154,14 +158,14 @@ class _SubscriptionTables:
             maintainer.compact(path)
             maintainer.vacuum(path)
 
-    def maintain_records(self, applied: int) -> None:
+    def maintain_records(self, applied_lsn: int) -> None:
         """Delete superseded rows of the subscription's record tables."""
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.last()
         # Rows after the newest cut stay if they have changes: the next cut needs them. Of the rows without changes only
         # the last one is needed, for the position.
-        applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
+        applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, applied_rows)
         of_cuts = {cut.states for cut in cuts.all() if cut.states is not None}
         maintain(states.path, superseded_condition(states.counting_versions(of_cuts)))
@@ -172,54 +176,58 @@ class _SubscriptionTables:
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
         """Compact replicas, and cluster those that are due; returns the errors of layouts that do not fit their table."""
-        maintainer, refused = self.maintainer, list[ClusteringError]()
+        maintainer, clustering_errors = self.maintainer, list[ClusteringError]()
         clusterings = Clusterings(SubscriptionRecord(self.lake, self.subscription.name))
         for table, state in states.items():
-            path, by = self._replica(table), tuple[str, ...]()
+            path, columns = self._replica(table), tuple[str, ...]()
             try:
-                by = clustering_columns(
+                columns = clustering_columns(
                     self.subscription, table, state.definition.columns if state.definition else ()
                 )
             except ClusteringError as error:
-                refused.append(error)
-            if by and maintainer.exists(path) and clusterings.is_due(table, by, maintainer.files(path)):
-                maintainer.compact(path, by=by)
-                clusterings.note(table, by, maintainer.files(path))
+                clustering_errors.append(error)
+            if (
+                columns
+                and maintainer.exists(path)
+                and clusterings.is_due(table, columns, maintainer.files(path))
+            ):
+                maintainer.compact(path, cluster_columns=columns)
+                clusterings.note(table, columns, maintainer.files(path))
             else:
                 maintainer.compact(path)
         clusterings.save()
-        return refused
+        return clustering_errors
 
-    def remove_versions(self, states: Mapping[Name, TableState], since: datetime, version: int) -> bool:
-        """Remove the cuts and the replicas' versions from before `since`; `version` is the version of the newest state.
+    def remove_versions(self, states: Mapping[Name, TableState], oldest_time: datetime, version: int) -> bool:
+        """Remove the cuts and the replicas' versions from before `oldest_time`; `version` is the version of the newest state.
 
         Returns False, and removes nothing, if there is no recent cut and a replica is ahead of the newest one.
         """
-        if not self._renew_cut(since, version):
+        if not self._renew_cut(oldest_time, version):
             return False
         # A cut is deleted before its files, so that no reader opens it meanwhile.
         cuts = Cuts(self.lake, self.subscription.name).path
-        self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, since), since=since)
+        self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, oldest_time), since=oldest_time)
         for table, state in states.items():
             # A long copy writes files long before its commit; vacuum would take them for old ones.
             if state.state != SyncState.DATA_SYNC:
                 self.maintainer.vacuum(self._replica(table))
         # The cut also has to name the versions that this maintenance has made, so that a run can skip these replicas.
-        self._renew_cut(since, version)
+        self._renew_cut(oldest_time, version)
         return True
 
-    def _renew_cut(self, since: datetime, states: int) -> bool:
+    def _renew_cut(self, oldest_time: datetime, states: int) -> bool:
         """Write the newest cut again with the present versions, if these have the same rows and one differs or it is old.
 
-        Returns False if the newest cut is from before `since` and a replica has changes that are in no cut yet.
+        Returns False if the newest cut is from before `oldest_time` and a replica has changes that are in no cut yet.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
         cut = cuts.last()
         if cut is None:
             return True
         paths = {name: self._replica(name) for name in cut.tables}
-        now = datetime.now(UTC)
-        young = since <= cut.at <= now  # The age of a later cut is unknown.
+        time = datetime.now(UTC)
+        is_young = oldest_time <= cut.at <= time  # The age of a later cut is unknown.
         # Versions are read before positions, so that the position shows a commit of a run in between.
         versions = {name: records.version(path) for name, path in paths.items()}
         if any(
@@ -229,8 +237,8 @@ class _SubscriptionTables:
             or (self.subscription.histories.of(name).is_kept and records.is_repaired(path, cut.tables[name]))
             for name, path in paths.items()
         ):
-            return young
-        if versions != cut.tables or not young:
+            return is_young
+        if versions != cut.tables or not is_young:
             cuts.append(cuts.new(cut.lsn, versions, states, cut))
         return True
 
@@ -263,14 +271,14 @@ class _Maintainer:
         self._now = datetime.now(UTC)
         self.results: list[MaintainedTable] = []
 
-    def expired(self, path: str, applied: int, retention: timedelta | None) -> int:
+    def expired(self, path: str, applied_lsn: int, retention: timedelta | None) -> int:
         """The end of the last slice of a table that is applied and older than `retention`; 0 if there is none."""
         if retention is None or not self._lake.records.exists(path):
             return 0
         if retention:
-            return min(applied, maintenance(self._lake, path).last_slice_before(self._now - retention))
+            return min(applied_lsn, maintenance(self._lake, path).last_slice_before(self._now - retention))
         # The end of a slice, not the applied position: without a slice nothing is deleted, so no subscription counts as behind.
-        return max((end for end in self._lake.records.slices(path, 0) if end <= applied), default=0)
+        return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def expired_cuts(self, path: str, since: datetime) -> str | None:
         """An SQL condition for the cuts from before `since`, and for cuts with a lower LSN, whatever their time is.
@@ -305,10 +313,10 @@ class _Maintainer:
             self.compact(path, rows)
             self.vacuum(path, record=record)
 
-    def compact(self, path: str, rows: int = 0, by: Sequence[str] = ()) -> None:
-        """Compact a table, clustered `by` some columns if there are any; `rows` is the number of rows deleted before."""
+    def compact(self, path: str, rows: int = 0, cluster_columns: Sequence[str] = ()) -> None:
+        """Compact a table, and cluster it by `cluster_columns`, if any; `rows` is the number of rows deleted before."""
         if self._lake.records.exists(path):
-            files = self._retry(path, lambda table: table.compact(by))
+            files = self._retry(path, lambda table: table.compact(cluster_columns))
             self.results.append(MaintainedTable(path, rows, files))
 
     def vacuum(self, path: str, *, record: bool = False) -> None:
@@ -328,13 +336,13 @@ class _Maintainer:
 
 
 @contextmanager
-def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
+def _maintaining(feed: Feed, activity: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
     """A maintainer for the block, under a lock, so that two processes do not do the same work.
 
     If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """
-    with ExitStack() as locked:
+    with ExitStack() as stack:
         with suppress(SourceUnreachableError):
-            locked.enter_context(feed.source.hold_lock(f"maintenance of {what}"))
+            stack.enter_context(feed.source.hold_lock(f"maintenance of {activity}"))
             refuse_other_publisher_if_it_answers(feed, lake)
         yield _Maintainer(lake, retention)

@@ -1,9 +1,9 @@
 """Refilters: makes a subscription's replicas from replicas in the lake, its own or another's, without a copy.
 
-In: a subscription that is new, or whose publications, row filters or column lists have changed; the catalog; and
-subscriptions of the same source. Out: for each table the subscription whose replica it can be made from, or why there
-is none; and the new replicas, which equal copies at that subscription's LSN. A replica is used only if it certainly has
-the rows of a copy (`Definition.unaltered`). Raises PgsieveError.
+In: a subscription that is new, or whose publications, row filters or column lists have changed; the catalog; and other
+subscriptions of the same source. Out: for each table the subscription from whose replica the new replica can be made,
+or why there is none; and the new replicas, which equal copies at that subscription's LSN. A replica is used only if it
+certainly has the rows of a copy (`Definition.unaltered`). Raises PgsieveError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,14 +61,14 @@ class _UsableReplica:
 def applied_lsn(lake: Lake, source: Subscription) -> int:
     """The LSN before which a subscription's replicas have all changes; raises PgsieveError if changes are not applied yet."""
     progress = ReplicaProgress(source, lake)
-    transformed = progress.transformed_up_to()
-    if progress.applied_up_to() < transformed:
+    transformed_lsn = progress.transformed_up_to()
+    if progress.applied_up_to() < transformed_lsn:
         raise PgsieveError(
             f'subscription "{source.name}" has changes that are not applied yet',
             hint=f"`pgsieve run {source.name}` applies them, or says why not",
             sqlstate="55000",
         )
-    return progress.complete_up_to(transformed)
+    return progress.complete_up_to(transformed_lsn)
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,12 @@ class Refilter:
 
     def make(self, names: Sequence[Name]) -> list[Refiltering]:
         """Make the replicas that can be made; returns the plans with their numbers of rows."""
-        made = []
-        for plan, chosen in self._plans(names):
-            made.append(plan if chosen is None else replace(plan, rows=self._make(plan.name, chosen)))
-        return made
+        plans = []
+        for plan, usable_replica in self._plans(names):
+            plans.append(
+                plan if usable_replica is None else replace(plan, rows=self._make(plan.name, usable_replica))
+            )
+        return plans
 
     def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _UsableReplica | None]]:
         tables = self.subscription.tables(self.catalog)
@@ -103,11 +105,11 @@ class Refilter:
             for source, catalog in self.sources:
                 state = states[source.name].get(name)
                 try:
-                    chosen = self._find_usable(tables.get(name), source, catalog, state)
+                    usable_replica = self._find_usable(tables.get(name), source, catalog, state)
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
-                yield Refiltering(name, source.name), chosen
+                yield Refiltering(name, source.name), usable_replica
                 break
             else:
                 yield Refiltering(name, None, "; ".join(reasons)), None
@@ -136,8 +138,8 @@ class Refilter:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if source.layout.plain_names != self.subscription.layout.plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
-        kept = self.subscription.histories.of(state.name)
-        if kept.initial or kept.scd2:
+        history_choice = self.subscription.histories.of(state.name)
+        if history_choice.initial or history_choice.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
         if of_source.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
@@ -170,16 +172,16 @@ class Refilter:
 
     def _refuse_unsent(self, source: Subscription, state: TableState, of_source: Definition) -> None:
         """Raise if an UPDATE may have become an INSERT that lacks values which were not sent: a copy has these values."""
-        deleted = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
+        deleted_up_to = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
         path = self.lake.paths.changes(source.name, *state.name, of_source.history.generation)
-        if deleted is None or deleted > state.lsn or of_source.history.generation:
+        if deleted_up_to is None or deleted_up_to > state.lsn or of_source.history.generation:
             raise PgsieveError(
                 "it is no longer known whether UPDATEs became INSERTs without their unchanged values"
             )
         if not self.lake.records.exists(path):
             return
-        where = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
-        if self.lake.bound("min", path, "commit_lsn", where) is not None:
+        condition = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
+        if self.lake.bound("min", path, "commit_lsn", condition) is not None:
             raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _filters(
@@ -197,60 +199,60 @@ class Refilter:
         replicated = _with_columns_of(source, replicated, of_source)
         trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted))
         if present is not None:
-            passed = [
+            conditions = [
                 set(_conjuncts(row_filter.tree)) for row_filter in parsed_filters(source, replicated, present)
             ]
             for tree in trees:
-                if not any(each <= set(_conjuncts(tree)) for each in passed):
+                if not any(each <= set(_conjuncts(tree)) for each in conditions):
                     raise PgsieveError("it is not certain that all wanted rows pass its row filter")
         return trees
 
-    def _make(self, name: Name, chosen: _UsableReplica) -> int:
+    def _make(self, name: Name, usable_replica: _UsableReplica) -> int:
         """Make a replica and return its number of rows; if this process dies meanwhile, the next run copies the table."""
         lake, target = self.lake, self.subscription.name
-        lsn = applied_lsn(lake, chosen.source)
+        lsn = applied_lsn(lake, usable_replica.source)
         states, record = TableStates(lake, target), TransformedSlices(lake, target)
         self._refuse_gap(lsn)
-        former = states.newest().get(name)
-        replicated, wanted = chosen.replicated, chosen.wanted
-        history = former.definition.history if former and former.definition else History()
-        made = replace(wanted, history=history.with_columns(wanted.columns), unaltered=True)
-        path, source = (lake.paths.replica(each, *name) for each in (target, chosen.source.name))
-        before = lake.records.head(source)
-        head = before if path == source else lake.records.head(path)
-        begun = "filtering it again did not end; the next run copies it"
-        states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
+        former_state = states.newest().get(name)
+        replicated, wanted = usable_replica.replicated, usable_replica.wanted
+        history = former_state.definition.history if former_state and former_state.definition else History()
+        new_definition = replace(wanted, history=history.with_columns(wanted.columns), unaltered=True)
+        path, source = (lake.paths.replica(each, *name) for each in (target, usable_replica.source.name))
+        former_version = lake.records.head(source)
+        head = former_version if path == source else lake.records.head(path)
+        unfinished_reason = "filtering it again did not end; the next run copies it"
+        states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
         lake.access.make_durable()
         record.fence()
-        of_source = chosen.state.definition or made
-        replicated_before = _with_columns_of(chosen.source, replicated, of_source)
+        of_source = usable_replica.state.definition or new_definition
+        replicated_before = _with_columns_of(usable_replica.source, replicated, of_source)
         passing = _RowSelection(
-            chosen.filters,
+            usable_replica.filters,
             replicated_before.columns,
-            _arrow_schema(chosen.source, replicated_before),
-            _arrow_schema(self.subscription, _with_columns_of(self.subscription, replicated, made)),
+            _arrow_schema(usable_replica.source, replicated_before),
+            _arrow_schema(self.subscription, _with_columns_of(self.subscription, replicated, new_definition)),
             of_source.deleted_column,
         )
         lake.rewrite(
             source,
-            RowChange(passing.names, passing, passing.schema, ddl(made.columns)),
+            RowChange(passing.names, passing, passing.schema, ddl(new_definition.columns)),
             head.version if head.version >= 0 else None,
             into=path,
             position=lsn if (head.position or 0) < lsn else None,
         )
-        if path != source and lake.records.head(source) != before:
+        if path != source and lake.records.head(source) != former_version:
             raise OvertakenError(source)
-        states.append([TableState(*name, SyncState.READY, lsn, made)])
+        states.append([TableState(*name, SyncState.READY, lsn, new_definition)])
         if record.fence() > lsn:
-            states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
+            states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
             raise OvertakenError(record.path)
         return lake.count(path)
 
     def _refuse_gap(self, lsn: int) -> None:
         """Raise if the slot may lack changes from the LSN on, or slices after it were transformed without the table."""
         feed, name = self.subscription.feed, self.subscription.name
-        begun = ChangeLog(self.lake, feed).position()
-        if begun is None or begun > lsn or TransformedSlices(self.lake, name).position() > lsn:
+        slot_begin = ChangeLog(self.lake, feed).position()
+        if slot_begin is None or slot_begin > lsn or TransformedSlices(self.lake, name).position() > lsn:
             raise PgsieveError(
                 f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the replica',
                 hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",
@@ -281,8 +283,8 @@ class _RowSelection:
         """The rows of a batch that pass."""
         rows = select_living(batch, self.read, self.deleted)
         if self.filters is not None:
-            named = rows.rename_columns(self.published)
-            rows = rows.filter(pc.fill_null(compile_filters(*self.filters)(named), False))
+            renamed_batch = rows.rename_columns(self.published)
+            rows = rows.filter(pc.fill_null(compile_filters(*self.filters)(renamed_batch), False))
         return rows.select(self.schema.names)
 
 
@@ -290,8 +292,8 @@ def _with_columns_of(
     subscription: Subscription, replicated: ReplicatedTable, definition: Definition
 ) -> ReplicatedTable:
     """The table restricted to the columns of a replica with this definition."""
-    own = subscription.published_names(replicated.table)
-    return replace(replicated, columns=tuple(own[name] for name, _ in definition.table_columns))
+    column_names = subscription.published_names(replicated.table)
+    return replace(replicated, columns=tuple(column_names[name] for name, _ in definition.table_columns))
 
 
 def _arrow_schema(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:

@@ -40,28 +40,32 @@ class Registration:
         name, record = self.subscription.name, RegisteredNames(self.lake, self.subscription.name)
         replicas = [s.name for s in TableStates(self.lake, name).newest().values() if _is_there(s.state)]
         self._comment(replicas)
-        wanted = self._names(replicas)
-        ours = record.names()
-        missing = {each: path for each, path in wanted.items() if ours.get(each) != path}
+        paths_by_name = self._names(replicas)
+        registered_names = record.names()
+        missing = {each: path for each, path in paths_by_name.items() if registered_names.get(each) != path}
         if not missing:
             return ()
         with self.lake.access.translate_errors(self.lake.uri):
             catalog = SparkCatalog(self.lake.spark)
-            taken = [each for each in missing if each not in ours and catalog.location(each) is not None]
-            new = {each: path for each, path in missing.items() if each not in taken}
+            taken_names = [
+                each
+                for each in missing
+                if each not in registered_names and catalog.location(each) is not None
+            ]
+            new_names = {each: path for each, path in missing.items() if each not in taken_names}
             # Names are recorded before they are registered: after a crash in between, the next run registers them.
-            record.note(list(new.items()), registered=True)
-            for each, path in new.items():
+            record.note(list(new_names.items()), registered=True)
+            for each, path in new_names.items():
                 if not is_at(catalog.location(each), path):
                     self._register(catalog, each, path)
-        if taken:
-            names = ", ".join(map(quoted_name, taken))
+        if taken_names:
+            names = ", ".join(map(quoted_name, taken_names))
             raise CatalogNameError(
                 f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it',
                 hint="choose other `names` in `catalog` of pgsieve.yaml, or remove the existing entry from the catalog",
                 sqlstate="42P07",
             )
-        return tuple(map(quoted_name, new))
+        return tuple(map(quoted_name, new_names))
 
     def _register(self, catalog: SparkCatalog, name: CatalogName, path: str) -> None:
         try:
@@ -79,14 +83,14 @@ class Registration:
     def _names(self, replicas: list[Name]) -> dict[CatalogName, str]:
         """The path of each name; raises CatalogNameError if two replicas would have the same name."""
         names: dict[CatalogName, str] = {}
-        seen: dict[CatalogName, Name] = {}
+        tables_by_folded: dict[CatalogName, Name] = {}
         for table in sorted(replicas):
             each = catalog_name(self.template, self.subscription.name, *table)
             # Catalogs ignore letter case.
-            other = seen.setdefault(tuple(part.lower() for part in each), table)
-            if other != table:
+            first_table = tables_by_folded.setdefault(tuple(part.lower() for part in each), table)
+            if first_table != table:
                 raise CatalogNameError(
-                    f'subscription "{self.subscription.name}": tables {".".join(other)} and {".".join(table)} would both be'
+                    f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be'
                     f" {quoted_name(each)} in the catalog",
                     hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
@@ -118,8 +122,8 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
         return ()
     with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)
-        there = [each for each, path in ours.items() if is_at(catalog.location(each), path)]
-        for each in there:
-            catalog.unregister(each)
+        present_names = [name for name, path in ours.items() if is_at(catalog.location(name), path)]
+        for name in present_names:
+            catalog.unregister(name)
     record.note(list(ours.items()), registered=False)
-    return tuple(map(quoted_name, there))
+    return tuple(map(quoted_name, present_names))

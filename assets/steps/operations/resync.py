@@ -43,8 +43,8 @@ def tables_to_resync(
     for name, table in tables.items():
         state = states.get(name)
         changes = present_changes(subscription, state, table, catalog)
-        needed = state is None or state.state != SyncState.READY or bool(changes)
-        if name in names if names else needed:
+        is_needed = state is None or state.state != SyncState.READY or bool(changes)
+        if name in names if names else is_needed:
             to_copy.append(ResyncTable(name, _state_text(state), changes))
     return to_copy
 
@@ -65,22 +65,34 @@ def present_changes(
         return (error.message,)
 
 
-def changes_since_copy(state: TableState | None, now: Definition) -> tuple[str, ...]:
+def changes_since_copy(state: TableState | None, present_definition: Definition) -> tuple[str, ...]:
     """The changes of a table's definition since it was copied, as texts; empty if the copy is not recorded."""
     if state is None or state.definition is None:
         return ()
-    then = state.definition
+    copied_definition = state.definition
     changes = []
-    if then.published and now.published:
+    if copied_definition.published and present_definition.published:
         pairs = [
-            ("row filter", _filter(then.published.row_filters), _filter(now.published.row_filters)),
-            ("publications", ", ".join(then.published.publications), ", ".join(now.published.publications)),
+            (
+                "row filter",
+                _filter(copied_definition.published.row_filters),
+                _filter(present_definition.published.row_filters),
+            ),
+            (
+                "publications",
+                ", ".join(copied_definition.published.publications),
+                ", ".join(present_definition.published.publications),
+            ),
         ]
-        changes += [f"{what}: {before} → {after}" for what, before, after in pairs if before != after]
-    if then.columns != now.columns:
-        changes.append(f"columns: {_columns(then, now)}")
-    if then.key != now.key:
-        changes.append(f"key: ({', '.join(then.key)}) → ({', '.join(now.key)})")
+        changes += [
+            f"{part}: {former_value} → {present_value}"
+            for part, former_value, present_value in pairs
+            if former_value != present_value
+        ]
+    if copied_definition.columns != present_definition.columns:
+        changes.append(f"columns: {_columns(copied_definition, present_definition)}")
+    if copied_definition.key != present_definition.key:
+        changes.append(f"key: ({', '.join(copied_definition.key)}) → ({', '.join(present_definition.key)})")
     return tuple(changes)
 
 
@@ -88,9 +100,13 @@ def _filter(texts: Sequence[str] | None) -> str:
     return "every row" if texts is None else " OR ".join(texts)
 
 
-def _columns(then: Definition, now: Definition) -> str:
-    before, after = dict(then.columns), dict(now.columns)
-    differences = [f"without {name}" for name in before if name not in after]
-    differences += [f"{name} added" for name in after if name not in before]
-    differences += [f"{n} {t} → {after[n]}" for n, t in before.items() if n in after and after[n] != t]
+def _columns(copied_definition: Definition, present_definition: Definition) -> str:
+    former_types, present_types = dict(copied_definition.columns), dict(present_definition.columns)
+    differences = [f"without {name}" for name in former_types if name not in present_types]
+    differences += [f"{name} added" for name in present_types if name not in former_types]
+    differences += [
+        f"{n} {t} → {present_types[n]}"
+        for n, t in former_types.items()
+        if n in present_types and present_types[n] != t
+    ]
     return ", ".join(differences) or "another order"

@@ -1,10 +1,11 @@
 """The publisher's catalog as of a slice, by which pgsieve filters and routes the slice's changes as pgoutput would.
 
-A feed that captures unfiltered changes records the catalog after each alteration (`Catalogs.append`). If one catalog is
-proven to be valid for a whole slice (`Catalogs.unaltered`, `Unaltered.covers`), it decides the slice
-(`Catalogs.of_slice`). Otherwise the publisher decides: the slot is read once more, before it is advanced, with the
-publications of each subscription (`as_published`). These slices are listed in `AlteredSlices` before the feed's own
-slice is committed. After a crash in between, the next run lists a longer slice with the same begin instead.
+A slice is the changes between two positions of a slot. A feed (a slot with its subscriptions) that captures unfiltered
+changes records the catalog after each alteration (`Catalogs.append`). If one catalog is proven to be valid for a whole
+slice (`Catalogs.unaltered`, `Unaltered.covers`), it decides the slice (`Catalogs.of_slice`). Otherwise the publisher
+decides: before the slot is advanced, it is read once more with the publications of each subscription (`as_published`).
+The slices that the publisher decided are listed in `AlteredSlices` before the feed's own slice is committed. After a
+crash in between, the next run lists a longer slice with the same begin instead.
 """
 
 import hashlib
@@ -63,28 +64,31 @@ def read_catalog_with_fingerprint(
     """
     if feed.filtered:
         return CatalogFingerprint("", ""), present_catalog(connection)
-    observed, catalog = read_with_fingerprint(connection, _publications(feed), feed.capture_names())
-    return _with_configuration(feed, observed), catalog
+    fingerprint, catalog = read_with_fingerprint(connection, _publications(feed), feed.capture_names())
+    return _with_configuration(feed, fingerprint), catalog
 
 
 def _publications(feed: Feed) -> list[str]:
     """The names of the feed's publications that are defined on the server."""
-    named = {p for publications in feed.subscriptions.values() for p in publications}
-    return sorted(named - feed.defined.keys())
+    names = {p for publications in feed.subscriptions.values() for p in publications}
+    return sorted(names - feed.defined.keys())
 
 
-def _with_configuration(feed: Feed, observed: CatalogFingerprint) -> CatalogFingerprint:
-    configured = [dict(feed.subscriptions), {name: asdict(defined) for name, defined in feed.defined.items()}]
+def _with_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
+    configured = [
+        dict(feed.subscriptions),
+        {name: asdict(definition) for name, definition in feed.defined.items()},
+    ]
     text = json.dumps(configured, sort_keys=True, default=sorted)
-    return replace(observed, digest=f"{observed.digest} {hashlib.sha256(text.encode()).hexdigest()}")
+    return replace(fingerprint, digest=f"{fingerprint.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
 def _relations(feed: Feed, catalog: Catalog) -> list[int]:
     """The oids of the relations that are published or captured, and of all relations in their partition trees."""
     names = [*_publications(feed), *feed.capture_names()]
-    chosen = [catalog.publications[name] for name in names if name in catalog.publications]
-    listed = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
-    trees = listed | {above for oid in listed for above in catalog.tables[oid].ancestors}
+    publications = [catalog.publications[name] for name in names if name in catalog.publications]
+    listed_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in publications)}
+    trees = listed_oids | {ancestor for oid in listed_oids for ancestor in catalog.tables[oid].ancestors}
     return sorted(
         trees | {leaf for oid in trees if oid in catalog.tables for leaf in catalog.tables[oid].leaves}
     )
@@ -100,8 +104,10 @@ def as_published(feed: Feed, subscription: str) -> Feed:
 
     Its change log has only the slices that the publisher decided, because of an alteration.
     """
-    only = {subscription: feed.subscriptions[subscription]}
-    return replace(feed, name=f"{feed.name}/as_published/{subscription}", filtered=True, subscriptions=only)
+    publications = {subscription: feed.subscriptions[subscription]}
+    return replace(
+        feed, name=f"{feed.name}/as_published/{subscription}", filtered=True, subscriptions=publications
+    )
 
 
 @dataclass(frozen=True)
@@ -116,46 +122,51 @@ class Catalogs:
         """The table's path."""
         return self.lake.paths.catalogs(self.feed.name)
 
-    def is_recorded(self, observed: CatalogFingerprint) -> bool:
+    def is_recorded(self, fingerprint: CatalogFingerprint) -> bool:
         """Whether the last record has this fingerprint, with all removed rows that are known now.
 
         True if the publisher filters, since no record is needed.
         """
-        newest = None if self.feed.filtered else self._newest()
-        if newest is None or not _is_same(newest, observed):
+        newest_row = None if self.feed.filtered else self._newest()
+        if newest_row is None or not _is_same(newest_row, fingerprint):
             return self.feed.filtered
-        unknown = (observed.removed or frozenset()) - {*newest["gone"]}
-        return not unknown or (
-            unknown <= {*newest["unsure"]} and not _finally_removed(newest, observed) & unknown
+        unknown_rows = (fingerprint.removed or frozenset()) - {*newest_row["gone"]}
+        return not unknown_rows or (
+            unknown_rows <= {*newest_row["unsure"]}
+            and not _finally_removed(newest_row, fingerprint) & unknown_rows
         )
 
     def unread_subscriptions(self) -> set[str]:
         """The feed's subscriptions for which the slot was not read yet when a catalog was last recorded."""
-        newest = None if self.feed.filtered else self._newest()
-        return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
+        newest_row = None if self.feed.filtered else self._newest()
+        return (
+            set() if newest_row is None else self.feed.subscriptions.keys() - set(newest_row["subscriptions"])
+        )
 
     def append(
-        self, lsn: int, transaction: int, observed: CatalogFingerprint, catalog: Catalog, restart_lsn: int
+        self, lsn: int, transaction: int, fingerprint: CatalogFingerprint, catalog: Catalog, restart_lsn: int
     ) -> None:
         """Record the catalog; from `lsn` and `transaction` on the slot captures everything that it publishes.
 
         The next transactions that the slot sends began after `restart_lsn`, perhaps before the present capture.
         """
-        newest, captured = self._newest() or {}, self._captured(catalog)
-        alike = newest.get("captured") == captured and (newest["alike"] or restart_lsn >= newest["lsn"])
-        gone = _finally_removed(newest, observed)
+        newest_row, captured = self._newest() or {}, self._captured(catalog)
+        is_alike = newest_row.get("captured") == captured and (
+            newest_row["alike"] or restart_lsn >= newest_row["lsn"]
+        )
+        removed_rows = _finally_removed(newest_row, fingerprint)
         row = {
             "lsn": lsn,
-            "digest": observed.digest,
+            "digest": fingerprint.digest,
             "catalog": catalog_to_json(catalog, _publications(self.feed)),
             "subscriptions": sorted(self.feed.subscriptions),
-            "relations": observed.relations_digest,
+            "relations": fingerprint.relations_digest,
             "transaction": transaction,
             "known": _relations(self.feed, catalog),
             "captured": captured,
-            "alike": alike,
-            "gone": sorted(gone),
-            "unsure": sorted((observed.removed or frozenset()) - gone),
+            "alike": is_alike,
+            "gone": sorted(removed_rows),
+            "unsure": sorted((fingerprint.removed or frozenset()) - removed_rows),
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
@@ -167,33 +178,37 @@ class Catalogs:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
-        """The transactions and relations after `position` that one recorded catalog decides; None if there is no such one.
+        """The transactions and relations after `position` that one recorded catalog decides; None if no catalog does.
 
         The call does not see later alterations, so call it after reading the slot's messages. The slot must not be
         confirmed beyond `position`, since the server keeps removed catalog rows only because of the slot.
         """
         if self.feed.filtered:
             return Unaltered(None, None)
-        newest, state = self._newest(position), slot_state(connection, self.feed.slot)
-        observed = fingerprint_catalog(connection, _publications(self.feed), self.feed.capture_names())
-        observed = _with_configuration(self.feed, observed)
-        if newest is None or state is None or not _is_same(newest, observed):
+        newest_row, state = self._newest(position), slot_state(connection, self.feed.slot)
+        fingerprint = fingerprint_catalog(connection, _publications(self.feed), self.feed.capture_names())
+        fingerprint = _with_configuration(self.feed, fingerprint)
+        if newest_row is None or state is None or not _is_same(newest_row, fingerprint):
             return None
-        if observed.removed is None or not observed.removed <= {*newest["gone"]}:
+        if fingerprint.removed is None or not fingerprint.removed <= {*newest_row["gone"]}:
             return None
-        relations = frozenset(newest["known"])
+        relations = frozenset(newest_row["known"])
         # The next transactions that the slot sends began after restart_lsn.
-        if state.restart_lsn >= newest["lsn"]:
+        if state.restart_lsn >= newest_row["lsn"]:
             return Unaltered(None, relations)
-        return Unaltered(newest["transaction"], relations) if newest["alike"] else None
+        return Unaltered(newest_row["transaction"], relations) if newest_row["alike"] else None
 
     def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
         """The catalog of a slice without an alteration, and the subscriptions for which the slot was read.
 
         None if no catalog was recorded by then.
         """
-        newest = self._newest(end)
-        return None if newest is None else (catalog_from_json(newest["catalog"]), newest["subscriptions"])
+        newest_row = self._newest(end)
+        return (
+            None
+            if newest_row is None
+            else (catalog_from_json(newest_row["catalog"]), newest_row["subscriptions"])
+        )
 
     def since(self, lsn: int) -> list[Catalog]:
         """The catalogs that were recorded after an LSN; empty if the publisher filters."""
@@ -202,8 +217,8 @@ class Catalogs:
 
     def newest(self) -> tuple[int, Catalog] | None:
         """The last recorded catalog, and the LSN from which it is valid; None if none is recorded."""
-        newest = None if self.feed.filtered else self._newest()
-        return None if newest is None else (newest["lsn"], catalog_from_json(newest["catalog"]))
+        newest_row = None if self.feed.filtered else self._newest()
+        return None if newest_row is None else (newest_row["lsn"], catalog_from_json(newest_row["catalog"]))
 
     def _newest(self, lsn: int | None = None) -> dict[str, Any] | None:
         """The row of the newest catalog that was recorded up to an LSN."""
@@ -214,17 +229,17 @@ class Catalogs:
         )
 
 
-def _is_same(recorded: dict[str, Any], observed: CatalogFingerprint) -> bool:
-    has_relations = recorded.get("known") is not None
-    return has_relations and observed.matches(recorded["digest"], recorded["relations"])
+def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
+    has_relations = row.get("known") is not None
+    return has_relations and fingerprint.matches(row["digest"], row["relations"])
 
 
-def _finally_removed(recorded: dict[str, Any], observed: CatalogFingerprint) -> frozenset[int]:
+def _finally_removed(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
     """The removed catalog rows whose removal has committed: transactions in progress at the recorded fingerprint have ended."""
-    gone = {*(recorded.get("gone") or ())}
-    if recorded.get("unsure") and _is_later(observed.oldest, recorded["transaction"]):
-        gone.update(recorded["unsure"])
-    return (observed.removed or frozenset()) & gone
+    removed_rows = {*(row.get("gone") or ())}
+    if row.get("unsure") and _is_later(fingerprint.oldest, row["transaction"]):
+        removed_rows.update(row["unsure"])
+    return (fingerprint.removed or frozenset()) & removed_rows
 
 
 def _is_later(transaction: int, than: int) -> bool:
@@ -239,9 +254,9 @@ def _is_later(transaction: int, than: int) -> bool:
 class Unaltered:
     """The transactions and relations that one recorded catalog decides; None stands for all.
 
-    `since` is a transaction identifier: transactions from it on have made no change before the catalog was recorded.
-    That matters because pgoutput uses the catalog as of a change, not as of its commit. A relation that is not in
-    `relations` was created and dropped in between.
+    `since` is a transaction identifier: transactions with this or a later identifier have made no change before the
+    catalog was recorded. This matters because pgoutput uses the catalog as of a change, not as of its commit. A relation
+    that is not in `relations` was created and dropped in between.
     """
 
     since: int | None

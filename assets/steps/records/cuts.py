@@ -1,7 +1,8 @@
-"""Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions; and reads at a cut.
+"""Cuts of a subscription, and reads at a cut.
 
-Cuts are rows of the Delta table `_cuts`. The Delta versions in a cut have exactly what committed before the cut's LSN,
-and before any later LSN up to the next cut. `read_at_cut` is for users.
+A cut is an LSN, with a Delta version of each replica of the subscription that has exactly what committed before this
+LSN. Up to the LSN of the next cut nothing else was applied. Cuts are rows of the Delta table `_cuts`. `read_at_cut` is
+for users.
 """
 
 import re
@@ -230,6 +231,6 @@ def _join(name: Name) -> str:
     return ".".join('"' + part.replace('"', '""') + '"' for part in name)
 
 
-def _split(qualified: str) -> Name:
-    schema, table = re.findall(r'"((?:[^"]|"")*)"', qualified)
+def _split(text: str) -> Name:
+    schema, table = re.findall(r'"((?:[^"]|"")*)"', text)
     return schema.replace('""', '"'), table.replace('""', '"')

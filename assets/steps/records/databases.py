@@ -45,15 +45,15 @@ def _checked_state(
     states = TableStates(record.lake, subscription)
     if state.database in {None, str(present)} or not states.may_have_replicas():
         return state
-    recorded = Database.parse(state.database)
-    if recorded.system_identifier == present.system_identifier:
-        if (name := name_of(connection, recorded)) is None:
+    recorded_database = Database.parse(state.database)
+    if recorded_database.system_identifier == present.system_identifier:
+        if (name := name_of(connection, recorded_database)) is None:
             return state
-        which = f'of the database "{name}" of this cluster'
+        owner = f'of the database "{name}" of this cluster'
     else:
-        which = f"of a database of the cluster with system identifier {recorded.system_identifier}"
+        owner = f"of a database of the cluster with system identifier {recorded_database.system_identifier}"
     raise OtherDatabaseError(
-        f'subscription "{subscription}": its replicas are {which}, and not of "{connection.info.dbname}"',
+        f'subscription "{subscription}": its replicas are {owner}, and not of "{connection.info.dbname}"',
         hint="give the subscription another name, or take another `lake`; or where the replicas are not needed any more:"
         f" `pgsieve drop {subscription} --leave-slot --delete-tables`, then `pgsieve run`",
         sqlstate="55000",

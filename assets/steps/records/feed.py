@@ -45,9 +45,9 @@ class FeedRecord:
 
     def note_timeline(self, timeline: int) -> None:
         """Record the timeline of all later reads; the history of the timeline contains everything read before."""
-        newest = self.newest()
-        if newest.get("timeline") != timeline:
-            self.note_cluster(newest.get("system_identifier"), timeline, given_up=False)
+        newest_row = self.newest()
+        if newest_row.get("timeline") != timeline:
+            self.note_cluster(newest_row.get("system_identifier"), timeline, given_up=False)
 
     def deleted_up_to(self) -> int:
         """The LSN up to which maintenance may have deleted slices of the change log; 0 if it never did."""
@@ -66,8 +66,8 @@ class FeedRecord:
     def counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count: the newest with a cluster, and the one with the deleted slices."""
         rows = self.lake.records.rows(self.path)
-        deleted = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
-        return {version_of(row) for row in (self.newest(), deleted)}
+        deletion_row = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
+        return {version_of(row) for row in (self.newest(), deletion_row)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
         """Record the cluster and timeline of all later LSNs, and whether the slot is given up."""

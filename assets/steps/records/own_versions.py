@@ -1,4 +1,4 @@
-"""Finds pgsieve's record tables that were put back to an earlier version, so that they lack rows.
+"""Finds pgsieve's record tables that were put back to an earlier version (RESTORE, a backup), so that they lack rows.
 
 In: the cuts, which have the versions of these tables by the Delta tables' identifiers. Out: the paths of the tables
 whose present version is earlier than in a cut. A table that was made anew has another identifier, and is not found.

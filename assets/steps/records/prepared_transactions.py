@@ -43,11 +43,11 @@ class PreparedTransactions:
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
         """Give the waiting transactions in the table to the assembler; returns them."""
-        local = self._local()
+        delta_rs = self._local()
         with self.lake.access.translate_errors(self.path):
-            if not local.exists(self.path):
+            if not delta_rs.exists(self.path):
                 return ()
-            rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
+            rows = delta_rs.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
         for prepare in pc.unique(rows["prepare"]):
             of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
             messages = rows.filter(of_this).select(SPOOL_SCHEMA.names)
@@ -57,21 +57,21 @@ class PreparedTransactions:
         return assembler.prepared_transactions
 
     def save(
-        self, assembler: TransactionAssembler, position: int, former: tuple[Prepare, ...]
+        self, assembler: TransactionAssembler, position: int, former_transactions: tuple[Prepare, ...]
     ) -> tuple[Prepare, ...]:
         """Write the assembler's waiting transactions to the table, with a position; returns them.
 
-        `former` are the transactions that the table has now.
+        `former_transactions` are the transactions that the table has now.
         """
-        local, waiting = self._local(), assembler.prepared_transactions
+        delta_rs, waiting = self._local(), assembler.prepared_transactions
         # The change log is made durable first: after a power cut this table must not be ahead of it.
         self.lake.access.make_durable()
         with self.lake.access.translate_errors(self.path):
-            if waiting == former and local.exists(self.path):
-                local.append(self.path, PREPARED.empty_table(), position)
+            if waiting == former_transactions and delta_rs.exists(self.path):
+                delta_rs.append(self.path, PREPARED.empty_table(), position)
             else:
                 rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
-                local.write(self.path, rows, Commit(position, overwrite=True))
+                delta_rs.write(self.path, rows, Commit(position, overwrite=True))
         return waiting
 
     def begin(self, position: int) -> None:
@@ -97,6 +97,6 @@ def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
     for prepare in assembler.prepared_transactions:
         for batch in chain([_NOTHING], assembler.messages_of(prepare)):
             numbers = pa.array(range(count, count + len(batch)), pa.int64())
-            repeated = pa.array([encode(prepare)] * len(batch), pa.binary())
+            prepare_column = pa.array([encode(prepare)] * len(batch), pa.binary())
             count += len(batch)
-            yield pa.RecordBatch.from_arrays([repeated, numbers, *batch.columns], schema=PREPARED)
+            yield pa.RecordBatch.from_arrays([prepare_column, numbers, *batch.columns], schema=PREPARED)

@@ -35,15 +35,17 @@ class RegisteredNames:
 
     def names(self) -> dict[CatalogName, str]:
         """The registered names, each with the path of its table."""
-        newest = {row["name"]: row for row in by_version(self.lake.records.rows(self.path))}
-        return {tuple(json.loads(name)): row["path"] for name, row in newest.items() if row["registered"]}
+        newest_rows = {row["name"]: row for row in by_version(self.lake.records.rows(self.path))}
+        return {
+            tuple(json.loads(name)): row["path"] for name, row in newest_rows.items() if row["registered"]
+        }
 
     def note(self, names: Collection[tuple[CatalogName, str]], *, registered: bool) -> None:
         """Record that names are registered for paths, or that they no longer are."""
         if names:
-            now = datetime.now(UTC)
+            time = datetime.now(UTC)
             rows = [
-                {"at": now, "name": json.dumps(name), "path": path, "registered": registered}
+                {"at": time, "name": json.dumps(name), "path": path, "registered": registered}
                 for name, path in names
             ]
             self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, REGISTERED))

@@ -69,12 +69,14 @@ class Sequences:
     def _rows(self) -> dict[Name, Any]:
         return {(row["schema"], row["name"]): row for row in by_version(self.lake.records.rows(self.path))}
 
-    def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
-        """Record the values of sequences, and the sequences `gone`, which are no longer published.
+    def append(
+        self, values: Collection[SequenceValue], unpublished: Collection[SequenceValue], base: int
+    ) -> None:
+        """Record the values of sequences, and the sequences `unpublished`, which are no longer published.
 
         Raises OvertakenError if the table's version is not `base`.
         """
-        now = datetime.now(UTC)
+        time = datetime.now(UTC)
         rows = [
             {
                 "schema": value.schema,
@@ -82,12 +84,12 @@ class Sequences:
                 "last_value": value.last_value,
                 "is_called": value.is_called,
                 "page_lsn": value.page_lsn,
-                "at": now,
-                "published": published,
+                "at": time,
+                "published": is_published,
                 "problem": value.problem,
             }
-            for chosen, published in ((values, True), (gone, False))
-            for value in chosen
+            for group, is_published in ((values, True), (unpublished, False))
+            for value in group
         ]
         if rows:
             self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, SEQUENCES), base=base)

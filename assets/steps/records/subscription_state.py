@@ -94,17 +94,17 @@ class SubscriptionRecord:
         rows = self.lake.records.rows(self.path)
         if not rows:
             return SubscriptionState()
-        newest = by_version(rows)[-1]
+        newest_row = by_version(rows)[-1]
         return SubscriptionState(
-            newest["enabled"],
-            newest["reason"],
-            newest["skip_lsn"],
-            newest["notice"],
-            newest.get("folders"),
-            newest.get("properties"),
-            newest.get("clustered"),
-            newest.get("database"),
-            newest.get("deleted_up_to"),
+            newest_row["enabled"],
+            newest_row["reason"],
+            newest_row["skip_lsn"],
+            newest_row["notice"],
+            newest_row.get("folders"),
+            newest_row.get("properties"),
+            newest_row.get("clustered"),
+            newest_row.get("database"),
+            newest_row.get("deleted_up_to"),
         )
 
     def newest_version(self) -> int:
@@ -142,13 +142,13 @@ class SubscriptionRecord:
     def refuse_other_folders(self) -> SubscriptionState:
         """The state; raises FoldersChangedError if replicas are in folders of another template than the lake has now."""
         state = self.state()
-        recorded, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
-        if recorded == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
+        recorded_template, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
+        if recorded_template == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
             return state
         raise FoldersChangedError(
-            f'subscription "{self.subscription}": its replicas are in folders named "{recorded}", and pgsieve.yaml says'
+            f'subscription "{self.subscription}": its replicas are in folders named "{recorded_template}", and pgsieve.yaml says'
             f' "{folders}"',
-            hint=f'say `folders: "{recorded}"` again; or `pgsieve drop {self.subscription}` and `pgsieve run'
+            hint=f'say `folders: "{recorded_template}"` again; or `pgsieve drop {self.subscription}` and `pgsieve run'
             f" {self.subscription}`, which copies all tables into folders of the new names and leaves the former ones as they"
             " are (`drop --delete-tables` deletes them)",
             sqlstate="55000",

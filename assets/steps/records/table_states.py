@@ -93,8 +93,8 @@ class TableState:
     @property
     def applies(self) -> bool:
         """Whether changes are applied to the table; also after it left the publications, for changes from before that."""
-        copied = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
-        return copied and self.definition is not None
+        has_copy = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
+        return has_copy and self.definition is not None
 
     @property
     def transforms(self) -> bool:
@@ -146,15 +146,15 @@ def newest_version(states: Iterable[TableState]) -> int:
 
 
 def history_paths(
-    of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
+    path_of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
     """The paths of all generations of tables' histories; some may not exist.
 
-    `of` makes a path from subscription, schema, table and generation: of change histories, or of versions of rows.
+    `path_of` makes a path from subscription, schema, table and generation: of change histories, or of versions of rows.
     """
     for name, state in tables.items():
-        newest = state.definition.history.generation if state.definition else 0
-        yield from (of(subscription, *name, generation) for generation in range(newest + 1))
+        newest_generation = state.definition.history.generation if state.definition else 0
+        yield from (path_of(subscription, *name, generation) for generation in range(newest_generation + 1))
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ class TableStates:
         Raises OvertakenError if another process has written a state meanwhile.
         """
         states = self.newest()
-        noted = [
+        altered_states = [
             replace(state, definition=replace(state.definition, unaltered=False))
             for state in states.values()
             if state.definition is not None and state.definition.unaltered and altered(state)
         ]
-        if noted:
-            self.append(noted, newest_version(states.values()))
+        if altered_states:
+            self.append(altered_states, newest_version(states.values()))
 
     def is_in_use(self) -> bool:
         """Whether the subscription has run, and was not dropped since."""
@@ -237,23 +237,23 @@ class TableStates:
         )
 
     def counting_versions(self, moments: Iterable[int]) -> set[int]:
-        """The Delta versions of the rows that count: of each table the newest row, and the newest with a definition.
+        """The Delta versions of the rows that count: for each table the newest row, and the newest with a definition.
 
-        So do the rows that counted at each of `moments`, which are earlier Delta versions of `_table_states`.
+        The rows that counted at each of `moments` count, too. These are earlier Delta versions of `_table_states`.
         """
         versions: dict[Name, tuple[list[int], list[int]]] = {}
         for row in by_version(self.lake.records.rows(self.path)):
-            every, defined = versions.setdefault((row["schema"], row["table"]), ([], []))
+            every, versions_with_definition = versions.setdefault((row["schema"], row["table"]), ([], []))
             every.append(version_of(row))
             if row["definition"]:
-                defined.append(version_of(row))
-        ascending = [numbers for both in versions.values() for numbers in both if numbers]
+                versions_with_definition.append(version_of(row))
+        ascending = [numbers for number_lists in versions.values() for numbers in number_lists if numbers]
         limits = {*moments, *(numbers[-1] for numbers in ascending)}
         return {
-            numbers[at - 1]
+            numbers[moment - 1]
             for limit in limits
             for numbers in ascending
-            if (at := bisect_right(numbers, limit))
+            if (moment := bisect_right(numbers, limit))
         }
 
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
@@ -262,20 +262,20 @@ class TableStates:
         If a state says that a table is copied, the lake is made durable first. Raises OvertakenError if the version of
         `_table_states` is not `base`.
         """
-        newest, now = {state.name: state for state in states}.values(), datetime.now(UTC)
+        newest_states, time = {state.name: state for state in states}.values(), datetime.now(UTC)
         rows = [
             {
                 "schema": s.schema,
                 "table": s.table,
                 "state": s.state.value,
                 "lsn": s.lsn,
-                "at": now,
+                "at": time,
                 "definition": s.definition.to_json() if s.definition else None,
                 "reason": s.reason,
             }
-            for s in newest
+            for s in newest_states
         ]
-        if any(state.transforms for state in newest):
+        if any(state.transforms for state in newest_states):
             self.lake.access.make_durable()
         if rows:
             self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, TABLE_STATES), base=base)

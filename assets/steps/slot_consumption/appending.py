@@ -136,13 +136,15 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
     return WrittenSlice(end, files, summary.row(), frozenset(summary.transactions))
 
 
-def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base: int | None) -> None:
+def commit_slice(lake: Lake, feed: Feed, written_slice: WrittenSlice, after: int, base: int | None) -> None:
     """Commit a written slice; raises OvertakenError as `append_slice` does, else LakeError."""
     path = ChangeLog(lake, feed).path
     reach(Failpoint.SLICE_WRITTEN)
-    lake.commit_files(path, CHANGE_LOG, written.files, Commit(written.end, base=base, after=after))
+    lake.commit_files(
+        path, CHANGE_LOG, written_slice.files, Commit(written_slice.end, base=base, after=after)
+    )
     reach(Failpoint.SLICE_COMMITTED)
-    Slices(lake, feed).append(written.end, written.summary)
+    Slices(lake, feed).append(written_slice.end, written_slice.summary)
 
 
 def append_slices(
@@ -162,28 +164,30 @@ def append_slices(
     with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = PreparedTransactions(lake, feed).restore(assembler) if reading.prepared else ()
-        for end, written in _write_reading(lake, reading, assembler, stack):
-            if written is not None:
-                if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
+        for end, written_slice in _write_reading(lake, reading, assembler, stack):
+            if written_slice is not None:
+                if unaltered and not unaltered.covers(
+                    written_slice.transactions, written_slice.summary["relations"]
+                ):
                     raise UnprovenError
-                commit_slice(lake, feed, written, after, base)
+                commit_slice(lake, feed, written_slice, after, base)
                 if reading.prepared:
                     PreparedTransactions(lake, feed).save(assembler, end, waiting)
-            yield end, written is not None
+            yield end, written_slice is not None
             after = end
 
 
 def _write_reading(
-    lake: Lake, reading: Reading, assembler: TransactionAssembler, opened: ExitStack
+    lake: Lake, reading: Reading, assembler: TransactionAssembler, stack: ExitStack
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """Read and write the slices of a reading; yields them with their ends, None for an empty one.
 
-    `opened` closes the sessions.
+    `stack` closes the sessions.
     """
     peek, ends = reading.peek, [*reading.ends]
     # This session is opened before the second one: if the role may have only one more, it has to be this one.
-    session = opened.enter_context(opened.enter_context(peek.conninfo.connect_adbc()).cursor())
-    copy = opened.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
+    session = stack.enter_context(stack.enter_context(peek.conninfo.connect_adbc()).cursor())
+    copy = stack.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
         ends += reading.second_ends
     messages = message_batches(session, peek.query(ends[-1]))
@@ -192,7 +196,7 @@ def _write_reading(
     if copy is None:
         return slices
     second_slices = _write_from_copy(lake, peek, copy, ends[-1], reading.second_ends)
-    return chain(slices, opened.enter_context(prefetch(second_slices, len(reading.second_ends), copy.stop)))
+    return chain(slices, stack.enter_context(prefetch(second_slices, len(reading.second_ends), copy.stop)))
 
 
 def _write_slices(
@@ -209,20 +213,23 @@ def _write_slices(
 
     A slice in which nothing commits is None, or is written too if `empty` is true.
     """
-    received = (batch.column("data") for batch in batches)
-    first = next((messages for messages in received if len(messages)), None)
-    if first is None:
+    message_arrays = (batch.column("data") for batch in batches)
+    first_array = next((messages for messages in message_arrays if len(messages)), None)
+    if first_array is None:
         yield from ((end, None) for end in ends)
         return
-    arrived = chain.from_iterable(map(assembler.assemble, chain([first], received)))
+    committed_arrays = chain.from_iterable(map(assembler.assemble, chain([first_array], message_arrays)))
     relations = RelationDescriptions()
-    transactions = transactions_from(begin, arrived, relations)
+    transactions = transactions_from(begin, committed_arrays, relations)
     for end in ends:
         relations.begin_slice()
-        before = transactions.before(None if end == ends[-1] else end)
-        messages = chain.from_iterable(map(relations.insert_missing, before))
-        begun = list(islice(messages, 1))
-        yield end, _write_slice(lake, feed, chain(begun, messages), end) if empty or begun else None
+        messages_before = transactions.before(None if end == ends[-1] else end)
+        messages = chain.from_iterable(map(relations.insert_missing, messages_before))
+        first_arrays = list(islice(messages, 1))
+        yield (
+            end,
+            _write_slice(lake, feed, chain(first_arrays, messages), end) if empty or first_arrays else None,
+        )
 
 
 def _write_from_copy(
@@ -249,9 +256,9 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
 def _append_by_spark(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
     """Append the slice of a slot that has changes; returns True."""
     feed = peek.feed
-    drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
+    noted_rows = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
     path, commit = ChangeLog(lake, feed).path, Commit(end, base=base, after=after)
-    summary = drained.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
+    summary = noted_rows.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
     # Without it, the summary is made when the slice is read.
     if summary is not None:
         Slices(lake, feed).append(end, summary_of(summary))

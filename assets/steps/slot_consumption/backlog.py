@@ -88,8 +88,9 @@ def transactions_from(
 ) -> TransactionsInOrder:
     """The transactions that commit at or after `begin`; of earlier ones only the Relation messages are recorded.
 
-    A server sends earlier transactions again if it crashed after a slot was advanced, and has put the slot back to the
-    last checkpoint (PostgreSQL documentation, 9.28.6 Replication Management Functions, pg_replication_slot_advance()).
+    If a server crashed after a slot was advanced, the slot is at the last checkpoint's position again, and the server
+    sends earlier transactions again (PostgreSQL documentation, 9.28.6 Replication Management Functions,
+    pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
     for sent_again in map(relations.insert_missing, transactions.before(begin)):
@@ -105,6 +106,6 @@ def _first_from(messages: pa.Array, end: int) -> int:
         assert isinstance(begin, Begin)
         return begin.final_lsn >= end
 
-    begins = np.flatnonzero(Octets(messages).kinds() == Begin.tag).tolist()
-    first = bisect_left(begins, True, key=is_later)
-    return int(begins[first]) if first < len(begins) else len(messages)
+    begin_rows = np.flatnonzero(Octets(messages).kinds() == Begin.tag).tolist()
+    first = bisect_left(begin_rows, True, key=is_later)
+    return int(begin_rows[first]) if first < len(begin_rows) else len(messages)

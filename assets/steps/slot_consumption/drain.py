@@ -32,22 +32,22 @@ def drain(
     source.check_ready()
     lake.access.check_writable()
     with feed.hold_lock(), source.connect() as connection:
-        before = slot_state(connection, feed.slot)
-        confirmed = None if before is None else before.confirmed_lsn
+        former_state = slot_state(connection, feed.slot)
+        confirmed_lsn = None if former_state is None else former_state.confirmed_lsn
         feed, catalog, publications = ready_slot(connection, feed, lake)
         warn_of_missing(feed, catalog, log)
         target = flushed_lsn(connection) if upto is None else upto
         slot = ReadySlot(connection, feed, lake, publications, feed.leaves_captured(catalog))
-        drained = drain_to(slot, target, log, subscriptions)
+        result = drain_to(slot, target, log, subscriptions)
         refresh_sequences(connection, feed, lake)
         state = slot_state(connection, feed.slot)
         if (
             state is not None
             and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES
-            and state.confirmed_lsn != confirmed
+            and state.confirmed_lsn != confirmed_lsn
         ):
             release_wal(connection, source.name, feed.slot, state.confirmed_lsn)
-    return replace(drained, lag=state.lag if state else 0)
+    return replace(result, lag=state.lag if state else 0)
 
 
 def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:

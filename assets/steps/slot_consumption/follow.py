@@ -80,9 +80,9 @@ class StreamedFeed:
                 hint="run `pgsieve run` on a schedule, or use a lake in the file system",
                 sqlstate="0A000",
             )
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             #: The slot's lock: as long as it is held, no other process reads the slot or makes it ready.
-            self._lock = opened.enter_context(feed.hold_lock())
+            self._lock = stack.enter_context(feed.hold_lock())
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
                 warn_of_missing(feed, catalog, log)
@@ -114,7 +114,7 @@ class StreamedFeed:
             self.last_message_at: float | None = None
             #: When this process last checked whether another one waits for the lock.
             self._checked_at = time.monotonic()
-            self._opened = opened.pop_all()
+            self._opened = stack.pop_all()
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -228,23 +228,23 @@ class StreamedFeed:
         self.stop()
         self._stream.disconnect()
         self._wait_until_free()
-        drained = drain(self._feed, self._lake, (), self._log)
-        self.position = self._durable = drained.to_lsn
-        return drained
+        result = drain(self._feed, self._lake, (), self._log)
+        self.position = self._durable = result.to_lsn
+        return result
 
     def _wait_until_free(self) -> None:
         with self._feed.source.connect() as connection:
             wait_until_free(connection, self._feed.slot)
 
-    def _begin(self, started: Started) -> None:
+    def _begin(self, start: Started) -> None:
         """Begin with a new connection: the server sends everything again that was not appended."""
         self.last_message_at = time.monotonic()
-        FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
+        FeedRecord(self._lake, self._feed).note_timeline(start.timeline)
         self._session.close()
         self._session = _Session(self._is_parallel)
         if self._keeps_prepared:
             self._waiting = PreparedTransactions(self._lake, self._feed).restore(self._session.assembler)
-        self.position = started.lsn
+        self.position = start.lsn
 
     def _is_awaited(self) -> bool:
         """Whether another process waits for the slot's lock; checked every second."""
@@ -302,9 +302,9 @@ class WaitingTransactions:
         """Add messages."""
         kind = Octets(messages).kinds()
         self.truncates |= bool(np.any(kind == Truncate.tag))
-        begun, changed = begun_xids_and_changed_relations(messages)
-        self.transactions |= begun
-        self.relations |= changed
+        xids, relation_ids = begun_xids_and_changed_relations(messages)
+        self.transactions |= xids
+        self.relations |= relation_ids
         commits = np.flatnonzero(kind == Commit.tag)
         self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
         if len(commits):
@@ -338,14 +338,14 @@ class WaitingTransactions:
     def drop(self) -> None:
         """Drop the committed transactions, which are durable now. Messages after the last Commit message stay."""
         self._dropped_at = time.monotonic()
-        before, passed = self._number, 0
+        durable_messages, rows_passed = self._number, 0
         incomplete = self._rows - self._complete
         complete, self._number = self._complete, self._number + 1
         self._rows = self._complete = self._bytes = self.end = 0
         self.truncates, self.transactions, self.relations = False, set(), set()
-        for batch in self._spool.read(before) if incomplete else ():
-            remainder = batch.slice(max(0, min(complete - passed, len(batch))))
-            passed += len(batch)
+        for batch in self._spool.read(durable_messages) if incomplete else ():
+            remainder = batch.slice(max(0, min(complete - rows_passed, len(batch))))
+            rows_passed += len(batch)
             if len(remainder):
                 self.add(remainder.column("data"))
-        self._spool.drop(before)
+        self._spool.drop(durable_messages)

@@ -44,8 +44,8 @@ def drained_messages(
                     rows = change_log_rows(chain.from_iterable(described), slice_end)
                     yield from with_note(summary.of(rows), CHANGE_LOG, note)
 
-    noted = spark_schema(noted_schema(CHANGE_LOG))
-    return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, noted))
+    note_schema = spark_schema(noted_schema(CHANGE_LOG))
+    return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, note_schema))
 
 
 def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:

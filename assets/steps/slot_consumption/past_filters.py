@@ -70,15 +70,15 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
     publication = catalog.publications.get(feed.unfiltered_publication)
     if not feed.filtered or publication is None:
         return None
-    aside = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
-    listed = {entry.oid for entry in publication.tables}
-    if not listed <= aside.keys():
+    set_aside_tables = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
+    listed_oids = {entry.oid for entry in publication.tables}
+    if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
-    without = frozenset(oid for each in listed for oid in _relations(aside[each]))
+    relations = frozenset(oid for each in listed_oids for oid in _relations(set_aside_tables[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered_publication))
-    past = replace(peek, options=options, without=without)
-    refused = decoding_error(connection, feed.source.name, feed.slot, past.query(end))
-    return past if refused is None else None
+    peek_without = replace(peek, options=options, without=relations)
+    error = decoding_error(connection, feed.source.name, feed.slot, peek_without.query(end))
+    return peek_without if error is None else None
 
 
 def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
@@ -89,8 +89,8 @@ def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int
     catalog = present_catalog(connection)
     by_id = routes(catalog, peek.feed.publications(catalog, subscription))
     names = {
-        (sent.publish_as.schema, sent.publish_as.name)
-        for oid, sent in by_id.items()
+        (relation.publish_as.schema, relation.publish_as.name)
+        for oid, relation in by_id.items()
         if catalog.tables[oid].qualified == text
     }
     return names.pop() if len(names) == 1 else None
@@ -99,11 +99,11 @@ def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int
 def _set_aside(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, ReplicatedTable]:
     (subscription,) = feed.subscriptions
     states = TableStates(lake, subscription).newest()
-    aside = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
-    if not aside:
+    set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
+    if not set_aside_tables:
         return {}
     tables = replicated_tables(feed.publications(catalog, subscription), catalog)
-    return {name: replicated for name, replicated in tables.items() if name in aside}
+    return {name: replicated for name, replicated in tables.items() if name in set_aside_tables}
 
 
 def _relations(table: Table) -> Sequence[int]:

@@ -1,8 +1,8 @@
 """Slices that the publisher itself decides for one subscription, because publications were altered within them.
 
-In: how the feed's slot is read, and positions. Out: the same slice in a change log of the subscription's own. It is
-listed in `altered` before the feed's slice is committed. Raises SourceError, OvertakenError if another process was
-faster, else LakeError.
+A slice is the changes between two positions of a slot. In: how the feed's slot is read, and positions. Out: the same
+slice in a change log of the subscription's own. This slice is listed in `altered` before the feed's slice is
+committed. Raises SourceError, OvertakenError if another process was faster, else LakeError.
 """
 
 from collections.abc import Sequence
@@ -51,24 +51,24 @@ def version_to_append_to(
     process was faster.
     """
     path, position = ChangeLog(lake, feed).path, head.position or 0
-    reached = max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
-    if reached <= position:
+    reached_position = max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
+    if reached_position <= position:
         return head.version
-    if reached > end:
+    if reached_position > end:
         raise OvertakenError(path)
     lake.records.append(path, CHANGE_LOG.empty_table(), base=head.version)
     return head.version + 1
 
 
-def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end: int) -> bool:
+def append_as_published(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int) -> bool:
     """Append the changes that the publisher sends to one subscription of a feed; False if it cannot decode them.
 
     The slot has to be confirmed up to `begin`.
     """
-    subscription_feed = published.feed
+    subscription_feed = peek.feed
     try:
         after = ChangeLog(lake, subscription_feed).position() or 0
-        for _, has_rows in append_slices(lake, Reading(published, begin, [end]), after):
+        for _, has_rows in append_slices(lake, Reading(peek, begin, [end]), after):
             if not has_rows:
                 append_empty(lake, subscription_feed, end)
     except SourceError as error:

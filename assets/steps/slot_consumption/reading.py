@@ -161,11 +161,11 @@ class _SlotReader:
             # So the slices that were appended before the fault are not read again.
             self._confirm()
 
-    def _continue_from(self, reached: int) -> None:
+    def _continue_from(self, lsn: int) -> None:
         """Continue from the LSN up to which another process has read the slot."""
         if self._keeps_prepared:
-            recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, reached)
-        self.position = reached
+            recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, lsn)
+        self.position = lsn
         self._confirm()
 
     def _read_next(self, head: TableHead) -> bool:
@@ -208,12 +208,12 @@ class _SlotReader:
         """Append one slice to each of the feeds; returns the version of the change log for the slice of `self._feed`."""
         self._end = max(end, published_up_to(self._lake, subscription_feeds))
         # Checked before the first append, since all feeds get the same slice.
-        if (refused := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:
-            raise refused
+        if (error := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:
+            raise error
         base = version_to_append_to(self._lake, self._feed, subscription_feeds, head, self._end)
         for each in subscription_feeds:
-            published = peek_as_published(self._peek, each)
-            append_as_published(self._lake, published, self._feed, self.position, self._end)
+            peek = peek_as_published(self._peek, each)
+            append_as_published(self._lake, peek, self._feed, self.position, self._end)
         return base
 
     def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
@@ -302,10 +302,10 @@ class _SlotReader:
         unaltered = self._unaltered
         if self._lake.by_spark_alone and unaltered is not None and not unaltered.covers_all:
             query = self._peek.query(self._end)
-            begun, described = transactions_and_relations(
+            xids, relation_ids = transactions_and_relations(
                 self._connection, self._feed.source.name, self._feed.slot, query
             )
-            if not unaltered.covers(begun, described):
+            if not unaltered.covers(xids, relation_ids):
                 return True
         return self._truncates_root()
 
@@ -315,7 +315,7 @@ class _SlotReader:
             return False
         query = self._peek.query(self._end)
         truncated = truncated_relations(self._connection, self._feed.source.name, self._feed.slot, query)
-        return any(tree <= named for named in truncated for tree in self._slot.leaves)
+        return any(tree <= relation_ids for relation_ids in truncated for tree in self._slot.leaves)
 
 
 def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:

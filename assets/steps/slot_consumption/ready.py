@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     wait_until_free,
 )
-from pgsieve.resources.postgres.waits import BRIEF_SECONDS, SnapshotAwaitedError, limit_wait
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, OpenTransactionsError, limit_wait
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
 
 
@@ -49,52 +49,52 @@ def ready_slot(
 
     Another session's lock may keep a table from being captured, or its row filter from being read. Then the publisher
     decides the changes meanwhile, except for a subscription `copying` with publications of pgsieve.yaml. Raises
-    SlotError for a slot that does not fit the change log's position; and SnapshotAwaitedError or LockedTableError for a
+    SlotError for a slot that does not fit the change log's position; and OpenTransactionsError or LockedTableError for a
     lock if the publisher cannot decide.
     """
-    observed, catalog = read_catalog_with_fingerprint(connection, feed)
+    fingerprint, catalog = read_catalog_with_fingerprint(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
-        observed, catalog = read_catalog_with_fingerprint(connection, sound)
+        fingerprint, catalog = read_catalog_with_fingerprint(connection, sound)
     # The query of a killed run continues until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
     refuse_put_back_tables(lake, feed_records(lake, feed), newest_cuts(lake, feed))
     durable = ChangeLog(lake, feed).position()
     names = sound.slot_publications(server)
-    created = [n for n in names if n not in server.publications]
+    created_names = [n for n in names if n not in server.publications]
     try:
-        recorded = Catalogs(lake, sound).is_recorded(observed)
+        is_recorded = Catalogs(lake, sound).is_recorded(fingerprint)
         is_begun = (
             state is not None and durable is not None and not Catalogs(lake, sound).unread_subscriptions()
         )
-        decides = is_begun and not recorded and (copying is None or decided_by_server(sound, copying))
+        decides = is_begun and not is_recorded and (copying is None or decided_by_server(sound, copying))
         if feed.filtered:
             publish_set_aside(connection, sound, lake, server, no_log)
         elif not _ensure_capture(connection, sound, server, publisher_decides=decides):
-            names, recorded = tuple(n for n in names if n not in created), True
-        if not recorded:  # The catalog has to include the new capture publications.
-            observed, catalog = read_catalog_with_fingerprint(connection, sound)
-            recorded = _is_filter_hidden(sound, catalog, publisher_decides=decides)
+            names, is_recorded = tuple(n for n in names if n not in created_names), True
+        if not is_recorded:  # The catalog has to include the new capture publications.
+            fingerprint, catalog = read_catalog_with_fingerprint(connection, sound)
+            is_recorded = _is_filter_hidden(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
             begin_slot(connection, feed, lake)
         else:
             _align(connection, feed, lake, state, durable, names)
-        if not recorded:
+        if not is_recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
             # A subscription that was missing in pgsieve.yaml for a while lacks the changes of that time.
             unread = Catalogs(lake, sound).unread_subscriptions()
             forget_copies(lake, unread)
             restart_lsn = captured if state is None else state.restart_lsn
-            Catalogs(lake, sound).append(captured, transaction, observed, catalog, restart_lsn)
+            Catalogs(lake, sound).append(captured, transaction, fingerprint, catalog, restart_lsn)
             # The record decides all later slices.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:
-            drop_publications(connection, feed.source.name, created)
+            drop_publications(connection, feed.source.name, created_names)
         raise
     return sound, server, names
 
@@ -152,7 +152,7 @@ def _ensure_capture(
     try:
         with limit_wait(feed.source, connection, BRIEF_SECONDS):
             ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
-    except SnapshotAwaitedError:
+    except OpenTransactionsError:
         if not publisher_decides:
             raise
         return False
@@ -163,10 +163,10 @@ def _ensure_capture(
 def _is_filter_hidden(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
     """Whether a lock hides a row filter, so that the publisher has to decide; raises LockedTableError if it cannot."""
     catalog = feed.with_defined_publications(catalog)
-    locked = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
-    if locked and not publisher_decides:
-        raise locked[0]
-    return bool(locked)
+    errors = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
+    if errors and not publisher_decides:
+        raise errors[0]
+    return bool(errors)
 
 
 def _drain_before_created(
@@ -187,8 +187,8 @@ def _drain_before_created(
             return error
         return None
 
-    existing, why = existing_publications(publications, refused)
-    if why is not None:
-        raise why
+    existing, refusal = existing_publications(publications, refused)
+    if refusal is not None:
+        raise refusal
     if len(existing) < len(publications):
         drain_to(ReadySlot(connection, feed, lake, existing), target, no_log, recording=True)

@@ -25,13 +25,13 @@ def received_sequences(
     """The sequences that a subscription receives, with their present values on the publisher."""
     names = feed.subscriptions[subscription]
     configured = [feed.defined[name] for name in names if name in feed.defined]
-    published = PublishedSequences(
+    sequences = PublishedSequences(
         [name for name in names if name not in feed.defined],
         frozenset(name for defined in configured for name in defined.sequences),
         any(defined.all_sequences for defined in configured),
     )
     with translate_errors(feed.source.name, "read the sequences"):
-        return read_sequences(connection, published)
+        return read_sequences(connection, sequences)
 
 
 def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lake) -> None:
@@ -53,11 +53,13 @@ def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences)
     values = {(v.schema, v.name): v for v in received_sequences(connection, feed, record.subscription)}
     if not (values or base):
         return
-    recorded, present = record.newest(), dict[tuple[str, str], SequenceValue]()
+    recorded_values, present = record.newest(), dict[tuple[str, str], SequenceValue]()
     for name, value in values.items():
-        former = recorded.get(name)
-        present[name] = replace(former, problem=value.problem) if former and value.problem else value
-    altered = [value for name, value in present.items() if recorded.get(name) != value]
-    gone = [value for name, value in recorded.items() if name not in present]
-    if (altered or gone) and SubscriptionRecord(record.lake, record.subscription).state().enabled:
-        record.append(altered, gone, base)
+        former_value = recorded_values.get(name)
+        present[name] = (
+            replace(former_value, problem=value.problem) if former_value and value.problem else value
+        )
+    altered = [value for name, value in present.items() if recorded_values.get(name) != value]
+    unpublished = [value for name, value in recorded_values.items() if name not in present]
+    if (altered or unpublished) and SubscriptionRecord(record.lake, record.subscription).state().enabled:
+        record.append(altered, unpublished, base)

@@ -63,24 +63,24 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     has to be in the history of the server's timeline. No server may be behind the position. Raises the errors of
     `refuse_other_publisher`, and SlotError for a gap or a lost record.
     """
-    newest = refuse_other_publisher(connection, feed, lake)
+    newest_row = refuse_other_publisher(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
-    timeline, recorded = current_timeline(connection), newest.get("timeline")
-    if state is None and newest.get("given_up"):
+    timeline, recorded_timeline = current_timeline(connection), newest_row.get("timeline")
+    if state is None and newest_row.get("given_up"):
         return None
     if durable is None and state is not None and _has_copies(lake, feed):
         raise _change_log_lost(
             lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}"
         )
-    if durable is not None and not newest and _has_copies(lake, feed):
+    if durable is not None and not newest_row and _has_copies(lake, feed):
         raise FeedLostError(
             f'source "{feed.source.name}": "{FeedRecord(lake, feed).path}" is gone, the record of the'
             " change log's cluster and of its deleted slices",
             hint=_recovery_hint(feed),
             sqlstate="55000",
         )
-    if durable is not None and recorded not in {None, timeline}:
-        refuse_divergence(feed.source, recorded, durable, timeline, feed.subscriptions)
+    if durable is not None and recorded_timeline not in {None, timeline}:
+        refuse_divergence(feed.source, recorded_timeline, durable, timeline, feed.subscriptions)
     verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
     if durable is not None:
         verify_wal_end(connection, feed.source.name, durable, feed.subscriptions)
@@ -95,7 +95,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         )
     if feed.failover and not state.failover:
         enable_failover(feed.source, feed.slot)
-    _note_cluster(connection, FeedRecord(lake, feed), newest, timeline)
+    _note_cluster(connection, FeedRecord(lake, feed), newest_row, timeline)
     return state
 
 
@@ -147,10 +147,10 @@ def refuse_other_publisher(
 
     Raises OtherClusterError, OtherDatabaseError if it is another database of the cluster, and SlotNotOwnedError.
     """
-    newest = refuse_other_cluster(connection, feed, lake)
+    newest_row = refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
     refuse_slot_of_another_lake(connection, feed, lake)
-    return newest
+    return newest_row
 
 
 def refuse_slot_of_another_lake(
@@ -204,19 +204,19 @@ def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 def _claim(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
     """Record the slot's cluster if none is recorded."""
     record = FeedRecord(lake, feed)
-    if not (newest := record.newest()):
-        _note_cluster(connection, record, newest, current_timeline(connection))
+    if not (newest_row := record.newest()):
+        _note_cluster(connection, record, newest_row, current_timeline(connection))
         lake.access.make_durable()
 
 
 def _note_cluster(
     connection: psycopg.Connection[tuple[object, ...]],
     record: FeedRecord,
-    newest: Mapping[str, Any],
+    newest_row: Mapping[str, Any],
     timeline: int,
 ) -> None:
     """Record the cluster and timeline of the present slot if the newest row has others."""
-    if not newest or newest["given_up"] or newest.get("timeline") != timeline:
+    if not newest_row or newest_row["given_up"] or newest_row.get("timeline") != timeline:
         record.note_cluster(system_identifier(connection), timeline, given_up=False)
 
 
@@ -230,25 +230,27 @@ def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
     """The record of the feed's cluster; raises OtherClusterError if the server is another one."""
-    newest, present = FeedRecord(lake, feed).newest(), system_identifier(connection)
-    recorded = newest.get("system_identifier") or present
-    if recorded == present:
-        return newest
-    again = " and ".join(f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in feed.subscriptions)
+    newest_row, present = FeedRecord(lake, feed).newest(), system_identifier(connection)
+    recorded_identifier = newest_row.get("system_identifier") or present
+    if recorded_identifier == present:
+        return newest_row
+    drop_commands = " and ".join(
+        f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in feed.subscriptions
+    )
     raise OtherClusterError(
         f'source "{feed.source.name}": the server is the cluster with system identifier {present}, but Delta holds changes'
-        f" up to {format_lsn(ChangeLog(lake, feed).position() or 0)} of the cluster {recorded}: their LSNs do not compare",
-        hint=f"replicate it into another `lake`, or begin from scratch: {again}, then `pgsieve run`",
+        f" up to {format_lsn(ChangeLog(lake, feed).position() or 0)} of the cluster {recorded_identifier}: their LSNs do not compare",
+        hint=f"replicate it into another `lake`, or begin from scratch: {drop_commands}, then `pgsieve run`",
         sqlstate="55000",
     )
 
 
 def give_up(lake: Lake, feed: Feed) -> None:
     """Record that the slot is given up: the next one begins anew."""
-    newest = FeedRecord(lake, feed).newest()
-    if not newest.get("given_up"):
+    newest_row = FeedRecord(lake, feed).newest()
+    if not newest_row.get("given_up"):
         FeedRecord(lake, feed).note_cluster(
-            newest.get("system_identifier"), newest.get("timeline"), given_up=True
+            newest_row.get("system_identifier"), newest_row.get("timeline"), given_up=True
         )
 
 
@@ -257,11 +259,11 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 
     Raises SlotError if the server's LSN is behind the change log's position, which never goes back.
     """
-    reached, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
-    if reached < durable:
+    server_lsn, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
+    if server_lsn < durable:
         raise SlotError(
             f'source "{feed.source.name}": Delta holds changes up to {format_lsn(durable)}, which the server, at'
-            f" {format_lsn(reached)}, has not reached again",
+            f" {format_lsn(server_lsn)}, has not reached again",
             hint="run again when the server has written more WAL (`SELECT pg_switch_wal()` advances to the next 16 MB)",
             sqlstate="55000",
         )
@@ -297,11 +299,13 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     for name in subscriptions:
         states = TableStates(lake, name).newest().values()
         # In DATA_SYNC with an LSN, a run may have committed the copy and died before it made the table ready.
-        copied = [
+        copied_states = [
             s for s in states if s.state == SyncState.READY or (s.state == SyncState.DATA_SYNC and s.lsn)
         ]
-        again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
-        TableStates(lake, name).append(again)
+        states_to_copy = [
+            TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied_states
+        ]
+        TableStates(lake, name).append(states_to_copy)
     # If a power cut lost these states, the tables would lack changes.
     lake.access.make_durable()
 

@@ -1,4 +1,4 @@
-"""Two-phase transactions: whether a slot sends them at their PREPARE, and the recovery of waiting ones after a crash.
+"""Two-phase transactions: whether a slot sends them at PREPARE, and the recovery of prepared transactions after a crash.
 
 In: the feed and the state of its slot. Out: the feed's table `prepared`, at the position of the change log again.
 """

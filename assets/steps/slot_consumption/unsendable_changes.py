@@ -63,7 +63,7 @@ def find_refusal(
     if captured is not None:
         return captured
     published = (_refusal(connection, peek_as_published(peek, each), end) for each in subscription_feeds)
-    return next((refused for refused in published if refused is not None), None)
+    return next((error for error in published if error is not None), None)
 
 
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
@@ -71,8 +71,8 @@ def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> So
 
     A publication that did not exist yet does not count: see `append_as_published`.
     """
-    refused = decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
-    return None if refused is not None and refused.sqlstate == UNDEFINED_OBJECT else refused
+    error = decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+    return None if error is not None and error.sqlstate == UNDEFINED_OBJECT else error
 
 
 @dataclass(frozen=True)
@@ -99,52 +99,52 @@ class Fallback:
 
         if refused_before(position) is not None:
             raise fault  # Not even an empty range can be read: the error is not about a change.
-        refused = refused_before(end)
-        if refused is None:
+        refusal = refused_before(end)
+        if refusal is None:
             raise fault
-        if (past := peek_past_filters(self.connection, self.peek, self.lake, end)) is not None:
-            self._append_captured(past, position, end, None)
+        if (peek_accepted := peek_past_filters(self.connection, self.peek, self.lake, end)) is not None:
+            self._append_captured(peek_accepted, position, end, None)
             return end
-        reached = _last_sendable(
-            position, end, _failing_lsn(refused), lambda lsn: refused_before(lsn) is None
+        new_position = _last_sendable(
+            position, end, _failing_lsn(refusal), lambda lsn: refused_before(lsn) is None
         )
-        if reached > position:
-            base = self._base(subscription_feeds, position, reached)
+        if new_position > position:
+            base = self._base(subscription_feeds, position, new_position)
             for each in subscription_feeds:
                 append_as_published(
-                    self.lake, peek_as_published(self.peek, each), self.peek.feed, position, reached
+                    self.lake, peek_as_published(self.peek, each), self.peek.feed, position, new_position
                 )
-            self._append_captured(self.peek, position, reached, base)
+            self._append_captured(self.peek, position, new_position, base)
         else:
-            reached = min(end, self._lsn_after_commit(position))
-            self._append_transaction(refused, position, reached, subscription_feeds)
-        return reached
+            new_position = min(end, self._lsn_after_commit(position))
+            self._append_transaction(refusal, position, new_position, subscription_feeds)
+        return new_position
 
     def _find_accepted_peek(self, reading: Peek, end: int) -> Peek | None:
         """A peek with which the server sends everything up to `end`: as it is, or in binary format; None if there is none."""
         peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
-    def _find_captured_peek(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
+    def _find_captured_peek(self, refusal: SourceError, end: int) -> tuple[Peek | None, list[str]]:
         """A peek with which the server sends the captured changes, or None; and the publications that the peek leaves out.
 
         It leaves out publications that did not exist at the time of the transaction: before PostgreSQL 18 the server
-        cannot decode it with them. Raises `refused` if a publication does not exist now.
+        cannot decode it with them. Raises `refusal` if a publication does not exist now.
         """
-        feed, asked = self.peek.feed, self.peek.options.publications
+        feed, publications = self.peek.feed, self.peek.options.publications
 
         def reading(names: Sequence[str]) -> Peek:
             return replace(self.peek, options=replace(self.peek.options, publications=tuple(names)))
 
         existing, _ = existing_publications(
-            asked,
+            publications,
             lambda names: decoding_error(
                 self.connection, feed.source.name, feed.slot, reading(names).query(end)
             ),
         )
-        left_out = [name for name in asked if name not in existing]
+        left_out = [name for name in publications if name not in existing]
         if not present_catalog(self.connection).publications.keys() >= {*left_out}:
-            raise refused
+            raise refusal
         return self._find_accepted_peek(reading(existing), end) if existing else None, left_out
 
     def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
@@ -167,34 +167,38 @@ class Fallback:
         )
 
     def _append_transaction(
-        self, refused: SourceError, begin: int, end: int, subscription_feeds: Sequence[Feed]
+        self, refusal: SourceError, begin: int, end: int, subscription_feeds: Sequence[Feed]
     ) -> None:
         """Append a slice of one transaction, as far as it can be sent; tables that lack changes of it are copied again."""
         feed, lake = self.peek.feed, self.lake
-        captured, left_out = self._find_captured_peek(refused, end)
+        captured, left_out = self._find_captured_peek(refusal, end)
         peeks = [
             self._find_accepted_peek(peek_as_published(self.peek, each), end) for each in subscription_feeds
         ]
         if captured is None or None in peeks:
-            self._refuse_waiting(begin, refused)
+            self._refuse_waiting(begin, refusal)
         base = self._base(subscription_feeds, begin, end)
         if captured is None and feed.filtered:
             self._set_aside_failing(begin, end)
-        changed = None if captured is None else self._changed_relations(captured, end)
-        lacking = set() if captured is not None and not left_out else set(feed.subscriptions)
+        changed_relations = None if captured is None else self._changed_relations(captured, end)
+        lacking_names = set() if captured is not None and not left_out else set(feed.subscriptions)
         for each, peek in zip(subscription_feeds, peeks, strict=True):
             (name,) = each.subscriptions
             if peek is None:
-                lacking.discard(name)
-                relations = None if changed is None else changed | self._published_relations(left_out)
-                self._mark_to_copy(name, relations, refused, begin, end)
+                lacking_names.discard(name)
+                relations = (
+                    None
+                    if changed_relations is None
+                    else changed_relations | self._published_relations(left_out)
+                )
+                self._mark_to_copy(name, relations, refusal, begin, end)
                 append_empty(lake, each, end)
                 list_as_published(lake, feed, each, begin, end)
             elif append_as_published(lake, peek, feed, begin, end):
-                lacking.discard(name)
-        for name in sorted(lacking):
+                lacking_names.discard(name)
+        for name in sorted(lacking_names):
             relations = None if captured is None else self._published_relations(left_out)
-            self._mark_to_copy(name, relations, refused, begin, end)
+            self._mark_to_copy(name, relations, refusal, begin, end)
         if captured is not None:
             self._append_captured(captured, begin, end, base)
             return
@@ -206,7 +210,7 @@ class Fallback:
                     assembler, end, PreparedTransactions(lake, feed).restore(assembler)
                 )
 
-    def _refuse_waiting(self, begin: int, refused: SourceError) -> None:
+    def _refuse_waiting(self, begin: int, refusal: SourceError) -> None:
         """Raise if there are prepared transactions: this one may be among them, and commit after its tables are copied."""
         if not self.prepared:
             return
@@ -216,32 +220,37 @@ class Fallback:
         if rows:
             gids = ", ".join(f'"{gid}"' for (gid,) in rows)
             raise SourceError(
-                f"{refused.message}; it may be a prepared transaction, at {format_lsn(begin)}",
+                f"{refusal.message}; it may be a prepared transaction, at {format_lsn(begin)}",
                 hint=f"COMMIT PREPARED or ROLLBACK PREPARED these first: {gids}; then run again",
-                sqlstate=refused.sqlstate,
-            ) from refused
+                sqlstate=refusal.sqlstate,
+            ) from refusal
 
     def _mark_to_copy(
-        self, subscription: str, changed: Collection[int] | None, refused: SourceError, begin: int, end: int
+        self,
+        subscription: str,
+        changed_relations: Collection[int] | None,
+        refusal: SourceError,
+        begin: int,
+        end: int,
     ) -> None:
         """Mark the tables of a subscription that the transaction may have changed as to be copied again.
 
-        `changed` are the oids of the relations that it changed; None stands for all.
+        `changed_relations` are the oids of the relations that it changed; None stands for all.
         """
-        names = None if changed is None else self._tables(subscription, changed)
+        names = None if changed_relations is None else self._tables(subscription, changed_relations)
         states = TableStates(self.lake, subscription)
-        at = f"the transaction that commits at {format_lsn(begin)}"
-        problem = f"the server did not send {at}: {refused.message}"
-        concerned = [
+        transaction_text = f"the transaction that commits at {format_lsn(begin)}"
+        problem = f"the server did not send {transaction_text}: {refusal.message}"
+        states_to_copy = [
             replace(s, lsn=0)
             if s.state == SyncState.REMOVED
             else replace(s, state=SyncState.INITIALIZE, reason=problem)
             for s in states.newest().values()
             if _takes_changes(s, end) and (names is None or s.name in names)
         ]
-        states.append(concerned)
-        copied = ", ".join(quote_qualified(*s.name) for s in concerned) or "no table"
-        self.log(f"{subscription}: {problem}; copied again: {copied}")
+        states.append(states_to_copy)
+        table_list = ", ".join(quote_qualified(*s.name) for s in states_to_copy) or "no table"
+        self.log(f"{subscription}: {problem}; copied again: {table_list}")
 
     def _set_aside_failing(self, begin: int, end: int) -> None:
         """Set aside the table whose row filter fails, so that its later changes are not read.
@@ -270,40 +279,44 @@ class Fallback:
     def _published_relations(self, publications: Sequence[str]) -> set[int]:
         """The oids of the publications' tables and of their partitions."""
         catalog = present_catalog(self.connection)
-        chosen = [catalog.publications[name] for name in publications]
-        listed = [t for t in catalog.tables.values() if any(p.contains(t) for p in chosen)]
-        return {oid for table in listed for oid in (table.oid, *table.leaves)}
+        subscribed_publications = [catalog.publications[name] for name in publications]
+        tables = [t for t in catalog.tables.values() if any(p.contains(t) for p in subscribed_publications)]
+        return {oid for table in tables for oid in (table.oid, *table.leaves)}
 
-    def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
+    def _tables(self, subscription: str, changed_relations: Collection[int]) -> set[Name]:
         """The tables of a subscription to which the changed relations belong, by the recorded and the present catalog.
 
         If a relation is in neither catalog, all partitioned tables are included.
         """
         feed = self.peek.feed
-        recorded = Catalogs(self.lake, feed).newest()
+        newest_record = Catalogs(self.lake, feed).newest()
         names: set[Name] = set()
         trees: set[Name] = set()
         relations: set[int] = set()
         for catalog in (
             feed.with_defined_publications(present_catalog(self.connection)),
-            *(recorded or ())[1:],
+            *(newest_record or ())[1:],
         ):
             with suppress(PublicationError):
                 publications = feed.publications(catalog, subscription)
                 by_id = routes(catalog, publications)
                 relations |= by_id.keys()
-                names |= {_name(by_id[oid].publish_as) for oid in changed if oid in by_id}
-                trees |= {_name(sent.publish_as) for sent in by_id.values() if sent.publish_as.kind == "p"}
-        return names if set(changed) <= relations else names | trees
+                names |= {_name(by_id[oid].publish_as) for oid in changed_relations if oid in by_id}
+                trees |= {
+                    _name(relation.publish_as)
+                    for relation in by_id.values()
+                    if relation.publish_as.kind == "p"
+                }
+        return names if set(changed_relations) <= relations else names | trees
 
     def _lsn_after_commit(self, position: int) -> int:
         """An LSN after the start of the commit record at `position`, and before the start of the next record."""
         row = self.connection.execute("select current_setting('wal_block_size')::int").fetchone()
         assert row is not None
-        within = position % row[0]
+        lsn_in_record = position % row[0]
         return (
-            position - within + _MAX_PAGE_HEADER + _RECORD_ALIGNMENT
-            if within <= _MAX_PAGE_HEADER
+            position - lsn_in_record + _MAX_PAGE_HEADER + _RECORD_ALIGNMENT
+            if lsn_in_record <= _MAX_PAGE_HEADER
             else _aligned(position) + _RECORD_ALIGNMENT
         )
 
@@ -316,25 +329,27 @@ def _aligned(lsn: int) -> int:
     return lsn - lsn % _RECORD_ALIGNMENT
 
 
-def _failing_lsn(refused: SourceError) -> int:
+def _failing_lsn(refusal: SourceError) -> int:
     """The LSN of the change that the server could not send, from the error's context; 0 if the context has none."""
-    context = refused.__cause__.diag.context if isinstance(refused.__cause__, psycopg.Error) else None
+    context = refusal.__cause__.diag.context if isinstance(refusal.__cause__, psycopg.Error) else None
     places = re.findall(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", context or "")
     return parse_lsn(places[-1]) if places else 0
 
 
-def _last_sendable(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
+def _last_sendable(begin: int, end: int, guess: int, sends: Callable[[int], bool]) -> int:
     """The last LSN up to which the server can send: it can up to `begin`, and cannot up to `end`.
 
-    Only LSNs at which a record may begin are tried. `near` is a first guess, which is before the result if it is right.
+    Only LSNs at which a record may begin are tried. `guess` is a first guess, which is before the result if it is right.
     """
-    least = _aligned(near) if begin < _aligned(near) < end and sends(_aligned(near)) else begin
+    sendable_lsn = _aligned(guess) if begin < _aligned(guess) < end and sends(_aligned(guess)) else begin
     step = _FIRST_STEP
-    while least + step < end and sends(least + step):
-        least, step = least + step, step * 2
-    candidates = range(_aligned(least) + _RECORD_ALIGNMENT, min(end, least + step), _RECORD_ALIGNMENT)
-    refused = bisect_left(candidates, True, key=lambda lsn: not sends(lsn))
-    return candidates[refused - 1] if refused else least
+    while sendable_lsn + step < end and sends(sendable_lsn + step):
+        sendable_lsn, step = sendable_lsn + step, step * 2
+    candidates = range(
+        _aligned(sendable_lsn) + _RECORD_ALIGNMENT, min(end, sendable_lsn + step), _RECORD_ALIGNMENT
+    )
+    unsendable = bisect_left(candidates, True, key=lambda lsn: not sends(lsn))
+    return candidates[unsendable - 1] if unsendable else sendable_lsn
 
 
 def _takes_changes(state: TableState, end: int) -> bool:

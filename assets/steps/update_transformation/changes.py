@@ -57,16 +57,16 @@ class SliceOfTable:
     def changes(
         self,
         messages: Iterable[tuple[Transformation, Iterable[EncodedMessages]]],
-        emptied: Iterable[pa.RecordBatch],
+        truncates: Iterable[pa.RecordBatch],
         counts: ChangeCounts,
     ) -> Iterator[pa.RecordBatch]:
-        """The changes of some messages, then the TRUNCATEs `emptied`; counts them in `counts`."""
-        made = (
+        """The changes of some messages, then the TRUNCATEs `truncates`; counts them in `counts`."""
+        changes_made = (
             changes
             for transformation, encoded in messages
             for changes in transformation.changes(encoded, counts.sent_as)
         )
-        for batch in chain(made, emptied):
+        for batch in chain(changes_made, truncates):
             changes = add_slice(batch, self.end, self.schema)
             count_changes_and_bytes(changes, self.key, counts.sent)
             yield changes
@@ -98,11 +98,11 @@ class ReadableChanges:
     def write(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
         """Let the runner write the changes into files of a folder."""
         parts, of_slice, schema = self._parts(runner), self.slice, self.slice.schema
-        emptied, last = of_slice.emptied(self.truncates), len(parts) - 1
+        truncates, last_part = of_slice.emptied(self.truncates), len(parts) - 1
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
-            made = of_slice.changes(_encode(parts[number]), emptied if number == last else (), counts)
+            made = of_slice.changes(_encode(parts[number]), truncates if number == last_part else (), counts)
             yield from write_files(folder, schema, guard(made), store)
             yield _counts_row(counts)
 
@@ -167,8 +167,8 @@ class SentChanges:
         frames = []
         if self.truncates:
             counts = ChangeCounts()
-            made = of_slice.changes((), of_slice.emptied(self.truncates), counts)
-            rows = pa.Table.from_batches(with_note(made, schema, counts.text))
+            truncate_changes = of_slice.changes((), of_slice.emptied(self.truncates), counts)
+            rows = pa.Table.from_batches(with_note(truncate_changes, schema, counts.text))
             frames.append(lake.spark.createDataFrame(rows.to_pylist(), ddl))
         for reading in self.readings:
             messages = reading.messages.frame.select(*ENCODED_COLUMNS)

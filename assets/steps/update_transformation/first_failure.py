@@ -43,8 +43,10 @@ class FailureSearch:
             return None
         except TABLE_ERRORS as error:
             reason(self.lake, error)  # Raises a fault of the lake itself.
-            at = None if is_damage(error) else self.first_of_table(name)
-            return None if at is None else (at, full_reason(self.lake, error, name, at))
+            commit_lsn = None if is_damage(error) else self.first_of_table(name)
+            return (
+                None if commit_lsn is None else (commit_lsn, full_reason(self.lake, error, name, commit_lsn))
+            )
         return None
 
     def first_of_table(self, name: Name) -> int | None:

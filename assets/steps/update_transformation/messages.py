@@ -66,17 +66,17 @@ class Choice:
     def mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """The mask of the selected messages."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
-        chosen = np.ones(messages.num_rows, np.bool_)
+        is_chosen = np.ones(messages.num_rows, np.bool_)
         if self.relations is not None:
-            of = pc.is_in(messages["relation_id"], pa.array(sorted(self.relations), pa.int64()))
-            chosen &= np.asarray(of) & np.asarray(pc.is_in(messages["kind"], pa.array(_CHANGES)))
+            values = pc.is_in(messages["relation_id"], pa.array(sorted(self.relations), pa.int64()))
+            is_chosen &= np.asarray(values) & np.asarray(pc.is_in(messages["kind"], pa.array(_CHANGES)))
         if self.after is not None:
-            chosen &= (lsn > self.after[0]) | (lsn == self.after[0]) & (ordinal > self.after[1])
+            is_chosen &= (lsn > self.after[0]) | (lsn == self.after[0]) & (ordinal > self.after[1])
         if self.before is not None:
-            chosen &= (lsn < self.before[0]) | (lsn == self.before[0]) & (ordinal < self.before[1])
+            is_chosen &= (lsn < self.before[0]) | (lsn == self.before[0]) & (ordinal < self.before[1])
         if self.without is not None:
-            chosen &= lsn != self.without
-        return chosen
+            is_chosen &= lsn != self.without
+        return is_chosen
 
 
 def _choose_batches(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -116,25 +116,25 @@ class StoredMessages:
         """
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
-            chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
-            if not chosen.true_count:
+            mask = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
+            if not mask.true_count:
                 continue
             # Equal masks choose equal messages, even if the choices differ.
-            key = (at, names, chosen.buffers()[1].to_pybytes())
-            yield StoredBatch(self.shared.get(key, partial(_rows, read, names, chosen)), key)
+            key = (at, names, mask.buffers()[1].to_pybytes())
+            yield StoredBatch(self.shared.get(key, partial(_rows, read, names, mask)), key)
 
-    def _chosen(self, read: Reader, at: Hashable) -> pa.RecordBatch:
+    def _chosen(self, read: Reader, key: Hashable) -> pa.RecordBatch:
         """The mask of the chosen messages of a row group, as the only column of a batch."""
-        places = self.shared.get((at, _CHOICE_COLUMNS), partial(_read, read, _CHOICE_COLUMNS))
-        chosen = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
+        places = self.shared.get((key, _CHOICE_COLUMNS), partial(_read, read, _CHOICE_COLUMNS))
+        mask = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
         for choice in self.choices:
-            chosen &= choice.mask(places)
-        return pa.RecordBatch.from_arrays([pa.array(chosen)], ["chosen"])
+            mask &= choice.mask(places)
+        return pa.RecordBatch.from_arrays([pa.array(mask)], ["chosen"])
 
 
-def _rows(read: Reader, columns: Sequence[str], chosen: pa.BooleanArray) -> pa.RecordBatch:
+def _rows(read: Reader, columns: Sequence[str], mask: pa.BooleanArray) -> pa.RecordBatch:
     rows = _read(read, columns)
-    return rows if chosen.true_count == len(chosen) else rows.filter(chosen)
+    return rows if mask.true_count == len(mask) else rows.filter(mask)
 
 
 def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:

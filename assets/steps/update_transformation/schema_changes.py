@@ -61,7 +61,7 @@ class SchemaChanges:
 
         Raises OvertakenError if another process changes a table's state too.
         """
-        tables, changed = self.subscription.tables(catalog), False
+        tables, has_changed = self.subscription.tables(catalog), False
         self._states.note_altered(lambda s: _is_altered(self.subscription, tables.get(s.name), s))
         for name, state in self._states.newest().items():
             replicated = tables.get(name)
@@ -70,7 +70,7 @@ class SchemaChanges:
             present = self.subscription.definition(replicated, catalog)
             if present == state.definition:
                 continue
-            changed = True
+            has_changed = True
             try:
                 self._follow(state, replicated, present)
             except (SchemaChangedError, ValueNotRepresentableError) as error:
@@ -80,30 +80,30 @@ class SchemaChanges:
             self.log(
                 f"{replicated.table.qualified} of {self.subscription.name} follows its table's definition"
             )
-        return changed
+        return has_changed
 
     def _follow(self, state: TableState, replicated: ReplicatedTable, present: Definition) -> None:
         """Bring one replica to the present definition; raises SchemaChangedError if the table has to be copied again."""
-        followed = state.definition
-        assert followed is not None
+        followed_definition = state.definition
+        assert followed_definition is not None
         projection = _projection(
-            planned_sources(followed, present), self.subscription.replica_types(replicated)
+            planned_sources(followed_definition, present), self.subscription.replica_types(replicated)
         )
-        former = former_layout(followed, present, self.transformed, self.lsn)
-        evolved = replace(
+        former = former_layout(followed_definition, present, self.transformed, self.lsn)
+        new_definition = replace(
             present,
             former=former,
-            history=followed.history.with_columns(present.columns),
-            published=followed.published,
-            unaltered=followed.unaltered,
+            history=followed_definition.history.with_columns(present.columns),
+            published=followed_definition.published,
+            unaltered=followed_definition.unaltered,
         )
-        if projection.sources != _unchanged(followed) or former.key != present.key_numbers:
-            self._evolve(state, evolved, projection)
+        if projection.sources != _unchanged(followed_definition) or former.key != present.key_numbers:
+            self._evolve(state, new_definition, projection)
         else:
             self._refuse_changed_state(state)
-            self._states.append([replace(state, definition=evolved)])
+            self._states.append([replace(state, definition=new_definition)])
 
-    def _evolve(self, state: TableState, evolved: Definition, projection: Projection) -> None:
+    def _evolve(self, state: TableState, new_definition: Definition, projection: Projection) -> None:
         """Change the replica's columns. The table's state is "to be copied" meanwhile, in case this process dies.
 
         Another process that transforms at the same moment uses the former definition, or leaves the table out. A fence
@@ -112,24 +112,24 @@ class SchemaChanges:
         """
         assert state.definition is not None
         lake, states, record = self.lake, self._states, TransformedSlices(self.lake, self.subscription.name)
-        unchanged, planned = _unchanged(state.definition), projection.sources
-        path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(evolved.columns)
+        unchanged_sources, sources = _unchanged(state.definition), projection.sources
+        path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(new_definition.columns)
         base = lake.records.version(path)
         self._refuse_changed_state(state)
         states.append([replace(state, state=SyncState.INITIALIZE)])
         lake.access.make_durable()
         record.fence()
         self._refuse_unapplied(state)
-        is_added = set(unchanged) <= set(planned) and all(
+        is_added = set(unchanged_sources) <= set(sources) and all(
             value.null_count for value in projection.values.values()
         )
         if is_added:
-            if planned != unchanged:
+            if sources != unchanged_sources:
                 lake.add_columns(path, projection.schema, schema, base)
         else:
             lake.rewrite(path, RowChange(projection.read, projection, projection.schema, schema), base)
-        self._follow_in_histories(state, evolved, is_added=is_added)
-        states.append([replace(state, definition=evolved)])
+        self._follow_in_histories(state, new_definition, is_added=is_added)
+        states.append([replace(state, definition=new_definition)])
         if record.fence() > self.transformed:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
@@ -157,7 +157,7 @@ class SchemaChanges:
         ):
             raise SchemaChangedError("earlier changes are still to be applied")
 
-    def _follow_in_histories(self, state: TableState, evolved: Definition, *, is_added: bool) -> None:
+    def _follow_in_histories(self, state: TableState, new_definition: Definition, *, is_added: bool) -> None:
         """Bring the histories to the new definition of a replica that has all transformed changes.
 
         `is_added` says that the rows only got more columns, which are NULL. Otherwise the versions of rows end, and begin
@@ -165,19 +165,22 @@ class SchemaChanges:
         """
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake
-        begun = replace(state, lsn=max(state.lsn, self.transformed), definition=evolved)
-        now, is_anew = datetime.now(UTC), evolved.history.generation > state.definition.history.generation
-        if evolved.history.whole and is_anew:
-            types = arrow_types(subscription, state.name, evolved)
-            begin_history(lake, subscription.name, begun, changes_schema(types), now)
-        versions = VersionTable.of_state(subscription, lake, begun)
+        state_at_begin = replace(state, lsn=max(state.lsn, self.transformed), definition=new_definition)
+        time, is_anew = (
+            datetime.now(UTC),
+            new_definition.history.generation > state.definition.history.generation,
+        )
+        if new_definition.history.whole and is_anew:
+            types = arrow_types(subscription, state.name, new_definition)
+            begin_history(lake, subscription.name, state_at_begin, changes_schema(types), time)
+        versions = VersionTable.of_state(subscription, lake, state_at_begin)
         if versions is None:
             return
         try:
             if is_added and not is_anew:
                 versions.follow_columns()
             else:
-                versions.begin_anew(begun.lsn, now, once=False)
+                versions.begin_anew(state_at_begin.lsn, time, once=False)
         except TABLE_ERRORS as error:
             problem = versions_failure(lake, error, state.name, versions.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
@@ -185,24 +188,26 @@ class SchemaChanges:
 
 def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
     """Whether a replica may have other rows than a new copy: its publications changed, or changes of origins are left out."""
-    published = state.definition.published if state.definition else None
+    record = state.definition.published if state.definition else None
     return (
         subscription.feed.options.origin != "any"
         or replicated is None
-        or published != PublicationRecord(replicated.row_filters, replicated.publications)
+        or record != PublicationRecord(replicated.row_filters, replicated.publications)
     )
 
 
-def former_layout(followed: Definition, present: Definition, transformed: int, lsn: int) -> FormerLayout:
+def former_layout(
+    followed_definition: Definition, present: Definition, transformed: int, lsn: int
+) -> FormerLayout:
     """The former layout that changes before `lsn` may have.
 
-    It is the layout of `followed`; or, if changes may still have an earlier one, that.
+    It is the layout of `followed_definition`; or an earlier layout, if changes may still have it.
     """
-    former = followed.former
-    if former is None or former.until <= transformed:
-        return FormerLayout(followed.layout, followed.key_numbers, lsn)
-    refuse_ambiguity(former.layout, present.layout)
-    return replace(former, until=lsn)
+    earlier_layout = followed_definition.former
+    if earlier_layout is None or earlier_layout.until <= transformed:
+        return FormerLayout(followed_definition.layout, followed_definition.key_numbers, lsn)
+    refuse_ambiguity(earlier_layout.layout, present.layout)
+    return replace(earlier_layout, until=lsn)
 
 
 def _unchanged(definition: Definition) -> tuple[ColumnSource, ...]:
@@ -213,11 +218,11 @@ def _has_changes(row: Mapping[str, Any]) -> bool:
     return any(row[kind] for kind in ("inserts", "updates", "deletes", "truncates"))
 
 
-def _projection(planned: Sequence[ColumnSource], types: Mapping[str, ColumnType]) -> Projection:
-    schema = pa.schema([(s.column, types[s.column].arrow) for s in planned])
-    added = {
+def _projection(sources: Sequence[ColumnSource], types: Mapping[str, ColumnType]) -> Projection:
+    schema = pa.schema([(s.column, types[s.column].arrow) for s in sources])
+    added_values = {
         s.column: from_text(pa.array([s.value], pa.string()), types[s.column], s.column)
-        for s in planned
+        for s in sources
         if s.former is None
     }
-    return Projection(planned, schema, added)
+    return Projection(sources, schema, added_values)

@@ -1,8 +1,8 @@
 """Skips a transaction by its finish LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
 
-As in PostgreSQL, the LSN is cleared at the next transaction that is not empty, whether or not that is the chosen one
-(clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an LSN that is
-passed already.
+As in PostgreSQL, the LSN is cleared at the next transaction that is not empty, even if this is another transaction than
+the chosen one (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an
+LSN that is passed already.
 """
 
 from dataclasses import dataclass, replace
@@ -44,24 +44,24 @@ class Skip:
                 hint="name the finish LSN of a transaction, or none",
                 sqlstate="22023",
             )
-        transformed = TransformedSlices(self.lake, name).position()
-        if lsn < transformed:
+        transformed_lsn = TransformedSlices(self.lake, name).position()
+        if lsn < transformed_lsn:
             raise PgsieveError(
                 f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'
-                f" {format_lsn(transformed)}",
+                f" {format_lsn(transformed_lsn)}",
                 hint=f"that transaction is passed; `pgsieve resync {name} TABLE` copies a table that it has set aside",
                 sqlstate="22023",
             )
-        if is_partly_transformed(TableStates(self.lake, name), transformed):
+        if is_partly_transformed(TableStates(self.lake, name), transformed_lsn):
             raise PgsieveError(
-                f'subscription "{name}": a run ended amid the slice that follows {format_lsn(transformed)}',
+                f'subscription "{name}": a run ended amid the slice that follows {format_lsn(transformed_lsn)}',
                 hint=f"`pgsieve run {name}` finishes it",
                 sqlstate="55000",
             )
         self._record.set(replace(state, skip_lsn=lsn, notice=None))
 
-    def clear(self, skip: int | None, window: Window, log: Log, *, applied: bool) -> int | None:
-        """Clear the LSN to skip after the window that contains it, or after a window with changes (`applied`).
+    def clear(self, skip: int | None, window: Window, log: Log, *, has_changes: bool) -> int | None:
+        """Clear the LSN to skip after the window that contains it, or after a window with changes (`has_changes`).
 
         Returns the LSN that is still to be skipped.
         """
@@ -69,7 +69,7 @@ class Skip:
             return None
         if window.skipped is not None and self._is_in(window):
             notice = f"skipped the transaction finished at {format_lsn(skip)}"
-        elif applied or window.skipped is not None:
+        elif has_changes or window.skipped is not None:
             notice = (
                 f"warning: skip LSN {format_lsn(skip)} cleared: it is not where the next transaction finished"
             )

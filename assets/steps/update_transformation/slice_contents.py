@@ -62,17 +62,17 @@ def slices_to_read(
     not read for the subscription at that time.
     """
     feed, name = subscription.feed, subscription.name
-    published = replace(subscription, feed=as_published(feed, name))
+    decided_subscription = replace(subscription, feed=as_published(feed, name))
     with lake.consistent_read():
         # The change log is read before `altered`, since a slice is in `altered` first.
         durable = ChangeLog(lake, feed).position() or 0
         altered = AlteredSlices(lake, feed).ends(name, durable)
-        appended = lake.records.slices(ChangeLog(lake, feed).path, after=after)
-    for end in sorted({*appended, *(end for end in altered if end > after)}):
+        appended_ends = lake.records.slices(ChangeLog(lake, feed).path, after=after)
+    for end in sorted({*appended_ends, *(end for end in altered if end > after)}):
         if end in altered:
-            yield end, published, present
-        elif decided_by_server(feed, name) and (recorded := Catalogs(lake, feed).of_slice(end)):
-            catalog, readers = recorded
+            yield end, decided_subscription, present
+        elif decided_by_server(feed, name) and (recorded_catalog := Catalogs(lake, feed).of_slice(end)):
+            catalog, readers = recorded_catalog
             # Values of a recorded type may contain a type that is newer than the record. Oids keep their meaning.
             catalog = replace(catalog, types={**catalog.types, **present.types})
             yield end, subscription if name in readers else None, catalog
@@ -111,10 +111,10 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     rows = lake.slice_rows(path, [end], size, columns=columns)
     if rows is None:
         return summary_of(notes_of(lake.read_slices(path, [end]).select(*columns), _summarized))
-    passed = SliceSummary(lake.policy.prepare_runner)
-    for _ in passed.of(rows.to_batches()):
+    summary = SliceSummary(lake.policy.prepare_runner)
+    for _ in summary.of(rows.to_batches()):
         pass
-    return passed.row()
+    return summary.row()
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ def published_versions(
                 root = catalog.tables.get(sent.publish_as.oid)
                 if root is not None and root.kind == "p":
                     leaves = _leaves(root, version, contents, catalog, publications)
-                    through = _partitions(root, version, contents)
+                    partitions = _partitions(root, version, contents)
                     part = replace(
                         part,
                         root_key=frozenset(map(subscription.replica_name, root.key)),
                         leaves=leaves,
-                        partitions=through,
+                        partitions=partitions,
                     )
                 parts.setdefault(name, []).append(part)
     return parts
@@ -188,9 +188,9 @@ def _leaves(
     if version.relation.relation_id != root.oid:
         described = {version.relation.relation_id: [version]}
     else:
-        truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
-        others = contents.versions.keys() - contents.changed - truncated
-        described = {oid: list(contents.versions[oid]) for oid in sorted(others)}
+        truncated_oids = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
+        other_leaves = contents.versions.keys() - contents.changed - truncated_oids
+        described = {oid: list(contents.versions[oid]) for oid in sorted(other_leaves)}
     changing = []
     for oid, versions in described.items():
         leaf = catalog.tables.get(oid)
@@ -235,26 +235,26 @@ def table_truncates(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[Order]]:
     """The order keys of the TRUNCATEs of each replica table."""
-    emptied: dict[Name, list[Order]] = {}
-    for at, truncate in contents.truncates:
+    truncates_by_table: dict[Name, list[Order]] = {}
+    for order, truncate in contents.truncates:
         if subscription.feed.filtered:
             # The publisher describes every relation of a TRUNCATE before the TRUNCATE (pgoutput_truncate()).
-            named = [_described(contents.versions[oid], at) for oid in truncate.relation_ids]
+            tables = [_described(contents.versions[oid], order) for oid in truncate.relation_ids]
         else:
             publications = subscription.feed.publications(catalog, subscription.name)
-            named = truncated_tables(truncate.relation_ids, catalog, publications)
-        for table in named:
-            emptied.setdefault((table.schema, table.name), []).append(at)
-    return emptied
+            tables = truncated_tables(truncate.relation_ids, catalog, publications)
+        for table in tables:
+            truncates_by_table.setdefault((table.schema, table.name), []).append(order)
+    return truncates_by_table
 
 
-def _described(versions: Sequence[RelationVersion], at: Order) -> Table:
+def _described(versions: Sequence[RelationVersion], order: Order) -> Table:
     """The relation as it was described at an order key."""
-    return _as_published(next(v for v in reversed(versions) if v.begin < at).relation).publish_as
+    return _as_published(next(v for v in reversed(versions) if v.begin < order).relation).publish_as
 
 
 def _summarized(batches: Iterable[pa.RecordBatch]) -> str:
-    passed = SliceSummary()
-    for _ in passed.of(batches):
+    summary = SliceSummary()
+    for _ in summary.of(batches):
         pass
-    return passed.text()
+    return summary.text()

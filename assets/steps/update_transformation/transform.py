@@ -1,8 +1,8 @@
 """UPDATE transformation: slices of the change log -> the transformed changes of each replicated table.
 
-A slice is transformed once per subscription. Each table's changes are one Delta commit, with the slice's end as its
-position. Then one row per table is written to `_transformed`, which the apply reads. If a slice is repeated after a
-crash, the commits that exist already are left out by their position.
+A slice (the changes between two positions of the slot) is transformed once per subscription. Each table's changes are
+one Delta commit, with the slice's end as its position. Then one row per table is written to `_transformed`, which the
+apply reads. If a slice is repeated after a crash, Delta leaves out the commits that exist already, by their position.
 """
 
 from collections.abc import Sequence
@@ -88,11 +88,11 @@ class Transformation:
     def run(self, results: list[TableChanges]) -> None:
         """Transform the slices that exist now, and add their changes to `results`."""
         subscription, lake = self.subscription, self.lake
-        transformed = TransformedSlices(lake, subscription.name)
+        transformed_slices = TransformedSlices(lake, subscription.name)
         skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
         # Read before any state: a process that changes a state also commits to `_transformed`, so that the commits of
         # this process fail if its states are older.
-        head = lake.records.head(transformed.path)
+        head = lake.records.head(transformed_slices.path)
         begin, base = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
@@ -108,7 +108,7 @@ class Transformation:
             return
         for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
             if reader is None:
-                transformed.append(end, [], base)
+                transformed_slices.append(end, [], base)
                 begin, base = end, base + 1
             while reader is not None and begin < end:
                 window = next_window(skip, begin, end)
@@ -116,12 +116,12 @@ class Transformation:
                 work = part.work(window)
                 failure = FailureSearch(reader, lake, work).first() if subscription.disable_on_error else None
                 if failure is not None:
-                    at, problem = failure
+                    commit_lsn, problem = failure
                     self._disable(problem)
                     self.log(f"{subscription.name} is disabled: {problem}")
-                    if at <= begin or is_partly_transformed(self._states, begin):
+                    if commit_lsn <= begin or is_partly_transformed(self._states, begin):
                         return
-                    window = replace(window, end=at)
+                    window = replace(window, end=commit_lsn)
                     work = part.work(window)
                 if reader is not subscription or window.skipped is not None:
                     self._note_altered(end, skipping=window.skipped is not None)
@@ -132,14 +132,14 @@ class Transformation:
                         raise
                     self._disable(reason(lake, error))
                     return
-                transformed.append(window.end, changes, base)
+                transformed_slices.append(window.end, changes, base)
                 reach(Failpoint.SLICE_TRANSFORMED)
                 self.log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
                 results += changes
                 if failure is not None:
                     return
-                applied = any(c.has_changes for c in changes)
-                skip = Skip(subscription, lake).clear(skip, window, self.log, applied=applied)
+                has_changes = any(c.has_changes for c in changes)
+                skip = Skip(subscription, lake).clear(skip, window, self.log, has_changes=has_changes)
                 begin, base = window.end, base + 1
 
     def _disable(self, problem: str) -> None:
@@ -160,18 +160,20 @@ class Transformation:
     def _set_aside_lagging(self, begin: int) -> None:
         """Set aside the tables whose next changes are deleted from the change log."""
         name, states = self.subscription.name, self._states
-        deleted = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
-        if begin >= deleted:
+        deleted_up_to = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
+        if begin >= deleted_up_to:
             return
         problem = (
-            f"its changes are transformed only up to {format_lsn(begin)}, and changes up to {format_lsn(deleted)} are deleted"
+            f"its changes are transformed only up to {format_lsn(begin)}, and changes up to {format_lsn(deleted_up_to)} are deleted"
             " from the change log: the subscription was restored from a backup, or missing in the configuration meanwhile"
         )
-        behind = [
-            s.with_problem(name, problem) for s in states.newest().values() if s.applies and s.lsn < deleted
+        lagging_names = [
+            s.with_problem(name, problem)
+            for s in states.newest().values()
+            if s.applies and s.lsn < deleted_up_to
         ]
-        states.append(behind)
-        for state in behind:
+        states.append(lagging_names)
+        for state in lagging_names:
             self.log(f"{name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
 
 
@@ -197,22 +199,25 @@ class _SliceTransformation:
             return []
         name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
         shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
-        failed: dict[Name, TableState] = {}
+        failed_states: dict[Name, TableState] = {}
 
         def one(table: Name, messages: Messages) -> TableChanges:
-            what = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
-            with name_jobs(name, what):
+            activity = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
+            with name_jobs(name, activity):
                 try:
                     return self._transform_table(work.of_table(table, messages))
                 except TABLE_ERRORS as error:
-                    failed[table], problem = self._state_after(error, work, table)
+                    failed_states[table], problem = self._state_after(error, work, table)
                     return TableChanges(contents.end, *table, problem=problem)
 
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
             changes = lake.map_in_parallel(partial(one, messages=messages), list(work.tables))
-        if failed and lake.records.version(transformed := TransformedSlices(lake, name).path) != self.base:
+        if (
+            failed_states
+            and lake.records.version(transformed := TransformedSlices(lake, name).path) != self.base
+        ):
             raise OvertakenError(transformed)  # Another process may be the cause of the failures.
-        TableStates(lake, name).append(failed.values())
+        TableStates(lake, name).append(failed_states.values())
         return changes
 
     def _state_after(self, error: Exception, work: WindowWork, name: Name) -> tuple[TableState, str]:
@@ -221,7 +226,7 @@ class _SliceTransformation:
         Raises the error if it disables the subscription, or is a fault of the lake itself.
         """
         subscription, lake = self.reader.subscription, self.reader.lake
-        state, at = work.tables[name], None
+        state, commit_lsn = work.tables[name], None
         if isinstance(error, SchemaChangedError):
             return replace(state, state=SyncState.INITIALIZE, reason=error.message), error.message
         if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
@@ -233,26 +238,26 @@ class _SliceTransformation:
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
-            at = FailureSearch(subscription, lake, work).first_of_table(name)
-        problem = full_reason(lake, error, name, at)
+            commit_lsn = FailureSearch(subscription, lake, work).first_of_table(name)
+        problem = full_reason(lake, error, name, commit_lsn)
         return state.with_problem(subscription.name, problem), problem
 
     def _transform_table(self, table: TableWork) -> TableChanges:
         subscription, lake = self.reader.subscription, self.reader.lake
         contents, state, definition = table.contents, table.state, table.state.definition
         assert definition is not None
-        since: Order = (state.lsn, -1)
-        truncates = [at for at in table.truncates if at > since]
-        readings = readings_of(subscription, table.messages, table.parts, since, definition)
+        copy_order: Order = (state.lsn, -1)
+        truncates = [order for order in table.truncates if order > copy_order]
+        readings = readings_of(subscription, table.messages, table.parts, copy_order, definition)
         result = TableChanges(
             slice=contents.end,
             schema=state.schema,
             table=state.table,
             size=contents.size,
             truncates=len(truncates),
-            truncated_at=max((at[:2] for at in truncates), default=None),
+            truncated_at=max((order[:2] for order in truncates), default=None),
             through=tuple(
-                sorted({p for part in table.parts if part.is_after(since) for p in part.partitions})
+                sorted({p for part in table.parts if part.is_after(copy_order) for p in part.partitions})
             ),
         )
         if not readings and not truncates:
@@ -298,9 +303,9 @@ def _write_files(
 
     def written() -> pa.Table:
         nonlocal counts
-        made = changes.write(lake.policy.runner(result.size), path, lake.store)
-        counts = made.counts
-        return made.files
+        written_changes = changes.write(lake.policy.runner(result.size), path, lake.store)
+        counts = written_changes.counts
+        return written_changes.files
 
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     committer.commit(written, path, changes.slice.schema, commit)
@@ -317,21 +322,21 @@ def _write_by_spark(
     position: int,
 ) -> TableChanges:
     """Let Spark write a table's changes, and count them while it writes."""
-    made = changes.rows(lake, definition.columns)
+    noted_rows = changes.rows(lake, definition.columns)
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
-    counts = made.write(lambda rows: lake.write(rows, path, commit, size=result.size))
+    counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
-    return _with_counts(result, ChangeCounts.of(made.notes() if counts is None else counts))
+    return _with_counts(result, ChangeCounts.of(noted_rows.notes() if counts is None else counts))
 
 
 def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """The tally of a slice's changes that a run has written before it died."""
-    stored = lake.stored_slices(path, [end])
-    if stored is None:
+    stored_slices = lake.stored_slices(path, [end])
+    if stored_slices is None:
         return stored_tally(lake.read_slices(path, [end]), key)
     tally = empty_tally()
     with lake.access.translate_errors(path):
-        for _, read in lake.store.readers(stored.groups):
+        for _, read in lake.store.readers(stored_slices.groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
             )

@@ -39,8 +39,8 @@ class Window:
     @property
     def choice(self) -> Choice:
         """Selects the messages of these transactions."""
-        before = (self.end, FIRST) if self.end < self.slice else None
-        return Choice(after=(self.begin, FIRST), before=before, without=self.skipped)
+        end_order = (self.end, FIRST) if self.end < self.slice else None
+        return Choice(after=(self.begin, FIRST), before=end_order, without=self.skipped)
 
     def holds(self, commit_lsn: int) -> bool:
         """Whether a transaction is in the window."""
@@ -102,28 +102,41 @@ class SliceReader:
         """The work of a window, for the tables that take its changes. Sets tables aside whose changes are lost."""
         subscription, lake = self.subscription, self.lake
         contents = summarized_slice(lake, subscription.feed, window.slice)
-        truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
+        truncates = [(order, truncate) for order, truncate in contents.truncates if window.holds(order[0])]
         contents = replace(contents, end=window.end, truncates=truncates)
         parts = published_versions(subscription, contents, self.catalog)
-        emptied = table_truncates(subscription, contents, self.catalog)
+        truncates_by_table = table_truncates(subscription, contents, self.catalog)
         states = TableStates(lake, subscription.name)
         while True:
             ready = {n: s for n, s in states.newest().items() if s.transforms and s.lsn < window.end}
-            tables = {name: ready[name] for name in sorted((parts.keys() | emptied.keys()) & ready.keys())}
+            tables = {
+                name: ready[name]
+                for name in sorted((parts.keys() | truncates_by_table.keys()) & ready.keys())
+            }
             # If no table has changes, no file is read, and a lost one does not matter.
-            ends = [window.slice] if tables else []
+            slice_ends = [window.slice] if tables else []
             try:
-                messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
+                messages = messages_of(
+                    lake, ChangeLog(lake, subscription.feed).path, slice_ends, contents.size
+                )
                 break
             except DamagedTableError as error:
                 problem = error.message
             states.append([s.with_problem(subscription.name, problem) for s in tables.values()])
         messages = messages.chosen(window.choice)
-        truncated = tables.keys() & emptied.keys()
-        times = messages.truncate_times() if truncated else {}
-        timed = {name: [(*at, times.get(at[0])) for at in emptied[name]] for name in truncated}
+        truncated_names = tables.keys() & truncates_by_table.keys()
+        times = messages.truncate_times() if truncated_names else {}
+        truncates_with_time = {
+            name: [(*order, times.get(order[0])) for order in truncates_by_table[name]]
+            for name in truncated_names
+        }
         return WindowWork(
-            contents, tables, parts, timed, messages, *_few_changes(lake, contents, messages, parts)
+            contents,
+            tables,
+            parts,
+            truncates_with_time,
+            messages,
+            *_few_changes(lake, contents, messages, parts),
         )
 
 
@@ -132,10 +145,13 @@ def _few_changes(
 ) -> tuple[Mapping[Name, int], Messages | None]:
     """The tables of a large window that together have few changes, with their shares of the bytes; and their messages."""
     numbers = messages.change_counts()
-    of = {name: frozenset(part.version.relation.relation_id for part in some) for name, some in parts.items()}
+    relations_of_table = {
+        name: frozenset(part.version.relation.relation_id for part in versions)
+        for name, versions in parts.items()
+    }
     shares = {
         name: contents.size * sum(numbers.get(each, 0) for each in relations) // max(1, sum(numbers.values()))
-        for name, relations in of.items()
+        for name, relations in relations_of_table.items()
         if numbers
     }
     sizes, total = dict[Name, int](), 0
@@ -144,9 +160,11 @@ def _few_changes(
         if not lake.policy.is_small(total):
             break
         sizes[name] = shares[name]
-    few = (
-        messages.read_few(frozenset().union(*(of[name] for name in sizes)), lake.policy.is_small)
+    few_messages = (
+        messages.read_few(
+            frozenset().union(*(relations_of_table[name] for name in sizes)), lake.policy.is_small
+        )
         if sizes
         else None
     )
-    return (sizes, few) if few is not None else ({}, None)
+    return (sizes, few_messages) if few_messages is not None else ({}, None)

@@ -59,16 +59,16 @@ class Examination:
         self.unchecked: UncheckedFilterError | None = None
         self.refusals: dict[str, list[PgsieveError]] = {}
         sound = {}
-        for name, defined in feed.defined.items():
-            problems = list(self._definition_problems(connection, defined, server))
+        for name, definition in feed.defined.items():
+            problems = list(self._definition_problems(connection, definition, server))
             if problems:
                 self.refusals[name] = problems
             else:
-                sound[name] = self._with_filter_columns(defined.resolve(server), server)
+                sound[name] = self._with_filter_columns(definition.resolve(server), server)
         catalog = replace(server, publications={**server.publications, **sound})
         if not feed.filtered:
-            named = {name for names in feed.subscriptions.values() for name in names}
-            catalog = with_case_mappings(connection, catalog, named)
+            subscribed_names = {name for names in feed.subscriptions.values() for name in names}
+            catalog = with_case_mappings(connection, catalog, subscribed_names)
         self.catalog = catalog
 
     @property
@@ -77,16 +77,16 @@ class Examination:
         return [problem for problems in self.refusals.values() for problem in problems]
 
     def _definition_problems(
-        self, connection: psycopg.Connection[Any], defined: DefinedPublication, server: Catalog
+        self, connection: psycopg.Connection[Any], definition: DefinedPublication, server: Catalog
     ) -> Iterator[PgsieveError]:
-        missing = defined.missing(server)
+        missing = definition.missing(server)
         for schema, name in missing:
-            excluded = (schema, name) in defined.excluded
-            yield missing_relation_error(connection, defined.name, schema, name, excluded=excluded)
+            is_excluded = (schema, name) in definition.excluded
+            yield missing_relation_error(connection, definition.name, schema, name, excluded=is_excluded)
         if missing:
             return
-        if not any(table.where for table in defined.tables):
-            yield from defined.problems(server, lambda _table, _where: None)
+        if not any(table.where for table in definition.tables):
+            yield from definition.problems(server, lambda _table, _where: None)
             return
 
         def verdict(table: Table, where: str) -> PublicationError | None:
@@ -98,10 +98,10 @@ class Examination:
 
         try:
             with analysis(connection):
-                yield from list(defined.problems(server, verdict))
+                yield from list(definition.problems(server, verdict))
         except UncheckedFilterError as error:
             self.unchecked = error
-            yield from defined.problems(server, lambda _table, _where: None)
+            yield from definition.problems(server, lambda _table, _where: None)
 
     def _with_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
         return replace(publication, tables=tuple(self._entry(entry, catalog) for entry in publication.tables))
@@ -122,8 +122,8 @@ class Examination:
         to publications that pgsieve.yaml defines.
         """
         for name in self._feed.subscriptions[subscription]:
-            for refused in self.refusals.get(name, ()):
-                return refused
+            for refusal in self.refusals.get(name, ()):
+                return refusal
         for problem in self.publication_problems(subscription):
             return problem
         for publication, problem in self.refused_changes(subscription):
@@ -177,8 +177,8 @@ class Examination:
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
         """All problems of a subscription, each once."""
-        named = self._feed.subscriptions[subscription]
-        missing = self.catalog.missing(n for n in named if n not in self._feed.defined)
+        names = self._feed.subscriptions[subscription]
+        missing = self.catalog.missing(n for n in names if n not in self._feed.defined)
         problems = [
             *([missing] if missing else []),
             *self.publication_problems(subscription),

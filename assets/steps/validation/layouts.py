@@ -1,7 +1,7 @@
 """Finds impossible layouts: replicas that would share a folder, and tables without the columns to be clustered by.
 
 In: a subscription and its tables. Out: the problem of each such table; and the columns by which a table is clustered.
-Raises ClusteringError if a table does not have them.
+Raises ClusteringError if a table lacks one of these columns.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,17 +30,17 @@ def clustering_columns(
 
     The columns in the layout for all tables apply only to tables that have all of them.
     """
-    wanted = tuple(map(subscription.replica_name, subscription.layout.of(name).cluster_by or ()))
+    cluster_columns = tuple(map(subscription.replica_name, subscription.layout.of(name).cluster_by or ()))
     types = dict(columns)
-    unfit = [column for column in wanted if types.get(column, "array<").startswith("array<")]
+    unfit = [column for column in cluster_columns if types.get(column, "array<").startswith("array<")]
     if not unfit:
-        return wanted
-    own = subscription.layout.tables.get(name)
-    if own is None or own.cluster_by is None:
+        return cluster_columns
+    table_layout = subscription.layout.tables.get(name)
+    if table_layout is None or table_layout.cluster_by is None:
         return ()
-    listed = ", ".join(map(quote_identifier, unfit))
+    column_list = ", ".join(map(quote_identifier, unfit))
     raise ClusteringError(
-        f'subscription "{subscription.name}": table {quote_qualified(*name)} cannot be clustered by {listed}:'
+        f'subscription "{subscription.name}": table {quote_qualified(*name)} cannot be clustered by {column_list}:'
         " its replica has no such column, or it is an array",
         hint="name other columns in `cluster_by` of the table's layout in pgsieve.yaml, or leave it out",
         sqlstate="42703",

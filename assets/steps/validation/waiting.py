@@ -34,13 +34,13 @@ def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog)
     A refused subscription counts as missing in pgsieve.yaml: once its problem is solved, its tables are copied again.
     Raises the first problem if every subscription is refused.
     """
-    examined = Examination(connection, feed, server)
-    obstacles = {name: examined.obstacle(name) for name in feed.subscriptions}
+    examination = Examination(connection, feed, server)
+    obstacles = {name: examination.obstacle(name) for name in feed.subscriptions}
     sound = {name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None}
     for obstacle in obstacles.values():
         if obstacle is not None and not sound:
             raise obstacle
-    return replace(feed, subscriptions=sound), examined.catalog
+    return replace(feed, subscriptions=sound), examination.catalog
 
 
 def sound_catalog(
@@ -49,9 +49,9 @@ def sound_catalog(
     """The catalog with the publications that pgsieve.yaml defines for a subscription; raises a problem of one of them."""
     feed = subscription.feed
     names = feed.subscriptions[subscription.name]
-    defined = {name: feed.defined[name] for name in names if name in feed.defined}
-    own = replace(feed, subscriptions={subscription.name: names}, defined=defined)
-    return sound_part(connection, own, server)[1]
+    definitions = {name: feed.defined[name] for name in names if name in feed.defined}
+    own_feed = replace(feed, subscriptions={subscription.name: names}, defined=definitions)
+    return sound_part(connection, own_feed, server)[1]
 
 
 def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
@@ -97,9 +97,9 @@ def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, Pg
         ):
             waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
     TableStates(lake, subscription.name).append(waiting)
-    if disabled := bool(lasting) and subscription.disable_on_error:
+    if is_disabled := bool(lasting) and subscription.disable_on_error:
         SubscriptionRecord(lake, subscription.name).disable(next(iter(lasting.values())).message)
-    return disabled
+    return is_disabled
 
 
 def waiting_reason(error: PgsieveError) -> str:

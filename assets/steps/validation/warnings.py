@@ -42,10 +42,10 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
     """
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
-        named = set[str]()
+        names = set[str]()
         for replicated in subscription.tables(catalog).values():
             if unsent := replicated.table.unsent_leaves:
-                named |= {*unsent}
+                names |= {*unsent}
                 yield PgsieveError(
                     f'table "{replicated.table.qualified}": changes of {", ".join(unsent)} are not in the WAL, as these'
                     " partitions are unlogged or foreign: the replica has their rows as of its copy",
@@ -53,9 +53,9 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
                 )
         listing = [p for p in publications if not p.all_tables]
         for root in sorted(catalog.tables.values(), key=lambda table: len(table.ancestors)):
-            left_out = [leaf for leaf in root.unsent_leaves if leaf not in named]
+            left_out = [leaf for leaf in root.unsent_leaves if leaf not in names]
             if left_out and any(p.contains(root) for p in listing):
-                named |= {*left_out}
+                names |= {*left_out}
                 yield PgsieveError(
                     f'table "{root.qualified}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
                     " foreign, and published as themselves",
@@ -77,9 +77,9 @@ def warnings_of_names(
                     else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses"
                     " ALTER TABLE and RESTORE of the replica"
                 )
-                listed = ", ".join(map(quote_identifier, names))
+                column_text = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": the names {listed} {readers}',
+                    f'table "{replicated.table.qualified}": the names {column_text} {readers}',
                     hint="nothing needs to be done; for other readers set `layout: {names: snake}`, or rename the columns",
                 )
 
@@ -88,11 +88,11 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
     """A warning of tables that cannot be made unlogged once they are captured, and could before."""
     with suppress(PublicationError):
         captured: Mapping[int, Table] = {t.oid: t for p in feed.planned_capture(catalog) for t in p.tables}
-        others = [
+        other_publications = [
             p for name, p in catalog.publications.items() if p.owner and not name.startswith(feed.capture)
         ]
-        listed = {entry.oid for publication in others for entry in publication.tables}
-        tables = [t for oid, t in captured.items() if oid not in listed and t.kind == "r"]
+        listed_oids = {entry.oid for publication in other_publications for entry in publication.tables}
+        tables = [t for oid, t in captured.items() if oid not in listed_oids and t.kind == "r"]
         if tables:
             yield PgsieveError(
                 f"once the capture publication lists {_listed(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED"
@@ -113,5 +113,5 @@ def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
 
 def _listed(tables: list[Table]) -> str:
     names = [quote_qualified(t.schema, t.name) for t in tables]
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    rest_text = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest_text} more" if rest_text > 0 else "")
