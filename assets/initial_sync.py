@@ -15,6 +15,7 @@ from pgsieve.assets.metadata import (
     SECONDS,
     column_metadata,
     column_schema,
+    replica_metadata,
     replica_version,
     standard_metadata,
     work_metadata,
@@ -22,6 +23,7 @@ from pgsieve.assets.metadata import (
 from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, as_step
 from pgsieve.assets.published import PublishedTable
 from pgsieve.assets.runless_events import unplanned_event
+from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -115,7 +117,7 @@ def initial_sync_asset(
                 callbacks.report(tables)
                 yield from _partition_events(key, context.partition_keys, tables, work)
                 copies = (each for each in tables if not (each.problem or each.overtaken))
-                yield from (_replica_event(context, subscription, naming, each) for each in copies)
+                yield from (_replica_event(context, subscription, naming, each, work) for each in copies)
                 if names is not None:
                     Registration(subscription, lake, names).register()
                 if problems := list(_problems(tables).values()):
@@ -148,9 +150,13 @@ def _problems(copies: Sequence[CopyResult]) -> dict[Name, str]:
 
 
 def _replica_event(
-    context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copy: CopyResult
+    context: dg.AssetExecutionContext,
+    subscription: Subscription,
+    naming: Naming,
+    copy: CopyResult,
+    work: Work,
 ) -> dg.AssetMaterialization:
-    """The materialization of a replica after its copy; increments report the later materializations."""
+    """The materialization of a replica after its copy, which cost `work` together with others; increments report the later materializations."""
     name = copy.schema, copy.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copy.row_filter or NO_FILTER)
@@ -162,6 +168,8 @@ def _replica_event(
             "LSN": format_lsn(copy.lsn),
             "Delta version": str(copy.version),
             "row filter": table.row_filter,
+            **replica_metadata(TableResult(*name), {}),
+            **work_metadata(work),
             SECONDS: round(copy.seconds, 2),
             **standard_metadata(rows=copy.rows, table=quote_qualified(*name)),
             **column_metadata(copy.columns, source, NO_COMMENTS, copy.published),

@@ -6,7 +6,16 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.decoding.changes.sent_as import SentCounts, counts_by_origin, counts_by_result, received_counts
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult
+from pgsieve.assets.steps.apply.table_result import TableResult
+from pgsieve.assets.steps.records.cuts import Cut
+from pgsieve.decoding.changes.sent_as import (
+    SentCounts,
+    counts_by_origin,
+    counts_by_result,
+    received_counts,
+    sum_counts,
+)
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.postgres.comments import Comments
@@ -30,6 +39,35 @@ def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
 def work_metadata(work: Work) -> dict[str, Any]:
     """The costs of a step's work: its engine, tasks, bytes written, and seconds."""
     return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
+
+
+def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:
+    """What a run has changed in a replica, and how the changes were sent; zeros for a run without changes, as a copy."""
+    return {
+        "inserted": table_result.inserted,
+        "updated": table_result.updated,
+        "deleted": table_result.deleted,
+        "truncated": table_result.truncated,
+        "update_missing and delete_missing": table_result.missing,
+        "insert_exists": table_result.insert_exists,
+        "update_exists": table_result.update_exists,
+        **transformation_metadata(sent_as),
+    }
+
+
+def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
+    """A cut's position, and what a run has changed in all replicas; zeros for a run without changes."""
+    table_results = result.tables.values()
+    return {
+        "LSN": format_lsn(cut.lsn),
+        "tables": len(cut.tables),
+        "tables changed": len(table_results),
+        "inserted": sum(a.inserted for a in table_results),
+        "updated": sum(a.updated for a in table_results),
+        "deleted": sum(a.deleted for a in table_results),
+        "truncated": sum(a.truncated for a in table_results),
+        **transformation_metadata(sum_counts(*result.sent_as.values())),
+    }
 
 
 def transformation_metadata(counts: SentCounts) -> dict[str, Any]:

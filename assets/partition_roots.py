@@ -34,9 +34,10 @@ from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
     column_metadata,
+    cut_metadata,
+    replica_metadata,
     replica_version,
     standard_metadata,
-    transformation_metadata,
     work_metadata,
 )
 from pgsieve.assets.outcome import (
@@ -68,7 +69,6 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.table_groups import group_paths
 from pgsieve.assets.translator import AssetKind, Naming, replica_asset, source_table_asset, subscription_asset
-from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -331,7 +331,7 @@ class _Increment:
             data_version=cut_data_version(cut),
             tags=recorded_input_tags(instance, key, self._assets.unchanged)
             | current_input_tags(instance, unchosen_tables),
-            metadata={**_cut_metadata(self._result, cut), **self._run_metadata},
+            metadata={**cut_metadata(cut, self._result), **self._run_metadata},
         )
 
     def _checks_of_cut(self) -> Iterator[dg.AssetCheckResult]:
@@ -385,20 +385,6 @@ def freshness_description(subscription: Subscription) -> str:
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
 
 
-def _cut_metadata(result: ApplyResult, cut: Cut) -> dict[str, Any]:
-    table_results = result.tables.values()
-    return {
-        "LSN": format_lsn(cut.lsn),
-        "tables": len(cut.tables),
-        "tables changed": len(table_results),
-        "inserted": sum(a.inserted for a in table_results),
-        "updated": sum(a.updated for a in table_results),
-        "deleted": sum(a.deleted for a in table_results),
-        "truncated": sum(a.truncated for a in table_results),
-        **transformation_metadata(sum_counts(*result.sent_as.values())),
-    }
-
-
 def is_changed(name: Name, result: ApplyResult, former_cut: Cut | None) -> bool:
     """Whether a table got changes, or got another Delta version by a copy or a new definition."""
     version = former_cut.tables.get(name) if former_cut else None
@@ -433,14 +419,7 @@ def _replica_metadata(
     }
     return {
         "state": state.state.meaning,
-        "inserted": table_result.inserted,
-        "updated": table_result.updated,
-        "deleted": table_result.deleted,
-        "truncated": table_result.truncated,
-        "update_missing and delete_missing": table_result.missing,
-        "insert_exists": table_result.insert_exists,
-        "update_exists": table_result.update_exists,
-        **transformation_metadata(result.sent_as.get(name, {})),
+        **replica_metadata(table_result, result.sent_as.get(name, {})),
         **{name: value for name, value in properties.items() if value is not None},
         **standard_metadata(rows=lake.count(path), table=quote_qualified(*name), uri=path),
     }

@@ -35,8 +35,9 @@ from pgsieve.assets.checks import (
     freshness_result,
     reported_problems,
 )
-from pgsieve.assets.metadata import LAG_SECONDS
+from pgsieve.assets.metadata import LAG_SECONDS, cut_metadata, work_metadata
 from pgsieve.assets.outcome import cut_obstacles, subscription_problems
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -46,6 +47,7 @@ from pgsieve.assets.translator import AssetKind, Naming, subscription_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.work import Work
 
 #: How often an unchanged cut is reported within a subscription's `freshness`: so no freshness policy fails.
 _REPORTS_PER_FRESHNESS = 4
@@ -142,9 +144,8 @@ def report_cut(
             dg.AssetMaterialization(
                 key,
                 metadata={
-                    "LSN": format_lsn(cut.lsn),
-                    "tables": len(cut.tables),
-                    "tables changed": 0,
+                    **cut_metadata(cut, ApplyResult()),
+                    **work_metadata(Work()),
                     **lag_metadata(measured),
                 },
                 tags={DATA_VERSION_TAG: version.value, **_renewed_input_tags(dagster, key)},

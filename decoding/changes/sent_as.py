@@ -19,10 +19,15 @@ from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 NOTHING = -1
 
 
+#: The text for row filters of which the publisher sends only the results.
+BY_PUBLISHER = "evaluated by the publisher"
+
+
 class SentAs(NamedTuple):
     """A kind of changes that are counted together.
 
-    `source` is a table or a partition. `row_filter` is the text of the filters, joined with OR, or None.
+    `source` is a table or a partition. `row_filter` is the text of the filters, joined with OR; None without one, and
+    `BY_PUBLISHER` if the publisher has filtered.
     `sent_as` is None for changes that are not sent.
     """
 

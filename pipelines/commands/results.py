@@ -73,8 +73,8 @@ class AppliedTable:
 class TransformedTable:
     """Counts of the changes to one table that a run transformed, through one relation and one row filter.
 
-    `source` is the relation: the table or a partition. `row_filter` is None if there was none. The last four
-    fields count how the `updates` were sent.
+    `source` is the relation: the table or a partition. `row_filter` is None if there was none, and
+    `evaluated by the publisher` if the publisher has filtered. The last four fields count how the `updates` were sent.
     """
 
     schema: str

@@ -17,9 +17,10 @@ from pgsieve.assets.steps.update_transformation.slice_contents import PublishedV
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
 from pgsieve.decoding.changes.metadata_columns import MetadataColumns
-from pgsieve.decoding.changes.sent_as import Origin
+from pgsieve.decoding.changes.sent_as import BY_PUBLISHER, Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.publications.catalog import PublishedRelation
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import parse_published_filter
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -96,14 +97,19 @@ def _reading(
         filters,
         [a for a in added if a.name in definition.names],
         read,
-        Origin(
-            source, {o: None if texts is None else " OR ".join(texts) for o, texts in sent.filters.items()}
-        ),
+        Origin(source, _filter_texts(subscription, sent)),
         MetadataColumns(dict(definition.metadata), None if is_root else source),
     )
     begin = max(part.version.begin, since)
     chosen = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))
     return Reading(messages.chosen(chosen), transformation)
+
+
+def _filter_texts(subscription: Subscription, sent: PublishedRelation) -> dict[str, str | None]:
+    """The row filters by operation as users read them."""
+    if subscription.feed.filtered:
+        return dict.fromkeys(sent.filters, BY_PUBLISHER)
+    return {o: None if texts is None else " OR ".join(texts) for o, texts in sent.filters.items()}
 
 
 def _filter_columns(

@@ -8,10 +8,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from pgsieve.assets import runless_events
 from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures.shop import Shop
 
+_EVALUATED = "evaluated by the publisher"
 _UPDATES = ("updates_sent_as_insert", "updates_sent_as_update", "updates_sent_as_delete", "updates_not_sent")
 
 
@@ -20,12 +22,21 @@ def _counted(shown: dict[str, Any]) -> tuple[Any, ...]:
     return shown["name"], shown["source"], shown["row_filter"], came, tuple(shown[name] for name in _UPDATES)
 
 
-def _metadata(shop: Shop, *key: str) -> dict[str, Any]:
+def _metadata_of_runs(shop: Shop, *key: str) -> list[dict[str, Any]]:
+    """The metadata of an asset's materializations, the newest first."""
     with instance(load_config(shop.path)) as dagster:
-        event = dagster.get_latest_materialization_event(dg.AssetKey(key))
-    assert event is not None
-    assert event.asset_materialization is not None
-    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+        records = dagster.fetch_materializations(dg.AssetKey(key), limit=10).records
+    made = [record.asset_materialization for record in records]
+    return [{name: value.value for name, value in one.metadata.items()} for one in made if one is not None]
+
+
+def _metadata(shop: Shop, *key: str) -> dict[str, Any]:
+    return _metadata_of_runs(shop, *key)[0]
+
+
+def _numeric(metadata: dict[str, Any]) -> set[str]:
+    """The names of the numbers that Dagster plots, without the lag, which a copy does not measure."""
+    return {name for name, value in metadata.items() if isinstance(value, int | float)} - {"lag in seconds"}
 
 
 @pytest.mark.drawn
@@ -100,3 +111,52 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
     assert [line.split() for line in output.splitlines() if "orders" in line] == [
         ["public.orders", "public.orders", "2", "0", "0", "0", "2", "(id", ">", "1)"]
     ], "no other number shows UPDATEs that are not sent"
+
+
+@pytest.mark.drawn
+def test_the_publisher_is_named_where_it_evaluates_row_filters(shop: Shop) -> None:
+    shop.database.execute(
+        "create table plain (id int primary key, n int); alter publication p add table plain"
+    )
+    shop.written["subscriptions"]["one"]["row_filter"] = "publisher"
+    shop.configure()
+    assert shop.cli("run", "one")[0] == 0
+    change = "insert into plain values (1, 1); update plain set n = 2; update orders set n = n + 1"
+    shop.database.execute(change)
+    code, output = shop.cli("run", "one")
+    assert code == 0, output
+    assert [line.split() for line in output.splitlines() if line.endswith(_EVALUATED)] == [
+        ["public.orders", "public.orders", "3", "0", "3", "0", "0", *_EVALUATED.split()],
+        ["public.plain", "public.plain", "1", "0", "1", "0", "0", *_EVALUATED.split()],
+    ], "the row with id 1 fails the filter, and the publisher does not send it"
+
+    shop.database.execute("update orders set n = n + 1")
+    code, output = shop.cli("run", "one", "--json")
+    assert code == 0, output
+    (one,) = json.JSONDecoder().raw_decode(output)[0]["subscriptions"]
+    assert [_counted(each) for each in one["transformed"]] == [
+        ("orders", "public.orders", _EVALUATED, (0, 3, 0), (0, 3, 0, 0))
+    ]
+    for key in ("public", "orders"), ("table_changes",), ("cut",):
+        (record,) = _metadata(shop, "one", *key)["UPDATE transformation"].records
+        assert record.data["row filter"] == _EVALUATED
+
+
+@pytest.mark.drawn
+def test_copies_runs_and_idle_runs_have_the_same_numbers(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runless_events, "_REPORTS_PER_FRESHNESS", 1_000_000)
+    assert shop.cli("run", "one")[0] == 0
+    copied, *earlier = reversed(_metadata_of_runs(shop, "one", "public", "orders"))
+    assert [copied[name] for name in ("inserted", "UPDATEs not sent", "relations")] == [0, 0, 0]
+    shop.database.execute("update orders set n = n + 1")
+    assert shop.cli("run", "one")[0] == 0
+    changed = _metadata(shop, "one", "public", "orders")
+    assert changed["UPDATEs not sent"] == 1
+    assert {*map(frozenset, map(_numeric, [copied, *earlier]))} == {frozenset(_numeric(changed))}
+
+    count = len(_metadata_of_runs(shop, "one", "cut"))
+    assert shop.cli("run", "one")[0] == 0
+    idle, before, *_ = cuts = _metadata_of_runs(shop, "one", "cut")
+    assert len(cuts) == count + 1
+    assert (idle["UPDATEs not sent"], before["UPDATEs not sent"]) == (0, 1)
+    assert {frozenset(_numeric(each)) for each in cuts} == {frozenset(_numeric(before))}
