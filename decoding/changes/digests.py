@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import SIDES, struct_field
+from pgsieve.decoding.changes.equality import encoded_rows, lengths_of, unify_floats
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 #: The schema of digests.
@@ -28,7 +28,6 @@ DIGEST_SCHEMA = pa.schema([("digest", pa.binary())])
 _DIGEST_BYTES, _MARK_BYTES = 16, 4
 #: The number of rows that are digested together.
 _ROWS_PER_STEP = 16_384
-_OCTETS = pa.large_binary()
 #: The odd factor of Horner's method, which combines the columns' words modulo 2**64.
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -43,16 +42,6 @@ def row_digests(rows: pa.RecordBatch) -> pa.Table:
     offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * marked.shape[1]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(marked))]
     return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST_SCHEMA)
-
-
-def encoded_rows(rows: pa.RecordBatch, *, one_zero: bool = False) -> pa.Array:
-    """Each row as bytes, which are the same if all values are equal as in digests.
-
-    With `one_zero`, 0.0 equals -0.0, as in PostgreSQL.
-    """
-    return pc.binary_join_element_wise(
-        *(_value_octets(column, one_zero=one_zero) for column in rows.columns), pa.scalar(b"", _OCTETS)
-    )
 
 
 def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
@@ -139,74 +128,15 @@ def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray
 
 
 def _digest_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    every = encoded_rows(rows).to_pylist()
+    every = encoded_rows(rows, one_zero=False).to_pylist()
     made = b"".join([blake2b(each, digest_size=_DIGEST_BYTES).digest() for each in every])
     return np.frombuffer(made, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
-def _value_octets(column: pa.Array, *, one_zero: bool) -> pa.Array:
-    """Each value as bytes, also NULL; the bytes of no value are a prefix of another's."""
-    presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
-    parts = (
-        [_fixed_width_octets(pc.fill_null(lengths, 0))] if (lengths := _lengths(column)) is not None else []
-    )
-    is_list = pa.types.is_list(column.type)
-    parts.append(_join_elements(column, lengths, one_zero) if is_list else _content_octets(column, one_zero))
-    empty = pa.scalar(b"", _OCTETS)
-    return pc.binary_join_element_wise(presence, *(pc.fill_null(part, empty) for part in parts), empty)
-
-
-def _join_elements(lists: pa.Array, lengths: pa.Array, one_zero: bool) -> pa.Array:
-    """The concatenated bytes of each list's elements."""
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(pc.fill_null(lengths, 0), out=offsets[1:])
-    elements = pa.LargeListArray.from_arrays(
-        pa.array(offsets), _value_octets(lists.flatten(), one_zero=one_zero)
-    )
-    return pc.binary_join(elements, pa.scalar(b"", _OCTETS))
-
-
-def _content_octets(column: pa.Array, one_zero: bool) -> pa.Array:
-    if is_octets(column.type):
-        return column.cast(_OCTETS)
-    if one_zero and pa.types.is_floating(column.type):
-        column = pc.add(column, pa.scalar(0.0, column.type))
-    return _fixed_width_octets(_unify_nan(column))
-
-
-def _fixed_width_octets(column: pa.Array) -> pa.Array:
-    """The bytes of values with a fixed width."""
-    column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
-    return column.view(pa.binary(column.type.bit_width // 8)).cast(_OCTETS)
-
-
-def _unify_nan(column: pa.Array) -> pa.Array:
-    if not pa.types.is_floating(column.type):
-        return column
-    return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
-
-
-def is_octets(kind: pa.DataType) -> bool:
-    """Whether values of a type are texts or bytes of any length."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
-
-
-def _lengths(column: pa.Array) -> pa.Array | None:
-    """The lengths of values; None for a type of fixed width."""
-    if pa.types.is_list(column.type):
-        return pc.list_value_length(column).cast(pa.int64())
-    return pc.binary_length(column).cast(pa.int64()) if is_octets(column.type) else None
-
-
 def value_words(column: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each value, also NULL, the same for equal values."""
-    lengths = _lengths(column)
-    values = _unify_nan(column) if lengths is None else lengths
+    lengths = lengths_of(column)
+    values = unify_floats(column, one_zero=False) if lengths is None else lengths
     values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values
     width = values.type.bit_width // 8
     words = values.view(pa.binary(width))

@@ -1,8 +1,8 @@
 """PostgreSQL's equality: a column in, a column out whose values are equal in Arrow if they are in PostgreSQL.
 
-Arrow compares and groups values by their bits, and cannot compare or group lists. So all NaN get the same
-bits, and so do all zeros. A list becomes bytes with a number for each distinct element. The result is only
-for comparisons.
+NaN equals NaN, and 0.0 equals -0.0. Arrow compares and groups values by their bits, and cannot compare or group lists. So
+all NaN get the same bits, and so do all zeros, and a list becomes bytes. Entire rows become bytes, too: by this equality,
+or by that of texts, where 0.0 differs from -0.0. The result is only for comparisons. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -11,23 +11,84 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_OCTETS = pa.large_binary()
+_NO_OCTETS = pa.scalar(b"", _OCTETS)
+
 
 def to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return values that Arrow compares as PostgreSQL compares the column's values; NULL stays NULL."""
     if pa.types.is_list(column.type):
-        return pa.chunked_array([_lists(column.combine_chunks())])
+        return pa.chunked_array([_list_octets(chunk) for chunk in column.chunks], _OCTETS)
+    return unify_floats(column, one_zero=True)
+
+
+def encoded_rows(rows: pa.RecordBatch, *, one_zero: bool) -> pa.Array:
+    """Each row as bytes, which are the same if all values are equal; NULL equals NULL.
+
+    With `one_zero`, 0.0 equals -0.0, as in PostgreSQL; otherwise they differ, as their texts do.
+    """
+    octets = (_value_octets(column, one_zero=one_zero) for column in rows.columns)
+    return pc.binary_join_element_wise(*octets, _NO_OCTETS)
+
+
+def unify_floats(column: pa.Array | pa.ChunkedArray, *, one_zero: bool) -> pa.Array | pa.ChunkedArray:
+    """Give all NaN the same bits, and with `one_zero` all zeros, too."""
     if not pa.types.is_floating(column.type):
         return column
-    zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+    values = pc.add(column, pa.scalar(0.0, column.type)) if one_zero else column
+    return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), values)
 
 
-def _lists(lists: pa.ListArray) -> pa.Array:
-    elements = to_comparable(pa.chunked_array([lists.flatten()])).combine_chunks()
-    numbers = np.asarray(elements.dictionary_encode().indices.fill_null(-1), np.int32)
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(np.asarray(pc.fill_null(lists.value_lengths(), 0)) * numbers.itemsize, out=offsets[1:])
-    octets = pa.Array.from_buffers(
-        pa.large_binary(), len(lists), [None, pa.py_buffer(offsets), pa.py_buffer(numbers)]
+def is_octets(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts or bytes of any length."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
     )
-    return pc.if_else(lists.is_valid(), octets, pa.scalar(None, pa.large_binary()))
+
+
+def lengths_of(column: pa.Array) -> pa.Array | None:
+    """The lengths of values; None for a type of fixed width."""
+    if pa.types.is_list(column.type):
+        return pc.list_value_length(column).cast(pa.int64())
+    return pc.binary_length(column).cast(pa.int64()) if is_octets(column.type) else None
+
+
+def _list_octets(lists: pa.Array) -> pa.Array:
+    octets = _value_octets(lists, one_zero=True)
+    return pc.if_else(lists.is_valid(), octets, pa.scalar(None, _OCTETS))
+
+
+def _value_octets(column: pa.Array, *, one_zero: bool) -> pa.Array:
+    """Each value as bytes, also NULL; the bytes of no value are a prefix of another's."""
+    presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
+    parts = []
+    if (lengths := lengths_of(column)) is not None:
+        parts.append(_fixed_width_octets(pc.fill_null(lengths, 0)))
+    is_list = pa.types.is_list(column.type)
+    parts.append(_join_elements(column, lengths, one_zero) if is_list else _content_octets(column, one_zero))
+    return pc.binary_join_element_wise(
+        presence, *(pc.fill_null(part, _NO_OCTETS) for part in parts), _NO_OCTETS
+    )
+
+
+def _join_elements(lists: pa.Array, lengths: pa.Array, one_zero: bool) -> pa.Array:
+    """The concatenated bytes of each list's elements."""
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(pc.fill_null(lengths, 0), out=offsets[1:])
+    octets = _value_octets(lists.flatten(), one_zero=one_zero)
+    return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), octets), _NO_OCTETS)
+
+
+def _content_octets(column: pa.Array, one_zero: bool) -> pa.Array:
+    if is_octets(column.type):
+        return column.cast(_OCTETS)
+    return _fixed_width_octets(unify_floats(column, one_zero=one_zero))
+
+
+def _fixed_width_octets(column: pa.Array) -> pa.Array:
+    """The bytes of values with a fixed width."""
+    column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
+    return column.view(pa.binary(column.type.bit_width // 8)).cast(_OCTETS)

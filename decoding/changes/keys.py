@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.digests import HASH_FACTOR, is_octets, value_words
-from pgsieve.decoding.changes.equality import to_comparable
+from pgsieve.decoding.changes.digests import HASH_FACTOR, value_words
+from pgsieve.decoding.changes.equality import is_octets, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
 #: Integer keys are looked up in an array if it has at most so many elements for each key, and so many more.
@@ -27,11 +27,6 @@ def key_numbers(keys: pa.Table) -> Numbers:
     NULL counts as a value here, although no table has NULL in a key.
     """
     return reduce(_combine, (_encode(to_comparable(column)) for column in keys.columns))
-
-
-def has_parts(keys: pa.Schema) -> bool:
-    """Whether `key_parts` divides keys of these types. Lists are only comparable within one table."""
-    return not any(pa.types.is_list(each.type) for each in keys)
 
 
 def key_parts(keys: pa.Table, number: int) -> Numbers:
@@ -78,20 +73,13 @@ def equal_rows(left: pa.Table, right: pa.Table) -> tuple[Numbers, Numbers]:
 
     NULL equals nothing.
     """
-    # Both tables are converted together, as a list's comparable value depends on the other lists of its
-    # column.
-    columns = [
-        to_comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
-        for name in left.column_names
-    ]
-    both = pa.table(columns, left.column_names)
-    sides = _numbered(both.slice(0, left.num_rows), "left"), _numbered(both.slice(left.num_rows), "right")
-    equal = sides[0].join(sides[1], left.column_names, join_type="inner")
+    equal = _numbered(left, "left").join(_numbered(right, "right"), left.column_names, join_type="inner")
     return np.asarray(equal["left"]), np.asarray(equal["right"])
 
 
 def _numbered(rows: pa.Table, label: str) -> pa.Table:
-    return rows.append_column(label, pa.array(np.arange(rows.num_rows)))
+    comparable = pa.table([to_comparable(column) for column in rows.columns], rows.column_names)
+    return comparable.append_column(label, pa.array(np.arange(rows.num_rows)))
 
 
 @dataclass(frozen=True)

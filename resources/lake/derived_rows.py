@@ -56,19 +56,18 @@ def rows_without(
     rows: Numbers,
     on_removed: Callable[[slice, pa.RecordBatch], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file without the rows whose numbers are in `rows`.
+    """The rows of a file without the rows whose numbers are in `rows`, which ascend.
 
-    `on_removed` is called with removed rows of each batch: their slice of the ascending `rows`, and a batch of
-    them.
+    `on_removed` is called with removed rows of each batch: their slice of `rows`, and a batch of them.
     """
-    removed, begin = np.sort(rows), 0
+    begin = 0
     for batch in batches:
         end = begin + batch.num_rows
-        first, last = np.searchsorted(removed, (begin, end))
+        first, last = np.searchsorted(rows, (begin, end))
         if on_removed is not None and first < last:
-            on_removed(slice(first, last), batch.take(pa.array(removed[first:last] - begin)))
+            on_removed(slice(first, last), batch.take(pa.array(rows[first:last] - begin)))
         remains = np.ones(batch.num_rows, np.bool_)
-        remains[removed[first:last] - begin] = False
+        remains[rows[first:last] - begin] = False
         begin = end
         if remains.any():
             yield batch if remains.all() else batch.filter(pa.array(remains))

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChanges, many_changes
+from pgsieve.assets.steps.apply.by_files import (
+    KEY_BYTES,
+    FilesWriter,
+    ManyChanges,
+    many_changes,
+    stored_batch,
+    with_net_change,
+)
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.damaged_tables import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
@@ -248,13 +255,15 @@ class Batch:
     def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | None:
         """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
+        batch, many = (lake, path, search.log, definition, pending), plan.decided
         with _large_apply_lock(search):
-            if plan.decided is None and pending.name not in self.shared:
-                by_parts = KeyPartsWriter(lake, path, search.log, definition, pending, end)
-                if (applied := by_parts.apply()) is not None:
-                    reach(Failpoint.REPLICA_COMMITTED)
-                    return applied
-            many = plan.decided or many_changes(lake, path, search.log, definition, pending)
+            if many is None and (stored := stored_batch(*batch)) is not None:
+                if pending.name not in self.shared:
+                    applied = KeyPartsWriter(*batch, end).apply(stored)
+                    if applied is not None:
+                        reach(Failpoint.REPLICA_COMMITTED)
+                        return applied
+                many = with_net_change(*batch, stored)
             if many is not None:
                 if many.net is not None and not plan.is_examined:
                     search.refuse_change(many.net.conflict)

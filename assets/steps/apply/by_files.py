@@ -24,7 +24,12 @@ from pgsieve.assets.steps.apply.keyed_changes import (
     stored_changes,
 )
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, first_matches, stored_digests
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
+from pgsieve.assets.steps.apply.table_result import (
+    PendingChanges,
+    TableResult,
+    batch_result,
+    former_key_until,
+)
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
@@ -103,10 +108,15 @@ def many_changes(
 
     `path` is the replica, `log` its change history.
     """
-    if may_have_former_key(definition, pending):
-        return None
     stored = stored_batch(lake, path, log, definition, pending)
-    if stored is None or not (definition.key or pending.count("update", "delete")):
+    return None if stored is None else with_net_change(lake, path, log, definition, pending, stored)
+
+
+def with_net_change(
+    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges, stored: ManyChanges
+) -> ManyChanges | None:
+    """A batch's changes with their net change; the parameters and the result are those of `many_changes`."""
+    if not (definition.key or pending.count("update", "delete")):
         return stored
     decider = _Decider(lake, stored.committer, path, log, definition, pending, stored.groups, stored.schema)
     net = decider.decide_by_key() if definition.key else decider.decide_by_row()
@@ -116,7 +126,12 @@ def many_changes(
 def stored_batch(
     lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
-    """A batch's changes before their net change is decided; None if the replica cannot be written as files."""
+    """A batch's changes before their net change is decided; None if the replica cannot be written as files.
+
+    None also if rows may repeat a key, as their changes may be from before the key was altered.
+    """
+    if pending.since < former_key_until(definition):
+        return None
     stored = lake.stored_slices(log, pending.slice_ends, every=True)
     if stored is None:
         return None
@@ -225,14 +240,6 @@ class _Decider:
 def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
     """Whether a batch removes all rows that the replica had."""
     return pending.truncated_at is not None and not definition.soft_delete_columns
-
-
-def may_have_former_key(definition: Definition, pending: PendingChanges) -> bool:
-    """Whether some changes may be from before the table's key was altered: their rows may repeat a present key."""
-    former = definition.former
-    if former is None or former.key == definition.key_numbers:
-        return False
-    return pending.since < former.until
 
 
 @dataclass(frozen=True)
@@ -345,8 +352,7 @@ class RowsTask:
         """A function that shares the rows removed from a file; None if nothing is shared."""
         if (shared := self.chosen.shared) is None:
             return None
-        keys = match.keys[np.argsort(match.rows)]
-        return lambda part, rows: shared.add_removed(keys[part], rows)
+        return lambda part, rows: shared.add_removed(match.keys[part], rows)
 
     def _ended_batches(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for of_file in rows:

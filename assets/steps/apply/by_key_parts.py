@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.by_files import ManyChanges, RowsTask, may_have_former_key, stored_batch
+from pgsieve.assets.steps.apply.by_files import ManyChanges, RowsTask
 from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, is_in
 from pgsieve.assets.steps.apply.keyed_changes import ChangesOfKeys, changes_of_keys, join_changes
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
-from pgsieve.decoding.changes.keys import SoughtKeys, has_parts, key_parts
+from pgsieve.decoding.changes.keys import SoughtKeys, has_bounds, key_parts
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.deletion_vectors import (
@@ -78,12 +78,9 @@ class KeyPartsWriter:
     pending: PendingChanges
     end: int
 
-    def apply(self) -> TableResult | None:
+    def apply(self, stored: ManyChanges) -> TableResult | None:
         """Apply the changes; None if they conflict, and where the table or the changes need the keys of all at once."""
         if not self._may_be:
-            return None
-        stored = stored_batch(self.lake, self.path, self.log, self.definition, self.pending)
-        if stored is None:
             return None
         with self.lake.access.translate_errors(self.path):
             return self._written(stored)
@@ -97,7 +94,6 @@ class KeyPartsWriter:
             and bool(definition.key)
             and not definition.soft_delete_columns
             and not (pending.unchanged or pending.key_changes)
-            and not may_have_former_key(definition, pending)
         )
 
     def _planned(self, stored: ManyChanges, keys: pa.Schema) -> "_Planned | None":
@@ -133,7 +129,7 @@ class KeyPartsWriter:
         """Let tasks decide and write files, and commit these; None if there is a conflict."""
         path, pending, committer, schema = self.path, self.pending, stored.committer, stored.schema
         keys = pa.schema([schema.field(name) for name in self.definition.key])
-        planned = self._planned(stored, keys) if has_parts(keys) else None
+        planned = self._planned(stored, keys)
         if planned is None:
             return None
         runner, store, files = self.lake.policy.runner(pending.size), self.lake.store, planned.files
@@ -189,20 +185,18 @@ def _number_of_changes(pending: PendingChanges) -> int:
 
 def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | None:
     """The bounds of keys in a file of the change history; None if it has no key."""
-    names = {side: [f"{side}.{name}" for name in keys.names] for side in SIDES}
-    read, bounds = store.bounds(file, [name for side in SIDES for name in names[side]]), dict[str, Bounds]()
-    for place, key in enumerate(keys):
-        each = [bound for side in SIDES for bound in read.get(names[side][place], [None])]
+    # A path with a further dot may be that of another column.
+    kinds = {key.name: key.type for key in keys if "." not in key.name and has_bounds(key.type)}
+    read = store.bounds(file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()})
+    bounds = dict[str, Bounds]()
+    for name, kind in kinds.items():
+        each = [bound for side in SIDES for bound in read.get(f"{side}.{name}", [None])]
         if not each:
             return None
-        # A path with a further dot may be that of another column.
-        is_bounded = "." not in key.name and (
-            pa.types.is_signed_integer(key.type) or pa.types.is_string(key.type)
-        )
         known = [bound for bound in each if bound is not None]
-        if is_bounded and len(known) == len(each):
-            least, greatest = min(bound[0] for bound in known), max(bound[1] for bound in known)
-            bounds[key.name] = pa.scalar(least, key.type), pa.scalar(greatest, key.type)
+        if len(known) == len(each):
+            every = pc.min_max(pa.array([value for bound in known for value in bound], kind))
+            bounds[name] = every["min"], every["max"]
     return bounds
 
 

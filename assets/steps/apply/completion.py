@@ -194,11 +194,10 @@ class _MissingValues:
         wanted = wanted[np.argsort(base[wanted], kind="stable")]
         bases = base[wanted]
         for match in self.matches:
-            order = np.argsort(match.rows)
-            begin, end = (np.searchsorted(bases, match.keys[order], side) for side in ("left", "right"))
+            begin, end = (np.searchsorted(bases, match.keys, side) for side in ("left", "right"))
             times = end - begin
             if times.any():
-                rows = np.repeat(match.rows[order], times)
+                rows = np.repeat(match.rows, times)
                 yield wanted[_ranges(begin, times)], self._rows(match, rows, only, budget)
 
     def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, budget: _Budget) -> pa.Array:

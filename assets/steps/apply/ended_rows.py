@@ -81,13 +81,12 @@ class Endings:
         ended_by[other_key] = metadata.num_rows - 1
         removed, ended = _merge_matches(leaving, self.emptied, other_key), list[EndedRows]()
         for match in removed:
-            order = np.argsort(match.rows)
-            by = ended_by[match.keys[order]]
+            by = ended_by[match.keys]
             stays = by != NONE
             if stays.any():
                 changes, which = np.unique(by[stays], return_inverse=True)
                 ended.append(
-                    EndedRows(match.name, match.rows[order][stays], which, metadata.take(pa.array(changes)))
+                    EndedRows(match.name, match.rows[stays], which, metadata.take(pa.array(changes)))
                 )
         return removed, ended
 
@@ -113,6 +112,8 @@ def _merge_matches(
         if (more := others.pop(match.name, None)) is not None:
             only = np.setdiff1d(more.rows, rows)
             rows, keys = np.concatenate([rows, only]), np.concatenate([keys, np.full(len(only), key)])
+            order = np.argsort(rows)
+            rows, keys = rows[order], keys[order]
         gone.append(replace(match, rows=rows, keys=keys))
     return [*gone, *others.values()]
 

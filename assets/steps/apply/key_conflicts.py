@@ -18,7 +18,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, former_key_until
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
@@ -78,7 +78,7 @@ class ConflictSearch:
                 self._refuse(conflict)
 
     def _refuse(self, conflict: KeyConflict | None) -> None:
-        if conflict is not None and conflict.first_lsn >= self._former_key_until:
+        if conflict is not None and conflict.first_lsn >= former_key_until(self.definition):
             values = (value_texts(column)[0] for column in conflict.key.columns)
             key = dict(zip(self.definition.key, values, strict=True))
             kind = INSERT_EXISTS if conflict.inserts else UPDATE_EXISTS
@@ -96,12 +96,6 @@ class ConflictSearch:
             # The position is read after the rows: a replica that lacks the changes now lacked them then.
             if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
                 raise
-
-    @property
-    def _former_key_until(self) -> int:
-        """The LSN before which changes may be from before the key was altered: their rows may repeat a present key."""
-        former = self.definition.former
-        return former.until if former and former.key != self.definition.key_numbers else 0
 
     # in this process
 

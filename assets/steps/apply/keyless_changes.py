@@ -118,9 +118,7 @@ def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileM
     """The first matches of each key number, at most as many as `counts` has for it."""
     remaining, chosen = counts.copy(), list[FileMatches]()
     for match in matches:
-        order = np.argsort(match.rows)
-        rows, keys = match.rows[order], match.keys[order]
-        is_first = mask_first(keys, remaining)
+        is_first = mask_first(match.keys, remaining)
         if is_first.any():
-            chosen.append(replace(match, rows=rows[is_first], keys=keys[is_first]))
+            chosen.append(replace(match, rows=match.rows[is_first], keys=match.keys[is_first]))
     return chosen

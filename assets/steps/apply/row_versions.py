@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables, lacking_changes
-from pgsieve.assets.steps.apply.by_files import RowsTask, may_have_former_key
+from pgsieve.assets.steps.apply.by_files import RowsTask
 from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, Validity
 from pgsieve.assets.steps.apply.completion import NetRows, completions
 from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
-from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, former_key_until
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
@@ -192,7 +192,7 @@ class VersionsWriter:
     def apply(self) -> None:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
-        if may_have_former_key(table.definition, pending):
+        if pending.since < former_key_until(table.definition):
             # Rows from before the key was altered may share a present key. After a crash the replica may be past `end`.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))

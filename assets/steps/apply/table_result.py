@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
+from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.net_change import Mask, NetChange
 from pgsieve.resources.lake.delta.records import TableHead
@@ -109,6 +110,12 @@ class PendingChanges:
     def row_counts(self, net: NetChange, before: Mask) -> dict[str, int]:
         """The rows by kind, as `NetChange.counts`, but after a TRUNCATE no row counts as missing."""
         return net.counts(before) | ({"missing": 0} if self.truncated_at is not None else {})
+
+
+def former_key_until(definition: Definition) -> int:
+    """The LSN before which changes may be from before the table's key was altered: their rows may repeat a present key."""
+    former = definition.former
+    return 0 if former is None or former.key == definition.key_numbers else former.until
 
 
 def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:

@@ -3,8 +3,8 @@
 Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in
 PostgreSQL. The comparison is exact: it compares rows, not their hashes. Spark and, for few rows, Arrow give
 the same result: columns c0, c1, ... in the replica's order, and `count`. `count` is > 0 for rows missing from
-the replica, and < 0 for rows that it has too often. Spark groups rows by the bytes that a function on Arrow batches
-gives them.
+the replica, and < 0 for rows that it has too often. Both group rows by the bytes that a function of Arrow batches gives
+them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from pgsieve.decoding.changes.digests import encoded_rows
-from pgsieve.decoding.changes.equality import to_comparable
+from pgsieve.decoding.changes.equality import encoded_rows
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.spark_writes import number_columns
 
@@ -74,13 +73,14 @@ def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
     names = [f"c{i}" for i in range(expected.num_columns)]
     both = pa.concat_tables([expected, replica]).rename_columns(names)
     sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)
+    octets = [encoded_rows(batch, one_zero=True) for batch in both.to_batches()]
     grouped = pa.table(
         {
-            **{name: to_comparable(both[name]) for name in names},
+            _OCTETS: pa.chunked_array(octets, pa.large_binary()),
             "count": pa.array(sign, pa.int64()),
             "row": pa.array(np.arange(both.num_rows)),
         }
     )
-    counted = grouped.group_by(names).aggregate([("count", "sum"), ("row", "min")])
+    counted = grouped.group_by(_OCTETS).aggregate([("count", "sum"), ("row", "min")])
     different = counted.filter(pc.not_equal(counted["count_sum"], 0))
     return both.take(different["row_min"]).append_column("count", different["count_sum"])

@@ -33,15 +33,12 @@ class SharedRows:
     max_bytes: int
     new_rows: list[_NumberedRows] = field(default_factory=list)
     removed_rows: list[_NumberedRows] = field(default_factory=list)
+    #: How much memory the rows take.
+    nbytes: int = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle to None: rows that an executor adds would not reach this process."""
         return _none, ()
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory the rows take."""
-        return sum(rows.nbytes for _, rows in (*self.new_rows, *self.removed_rows))
 
     def add_new(self, places: Numbers, rows: pa.RecordBatch) -> None:
         """Add new rows, by the places of their changes."""
@@ -52,12 +49,13 @@ class SharedRows:
         self._add(self.removed_rows, keys, rows)
 
     def _add(self, parts: list[_NumberedRows], numbers: Numbers, rows: pa.RecordBatch) -> None:
-        if self.nbytes + rows.nbytes > self.max_bytes:
-            self.max_bytes = 0
+        if (nbytes := self.nbytes + rows.nbytes) > self.max_bytes:
+            self.max_bytes = self.nbytes = 0
             self.new_rows.clear()
             self.removed_rows.clear()
         else:
             parts.append((numbers, rows))
+            self.nbytes = nbytes
 
     def at_places(self, places: Numbers, columns: pa.Schema) -> list[_NumberedRows] | None:
         """The new rows in the order of their places; None if their places are not exactly `places`, which ascend."""

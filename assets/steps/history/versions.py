@@ -410,8 +410,5 @@ class VersionChange:
         local = table.committer.local
         begun = set[str]() if went is None else local.files_of_one_value(table.path, VALID_FROM_LSN)
         for match, until in zip(self.ended_rows.matches, self.until, strict=True):
-            order = np.argsort(match.rows)
-            data = None if went is None or replaced else went.of(match.keys[order])
-            yield _FileWithEnds(
-                match.name, match.rows[order], until[order], replaced, data, match.name in begun
-            )
+            data = None if went is None or replaced else went.of(match.keys)
+            yield _FileWithEnds(match.name, match.rows, until, replaced, data, match.name in begun)

@@ -66,8 +66,8 @@ def rows_of(
 class FileMatches:
     """The matches in a file: the numbers of its matching rows, and for each row the index of its key.
 
-    `name` is the file's name relative to the table's folder, `path` its path in the table's log, `size` its
-    bytes. `deleted` are the numbers of rows that a deletion vector marks; `rows` contains none of them.
+    The rows ascend. `name` is the file's name relative to the table's folder, `path` its path in the table's log, `size`
+    its bytes. `deleted` are the numbers of rows that a deletion vector marks; `rows` contains none of them.
     """
 
     name: str
@@ -142,6 +142,9 @@ def _matched_files(
     def matches_in(name: str, log_path: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(join_path(path, name), keys.schema), keys.schema)
         row, key = sought.within(rows.rename_columns(labels))
+        if (np.diff(row) < 0).any():
+            order = np.argsort(row)
+            row, key = row[order], key[order]
         marked = deleted.get(name, no_rows)
         is_present = np.ones(rows.num_rows, np.bool_)
         is_present[marked] = False
@@ -238,10 +241,7 @@ def _candidates(
     first = keys.column_names[0]
     for batch in _batches(table, store, [join_path(path, file) for file in files], schema, bounds):
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-        # Lists are comparable only within their column.
-        if not pa.types.is_list(keys[first].type):
-            rows = rows.filter(pc.is_in(to_comparable(rows[first]), to_comparable(keys[first])))
-        yield rows
+        yield rows.filter(pc.is_in(to_comparable(rows[first]), to_comparable(keys[first])))
 
 
 def files_within(

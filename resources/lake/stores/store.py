@@ -6,14 +6,14 @@ lake on an object store. Raises OSError.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -122,19 +122,24 @@ class Store:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
 
-    def bounds(self, path: str, columns: Sequence[str]) -> dict[str, list[tuple[Any, Any] | None]]:
+    def bounds(
+        self, path: str, columns: Mapping[str, pa.DataType]
+    ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
         """The least and the greatest value of columns in each row group of a Parquet file that has values of it.
 
-        A column may be a field of a struct ("new.id"). None stands for unknown bounds.
+        A column may be a field of a struct ("new.id"). `columns` has the types of values: those that have bounds
+        (`keys.has_bounds`). None stands for unknown bounds.
         """
         with self._parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-            bounds = dict[str, list[tuple[Any, Any] | None]]()
+            bounds = dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]()
             for place, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
-                if name in columns:
+                if (kind := columns.get(name)) is not None:
                     statistics = [group.column(place).statistics for group in groups]
                     bounds[name] = [
-                        (each.min, each.max) if each is not None and each.has_min_max else None
+                        (_stored_value(each.min_raw, kind), _stored_value(each.max_raw, kind))
+                        if each is not None and each.has_min_max
+                        else None
                         for each in statistics
                         if each is None or each.num_values
                     ]
@@ -307,6 +312,13 @@ def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequ
         parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
         before += group.bytes
     return [parts[part] for part in sorted(parts)]
+
+
+def _stored_value(stored: int | bytes, kind: pa.DataType) -> pa.Scalar:
+    """A value of a type, as a Parquet file stores it. As Python's date or time it might be out of range."""
+    if isinstance(stored, bytes):
+        return pa.scalar(stored, pa.binary()).cast(kind)
+    return pa.scalar(stored, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
 
 
 def _read_group(open_file: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:

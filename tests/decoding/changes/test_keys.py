@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.changes.keys import has_parts, key_parts
+from pgsieve.decoding.changes.keys import key_parts
 
 _MANY = 1000
 _KEYS = {
@@ -20,6 +20,7 @@ _KEYS = {
     "numeric": pa.array([Decimal("1.00"), Decimal("-1.00"), None], pa.decimal128(38, 2)),
     "dates": pa.array([dt.date(2000, 1, 1), dt.date(2000, 1, 2), None]),
     "flags": pa.array([True, False, None]),
+    "lists": pa.array([[], [1], [1, 2], [2, 1], [None], None], pa.list_(pa.int64())),
 }
 
 
@@ -34,10 +35,9 @@ def test_a_key_is_in_the_same_part_whatever_keys_are_beside_it(name: str) -> Non
 
 
 def test_equal_floats_are_in_the_same_part() -> None:
-    zero, nan = (
-        key_parts(pa.table({"k": pa.array(both)}), _MANY) for both in ([0.0, -0.0], [np.nan, -np.nan])
-    )
-    assert len(set(zero)) == len(set(nan)) == 1
+    pairs = [0.0, -0.0], [np.nan, -np.nan], [[0.0, np.nan], [-0.0, -np.nan]]
+    zero, nan, listed = (key_parts(pa.table({"k": pa.array(both)}), _MANY) for both in pairs)
+    assert len(set(zero)) == len(set(nan)) == len(set(listed)) == 1
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,3 @@ def test_parts_have_about_the_same_size(keys: list[object]) -> None:
     assert len(sizes) == 16
     assert sizes.min() > 900
     assert sizes.max() < 1_700
-
-
-def test_lists_have_no_parts() -> None:
-    assert has_parts(pa.schema([("k", pa.int64()), ("t", pa.string())]))
-    assert not has_parts(pa.schema([("k", pa.list_(pa.int64()))]))

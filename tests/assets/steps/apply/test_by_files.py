@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import permutations, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files
-from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
+from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes, stored_batch
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
@@ -155,9 +156,9 @@ class Changes:
     def by_key_parts(self, replicated: Definition) -> TableResult:
         """Apply by parts of the keys, where the changes permit it."""
         self.lake.policy = replace(self.lake.policy, parted_changes=0)
-        written = KeyPartsWriter(
-            self.lake, self.path, self.log, replicated, self.pending(), _ENDS[-1]
-        ).apply()
+        batch = self.lake, self.path, self.log, replicated, self.pending()
+        stored = stored_batch(*batch)
+        written = None if stored is None else KeyPartsWriter(*batch, _ENDS[-1]).apply(stored)
         return self.by_files(replicated) if written is None else written
 
     def mark(self, gone: list[Row], position: int, *, checkpointed: bool) -> None:
@@ -341,6 +342,35 @@ def test_parts_of_the_keys_leave_the_same_rows(
         assert parts.rows() == few.rows(), f"seed {seed}"
         applied += 1
     assert applied > 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "spark", "keys"),
+    [
+        (pa.date32(), "date", [dt.date(1, 1, 1), dt.date(2026, 1, 1), dt.date(9999, 12, 31)]),
+        (
+            pa.timestamp("us", "UTC"),
+            "timestamp",
+            [dt.datetime(year, 1, 1, tzinfo=dt.UTC) for year in (1, 2, 3)],
+        ),
+        (pa.list_(pa.int64()), "array<bigint>", [[1, None], [], [2]]),
+        (pa.float64(), "double", [0.0, float("nan"), 2.5]),
+    ],
+    ids=str,
+)
+def test_keys_of_every_type_are_applied_by_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, spark: str, keys: list[object]
+) -> None:
+    columns: Columns = (("k", kind), ("v", pa.string()))
+    replicated = Definition((("k", spark), ("v", "string")), ("k",), Layout(1, (), 2, ()))
+    monkeypatch.setattr(by_files, "keyed_changes", None)
+    for number, (kept, changed, added) in enumerate(permutations(keys)):
+        rows: list[Row] = [{"k": kept, "v": "before"}, {"k": changed, "v": "before"}]
+        changes = [insert({"k": added, "v": "new"}), update({"k": changed, "v": "after"})]
+        made = Changes(tmp_path / str(number), rows, changes, columns)
+        assert _done(made.by_key_parts(replicated)) == (1, 1, 0, 0)
+        expected = {str(kept): "before", str(changed): "after", str(added): "new"}
+        assert {str(each["k"]): each["v"] for each in made.rows()} == expected
 
 
 def test_inserts_of_a_table_without_a_key_are_appended(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,3 +161,19 @@ def test_parallel_executors_have_the_same_number_of_parts(megabytes: int, beside
     sizes = [len(part) for part in divide_groups(_groups([1024 * 1024] * megabytes), beside)]
     assert len(sizes) == parts
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+def test_bounds_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    """Python's dates and times end in the year 9999, so they cannot express PostgreSQL's."""
+    kinds = {
+        "day": (pa.date32(), pa.array([2**31 - 1, None, -(2**31)], pa.int32())),
+        "time": (pa.timestamp("us", "UTC"), pa.array([2**62, -(2**62), None])),
+        "small": (pa.int16(), pa.array([7, None, -7], pa.int32())),
+        "text": (pa.string(), pa.array(["ä", "", None])),
+    }
+    rows = {name: values.cast(kind) for name, (kind, values) in kinds.items()}
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"new": pa.StructArray.from_arrays([*rows.values()], [*rows])}), path)
+    read = Store().bounds(path, {f"new.{name}": kind for name, (kind, _) in kinds.items()})
+    expected = {name: pc.min_max(values) for name, values in rows.items()}
+    assert read == {f"new.{name}": [(each["min"], each["max"])] for name, each in expected.items()}
