@@ -1,7 +1,7 @@
 """Copied rows as changes of a change history: rows of a replica in, changes out.
 
-A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each row. They have
-the LSN of the snapshot, and precede all changes that committed at or after it. Raises Arrow's errors.
+A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each row. All these changes
+have the LSN of the snapshot, and precede all changes that committed at or after that LSN. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgsieve.decoding.changes.columns import repeat_value
 
 #: The operations of a copy; changes of the publisher have other operations.
 SNAPSHOT, COPY = "snapshot", "copy"
-#: Their ordinals. Changes that committed at the same LSN follow, as their ordinals begin with 0.
+#: The ordinals of these operations. Changes that committed at the same LSN follow, as their ordinals begin with 0.
 _PLACES = {SNAPSHOT: -2, COPY: -1}
 #: SQL conditions: whether a row of a change history is a change of the publisher, and whether it begins a
 #: copy.
@@ -40,7 +40,10 @@ class CopiedRows:
     def to_changes(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the replica as changes."""
         fields = list(self.schema.field("new").type)
-        children = [rows.column(rows.schema.get_field_index(each.name)).cast(each.type) for each in fields]
+        children = [
+            rows.column(rows.schema.get_field_index(row_field.name)).cast(row_field.type)
+            for row_field in fields
+        ]
         return self._changes(COPY, pa.StructArray.from_arrays(children, fields=fields))
 
     def _changes(self, operation: str, rows: pa.StructArray) -> pa.RecordBatch:

@@ -81,11 +81,11 @@ def _append_columns(
     if not added:
         return rows
     values = [
-        pc.if_else(is_complete, repeat_value(a.value, len(rows)), pa.scalar(None, a.value.type))
-        for a in added
+        pc.if_else(is_complete, repeat_value(column.value, len(rows)), pa.scalar(None, column.value.type))
+        for column in added
     ]
-    fields = [*rows.type, *(pa.field(a.name, a.value.type) for a in added)]
-    children = [pc.struct_field(rows, [i]) for i in range(rows.type.num_fields)]
+    fields = [*rows.type, *(pa.field(column.name, column.value.type) for column in added)]
+    children = [pc.struct_field(rows, [index]) for index in range(rows.type.num_fields)]
     return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
 
 

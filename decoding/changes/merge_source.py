@@ -21,8 +21,8 @@ class MergeSource:
 
     - `last` is the change that has the row.
     - `sent` is, for each column that some change omitted, the change that has the column's value, or `NONE`.
-      In the latter case, a row that moved from another key takes the value of the replica's row with the key
-      `base`, and a row with `retains_value` retains its value.
+      With `NONE`, a row that moved from another key takes the value of the replica's row with the key `base`,
+      and a row with `retains_value` retains its value.
     - `ended` is the change that ended a retained row. The action end alters only such a row's metadata.
     """
 
@@ -42,17 +42,17 @@ def merge_source(net: NetChange, *, retain_ended: bool = False) -> MergeSource:
     """
     moved, has_row = net.updated & (net.base != net.keys), net.has_row
     unsent = {name: changes == NONE for name, changes in net.sent.items()}
-    lacking = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
+    takes_value = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
     # The ended row of a key stays if the key has no row afterwards.
-    at = np.flatnonzero(has_row) if retain_ended else np.arange(len(net.keys))
+    rows = np.flatnonzero(has_row) if retain_ended else np.arange(len(net.keys))
     ends = net.updated & (net.last == NONE)
     actions = np.select([net.upserted | moved, ends, net.updated], ["upsert", "end", "update"], "delete")
     return MergeSource(
-        keys=net.keys[at],
-        actions=actions[at],
-        last=np.where(has_row, net.last, NONE)[at],
-        sent={name: np.where(has_row, changes, NONE)[at] for name, changes in net.sent.items()},
-        base=np.where(lacking, net.base, NONE)[at],
-        retains_value={name: (net.updated & ~moved & lacks)[at] for name, lacks in unsent.items()},
-        ended=net.ended[at],
+        keys=net.keys[rows],
+        actions=actions[rows],
+        last=np.where(has_row, net.last, NONE)[rows],
+        sent={name: np.where(has_row, changes, NONE)[rows] for name, changes in net.sent.items()},
+        base=np.where(takes_value, net.base, NONE)[rows],
+        retains_value={name: (net.updated & ~moved & lacks)[rows] for name, lacks in unsent.items()},
+        ended=net.ended[rows],
     )

@@ -3,8 +3,8 @@
 In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the new rows of
 changes, and for deleted rows that are retained. Raises nothing.
 
-A copied row has the snapshot's LSN and time, but no commit; its first change replaces both. The apply adds
-the time at which it applies a row (`Stamp`).
+A copied row has the LSN and the time of the snapshot, but no commit. Its first change replaces the LSN and the time.
+The apply adds the time at which it applies a row (`Stamp`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def metadata_type(kind: str) -> ColumnType:
 
 def metadata_column(metadata: Metadata, kind: str) -> str | None:
     """The name of the column with this kind of metadata, or None."""
-    return next((name for name, each in metadata if each == kind), None)
+    return next((name for name, column_kind in metadata if column_kind == kind), None)
 
 
 @dataclass(frozen=True)
@@ -155,15 +155,17 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 def select_living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
     """Return the rows of a replica that are not deleted, in the columns and types of a schema.
 
-    The column `deleted` marks deleted rows; without such a column it is None.
+    The column named `deleted` marks deleted rows. `deleted` is None if there is no such column.
     """
-    # Casts before it filters: DataFusion reads texts as views, which Arrow cannot filter.
+    # The cast comes before the filter: DataFusion reads texts as views, and Arrow cannot filter views.
     typed = rows.select(schema.names).cast(schema)
-    return typed if deleted is None else typed.filter(lives(rows, deleted))
+    return typed if deleted is None else typed.filter(mask_living_rows(rows, deleted))
 
 
-def lives(rows: pa.Table | pa.RecordBatch, deleted: str | None) -> pa.BooleanArray | pa.ChunkedArray:
-    """The mask of the rows that the column `deleted` does not mark; None: all rows live."""
+def mask_living_rows(
+    rows: pa.Table | pa.RecordBatch, deleted: str | None
+) -> pa.BooleanArray | pa.ChunkedArray:
+    """The mask of the rows that the column `deleted` does not mark; without such a column, all rows."""
     if deleted is None:
         return pa.repeat(pa.scalar(True), rows.num_rows)
     return pc.invert(pc.fill_null(rows[deleted], False))
@@ -180,6 +182,8 @@ class Stamp:
         """Return the rows with the time set."""
         if self.column is None:
             return rows
-        place = rows.schema.get_field_index(self.column)
-        kind = rows.schema.field(place)
-        return rows.set_column(place, kind, pa.repeat(pa.scalar(self.time, kind.type), rows.num_rows))
+        index = rows.schema.get_field_index(self.column)
+        column_field = rows.schema.field(index)
+        return rows.set_column(
+            index, column_field, pa.repeat(pa.scalar(self.time, column_field.type), rows.num_rows)
+        )

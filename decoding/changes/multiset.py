@@ -38,37 +38,37 @@ class MultisetChange:
 
 def rows_before_and_after(changes: KeyChanges) -> tuple[Numbers, Numbers]:
     """The row numbers before and after each change; an UPDATE that changes nothing has the same twice."""
-    stays = (changes.operations == UPDATE) & (changes.old == NONE)
-    return np.where(stays, changes.new, changes.old), changes.new
+    has_same_row = (changes.operations == UPDATE) & (changes.old == NONE)
+    return np.where(has_same_row, changes.new, changes.old), changes.new
 
 
 def needed_rows(changes: KeyChanges, rows: int) -> Numbers:
     """How often the replica must have each of `rows` rows, so that all changes find theirs."""
     old, new = rows_before_and_after(changes)
-    least = np.zeros(rows, np.int64)
+    lowest = np.zeros(rows, np.int64)
     # An UPDATE deletes the old row before it inserts the new one.
     events = np.concatenate([_events(old, 0), _events(new, 1)])
     if len(events):
         events.sort()
         row, steps = events >> _EVENT_BITS, np.where(events & 1, 1, -1)
-        running, begins = np.cumsum(steps), np.flatnonzero(np.diff(row, prepend=NONE))
-        before = np.repeat(running[begins] - steps[begins], np.diff(begins, append=len(row)))
-        least[row[begins]] = np.minimum.reduceat(running - before, begins)
-    return np.maximum(-least, 0)
+        running, starts = np.cumsum(steps), np.flatnonzero(np.diff(row, prepend=NONE))
+        before = np.repeat(running[starts] - steps[starts], np.diff(starts, append=len(row)))
+        lowest[row[starts]] = np.minimum.reduceat(running - before, starts)
+    return np.maximum(-lowest, 0)
 
 
 def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
     """Return the change of a multiset that has each row as often as `present` says."""
     old, new = rows_before_and_after(changes)
-    lost = np.zeros(len(old), np.bool_)
+    lacks_row = np.zeros(len(old), np.bool_)
     if (needed_rows(changes, len(present)) > present).any():
-        lost = _changes_without_row(old, new, present)
-        old, new = np.where(lost, NONE, old), np.where(lost, NONE, new)
+        lacks_row = _changes_without_row(old, new, present)
+        old, new = np.where(lacks_row, NONE, old), np.where(lacks_row, NONE, new)
     counts = np.zeros(len(present), np.int64)
     np.add.at(counts, new[new != NONE], 1)
     np.subtract.at(counts, old[old != NONE], 1)
     return MultisetChange(
-        np.maximum(-counts, 0), _last_changes(new, np.maximum(counts, 0)), int(np.count_nonzero(lost))
+        np.maximum(-counts, 0), _last_changes(new, np.maximum(counts, 0)), int(np.count_nonzero(lacks_row))
     )
 
 
@@ -76,12 +76,12 @@ def mask_first(rows: Numbers, remaining: Numbers) -> Mask:
     """Mask the first occurrences of each row, as many as `remaining` says, and subtract them there."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=NONE))
-    rank = np.arange(len(rows)) - np.repeat(begins, np.diff(begins, append=len(rows)))
-    chosen = np.zeros(len(rows), np.bool_)
-    chosen[order] = rank < remaining[ordered]
-    np.subtract.at(remaining, rows[chosen], 1)
-    return chosen
+    starts = np.flatnonzero(np.diff(ordered, prepend=NONE))
+    rank = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
+    mask = np.zeros(len(rows), np.bool_)
+    mask[order] = rank < remaining[ordered]
+    np.subtract.at(remaining, rows[mask], 1)
+    return mask
 
 
 def _events(rows: Numbers, inserts: int) -> Numbers:
@@ -95,16 +95,16 @@ def _changes_without_row(old: Numbers, new: Numbers, present: Numbers) -> Mask:
 
     A loop is needed because such a change inserts no row, which a later change may need.
     """
-    counts, lost = present.tolist(), np.zeros(len(old), np.bool_)
+    counts, lacks_row = present.tolist(), np.zeros(len(old), np.bool_)
     for change, (deleted, inserted) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
         if deleted != NONE:
             if not counts[deleted]:
-                lost[change] = True
+                lacks_row[change] = True
                 continue
             counts[deleted] -= 1
         if inserted != NONE:
             counts[inserted] += 1
-    return lost
+    return lacks_row
 
 
 def _last_changes(new: Numbers, counts: Numbers) -> Numbers:

@@ -67,21 +67,21 @@ class KeyChanges:
     @property
     def is_move(self) -> Mask:
         """The mask of UPDATEs from one key to another."""
-        moved: Mask = (self.operations == UPDATE) & (self.old != NONE)
-        return moved
+        is_move: Mask = (self.operations == UPDATE) & (self.old != NONE)
+        return is_move
 
     def lookup_masks(self, keys: int) -> tuple[Mask, Mask]:
-        """Mask the keys that need a row before the changes, and the keys whose row in the replica matters.
+        """Mask the keys that need a row before the changes, and the keys whose row in the replica is relevant.
 
-        The replica's row of a key matters if a move takes it to another key, or if a new row of the key
-        begins before a row ends, because the two rows conflict.
+        The replica's row of a key is relevant if a move takes the row to another key. It is also relevant if a
+        new row of the key begins before a row of the key ends, because these two rows conflict.
         """
         begun = _first_places(np.where((self.operations == INSERT) | self.is_move, self.new, NONE), keys)
         ended = _first_places(self.old, keys)
-        stays = _first_places(np.where((self.operations == UPDATE) & ~self.is_move, self.new, NONE), keys)
-        matters = begun < ended
-        matters[self.old[self.is_move]] = True
-        return np.minimum(ended, stays) < np.minimum(begun, len(self.operations)), matters
+        kept = _first_places(np.where((self.operations == UPDATE) & ~self.is_move, self.new, NONE), keys)
+        has_relevant_row = begun < ended
+        has_relevant_row[self.old[self.is_move]] = True
+        return np.minimum(ended, kept) < np.minimum(begun, len(self.operations)), has_relevant_row
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class NetChange:
     - `last` is the change that has the row.
     - `sent` is, for each column that some change omitted, the change that has the value, or `NONE` if only
       the replica's row of `base` has it.
-    - `ended` is, if ended rows are retained, the change that ended the row, else `NONE`. An ended row has its
-      last values. A row of the replica that ended without an earlier change has no `last`.
+    - `ended` is the change that ended the row, if ended rows are retained, else `NONE`. An ended row keeps its
+      last values. A row of the replica has no `last` if its first change ended it.
 
     A key that is neither upserted nor updated has no row afterwards.
     """
@@ -121,23 +121,23 @@ class NetChange:
 
         Rows that ended do not count as rows.
         """
-        lives = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
-        present = before[self.keys]
-        counted = {
-            "inserted": lives & ~present,
-            "updated": lives & present,
-            "deleted": ~lives & present,
-            "missing": self.expected & ~present,
+        has_living_row = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
+        had_row = before[self.keys]
+        masks = {
+            "inserted": has_living_row & ~had_row,
+            "updated": has_living_row & had_row,
+            "deleted": ~has_living_row & had_row,
+            "missing": self.expected & ~had_row,
         }
-        return {kind: int(np.count_nonzero(rows)) for kind, rows in counted.items()}
+        return {kind: int(np.count_nonzero(rows)) for kind, rows in masks.items()}
 
 
 @dataclass(frozen=True)
 class _Tenures:
-    """The tenures of all keys, and the events, both ordered by key and time.
+    """The tenures of all keys and the events of all tenures, both ordered by key and time.
 
     `key`, `place` (the index of the change) and `kind` have one element per event. `starts` and `last_event`
-    have the indexes of each tenure's first and last event.
+    have the indexes of each tenure's first and last event. `origin` has the origin of each tenure's row.
     """
 
     key: Numbers
@@ -183,11 +183,11 @@ def net_changes(
     last, sent = _last_changes(changes, tenures)
     origin, base, sent = _inherit(tenures, sent)
     final = np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last) else _nones(0)
-    begins = np.flatnonzero(tenures.is_first)
+    firsts = np.flatnonzero(tenures.is_first)
     is_gone, ended = tenures.is_ended[final], _nones(len(final))
     if retain_ended and len(final):
         has_row = (origin == INSERT) | ((origin == _REPLICA) & present[base])
-        latest = np.maximum.reduceat(np.where(has_row, np.arange(len(origin)), NONE), begins)
+        latest = np.maximum.reduceat(np.where(has_row, np.arange(len(origin)), NONE), firsts)
         is_gone = latest == NONE
         final = np.where(is_gone, final, latest)
         ended = np.where(tenures.is_ended[final] & ~is_gone, tenures.place[tenures.last_event[final]], NONE)
@@ -195,7 +195,7 @@ def net_changes(
         keys=tenures.keys[final],
         upserted=~is_gone & (origin[final] == INSERT),
         updated=~is_gone & (origin[final] == _REPLICA),
-        expected=~_is_begin(tenures.kind[tenures.starts[begins]]),
+        expected=~_is_begin(tenures.kind[tenures.starts[firsts]]),
         last=np.where(is_gone, NONE, last[final]),
         base=base[final],
         sent={name: places[final] for name, places in sent.items()},
@@ -232,19 +232,19 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
     tenures = _tenures(changes, commits)
     last, sent = _last_changes(changes, tenures)
     origin, base, sent = _inherit(tenures, sent)
-    keys, of_commit = tenures.keys, commits[tenures.place[tenures.starts]]
-    lives = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
+    keys, tenure_commits = tenures.keys, commits[tenures.place[tenures.starts]]
+    has_row = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
     final = (
-        np.flatnonzero(np.append(_is_new_key(keys)[1:] | _is_new_key(of_commit)[1:], True))
+        np.flatnonzero(np.append(_is_new_key(keys)[1:] | _is_new_key(tenure_commits)[1:], True))
         if len(keys)
         else _nones(0)
     )
     is_first = _is_new_key(keys[final])
-    until = np.append(np.where(is_first[1:], NONE, of_commit[final][1:]), NONE)[: len(final)]
+    until = np.append(np.where(is_first[1:], NONE, tenure_commits[final][1:]), NONE)[: len(final)]
     ends = _nones(len(present))
-    ends[keys[final][is_first]] = of_commit[final][is_first]
+    ends[keys[final][is_first]] = tenure_commits[final][is_first]
     ends[~present] = NONE
-    has_version = lives[final]
+    has_version = has_row[final]
     chosen = final[has_version]
     return RowVersions(
         keys=keys[chosen],
@@ -263,42 +263,44 @@ def insert_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> 
     `keys` keys; a later one deletes the keys of the changes since the previous one. The origin of a DELETE is
     its TRUNCATE, of any other change the change itself; TRUNCATEs are numbered after the last change.
     """
-    at, deleted, which, begin = list[Numbers](), list[Numbers](), list[Numbers](), 0
+    positions, deleted, origins, start = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for number, end in enumerate(truncates, len(changes.operations)):
-        concerned = np.concatenate([changes.old[begin:end], changes.new[begin:end]])
-        concerned = np.unique(concerned[concerned != NONE]) if at else np.arange(keys)
-        deleted.append(concerned)
-        at.append(np.full(len(concerned), end))
-        which.append(np.full(len(concerned), number))
-        begin = end
-    if not at:
+        deleted_keys = np.concatenate([changes.old[start:end], changes.new[start:end]])
+        deleted_keys = np.unique(deleted_keys[deleted_keys != NONE]) if positions else np.arange(keys)
+        deleted.append(deleted_keys)
+        positions.append(np.full(len(deleted_keys), end))
+        origins.append(np.full(len(deleted_keys), number))
+        start = end
+    if not positions:
         return changes, np.arange(len(changes.operations))
-    where = np.concatenate(at)
-    with_deleted = KeyChanges(
-        np.insert(changes.operations, where, DELETE),
-        np.insert(changes.old, where, np.concatenate(deleted)),
-        np.insert(changes.new, where, NONE),
-        {name: np.insert(is_sent, where, False) for name, is_sent in changes.sent.items()},
+    indexes = np.concatenate(positions)
+    expanded = KeyChanges(
+        np.insert(changes.operations, indexes, DELETE),
+        np.insert(changes.old, indexes, np.concatenate(deleted)),
+        np.insert(changes.new, indexes, NONE),
+        {name: np.insert(is_sent, indexes, False) for name, is_sent in changes.sent.items()},
     )
-    return with_deleted, np.insert(np.arange(len(changes.operations)), where, np.concatenate(which))
+    return expanded, np.insert(np.arange(len(changes.operations)), indexes, np.concatenate(origins))
 
 
 def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
     """Return the tenures of all keys; `commits`, if given, has the commit of each change and splits them."""
-    move = changes.is_move
-    stays, goes = np.flatnonzero(~move), np.flatnonzero(move)
-    key = np.where(changes.operations[stays] == DELETE, changes.old[stays], changes.new[stays])
-    key = np.concatenate([key, changes.old[goes], changes.new[goes]])
-    at = np.concatenate([2 * stays, 2 * goes, 2 * goes + 1])
-    packed = np.sort(key << _PLACE_BITS | at)
-    key, at = packed >> _PLACE_BITS, packed & ((1 << _PLACE_BITS) - 1)
-    place = at >> 1
-    kind = np.where(move[place], _LEAVE + (at & 1), changes.operations[place]).astype(np.int8)
+    is_move = changes.is_move
+    row_changes, moves = np.flatnonzero(~is_move), np.flatnonzero(is_move)
+    key = np.where(
+        changes.operations[row_changes] == DELETE, changes.old[row_changes], changes.new[row_changes]
+    )
+    key = np.concatenate([key, changes.old[moves], changes.new[moves]])
+    event_place = np.concatenate([2 * row_changes, 2 * moves, 2 * moves + 1])
+    events = np.sort(key << _PLACE_BITS | event_place)
+    key, event_place = events >> _PLACE_BITS, events & ((1 << _PLACE_BITS) - 1)
+    place = event_place >> 1
+    kind = np.where(is_move[place], _LEAVE + (event_place & 1), changes.operations[place]).astype(np.int8)
     begins, ends, is_first = _is_begin(kind), _is_end(kind), _is_new_key(key)
     after_end = np.zeros(len(key), np.bool_)
     after_end[1:] = ends[:-1]
-    parted = _is_new_key(commits[place]) if commits is not None else False
-    starts = np.flatnonzero(is_first | begins | after_end | parted)
+    begins_commit = _is_new_key(commits[place]) if commits is not None else False
+    starts = np.flatnonzero(is_first | begins | after_end | begins_commit)
     origin = np.select([begins, is_first, after_end], [kind, _REPLICA, _NOTHING], _CONTINUED)
     origin = origin[starts].astype(np.int64)
     last_event = np.append(starts[1:], len(key)) - 1 if len(starts) else starts
@@ -339,19 +341,21 @@ def _inherit(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, N
         by_move[tenures.place[tenures.last_event[tenures.is_left]]] = np.flatnonzero(tenures.is_left)
         parent[arrived] = by_move[tenures.place[tenures.starts[arrived]]]
     while len(child := np.flatnonzero(parent != NONE)):
-        above = parent[child]
+        ancestor = parent[child]
         for name, places in sent.items():
             inherited = places.copy()
-            inherited[child] = np.where(places[child] == NONE, places[above], places[child])
+            inherited[child] = np.where(places[child] == NONE, places[ancestor], places[child])
             sent[name] = inherited
-        origin, base, parent = (_take_from_parent(values, child, above) for values in (origin, base, parent))
+        origin, base, parent = (
+            _take_from_parent(values, child, ancestor) for values in (origin, base, parent)
+        )
     return origin, base, sent
 
 
-def _take_from_parent(values: Numbers, child: Numbers, above: Numbers) -> Numbers:
-    taken = values.copy()
-    taken[child] = values[above]
-    return taken
+def _take_from_parent(values: Numbers, child: Numbers, parent: Numbers) -> Numbers:
+    result = values.copy()
+    result[child] = values[parent]
+    return result
 
 
 def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) -> int | None:
@@ -359,9 +363,9 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
     if not len(origin):
         return None
     has_row = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
-    before = np.where(tenures.is_first, present[tenures.keys], np.concatenate([[False], has_row[:-1]]))
-    met = tenures.place[tenures.starts[_is_begin(tenures.kind[tenures.starts]) & before]]
-    return int(met.min()) if len(met) else None
+    had_row = np.where(tenures.is_first, present[tenures.keys], np.concatenate([[False], has_row[:-1]]))
+    conflicts = tenures.place[tenures.starts[_is_begin(tenures.kind[tenures.starts]) & had_row]]
+    return int(conflicts.min()) if len(conflicts) else None
 
 
 def _replace_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
@@ -369,12 +373,12 @@ def _replace_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
     if not changes.is_move.any():
         return changes
     tenures = _tenures(changes)
-    lacks = (tenures.origin == _NOTHING) | ((tenures.origin == _REPLICA) & ~present[tenures.keys])
-    if not (tenures.is_left & lacks).any():
+    lacks_row = (tenures.origin == _NOTHING) | ((tenures.origin == _REPLICA) & ~present[tenures.keys])
+    if not (tenures.is_left & lacks_row).any():
         return changes
-    lost = _lost_moves(changes, present)
+    lost_moves = _lost_moves(changes, present)
     operations, new = changes.operations.copy(), changes.new.copy()
-    operations[lost], new[lost] = DELETE, NONE
+    operations[lost_moves], new[lost_moves] = DELETE, NONE
     return replace(changes, operations=operations, new=new)
 
 
@@ -383,37 +387,37 @@ def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
 
     A loop is needed because such a move brings no row to its new key, which a later change may need.
     """
-    exists, lost = bytearray(present.tobytes()), list[int]()
+    has_row, lost_moves = bytearray(present.tobytes()), list[int]()
     begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.is_move)
     old, new = changes.old[begun_or_ended].tolist(), changes.new[begun_or_ended].tolist()
     for change, old_key, new_key in zip(begun_or_ended.tolist(), old, new, strict=True):
         if old_key != NONE:
-            is_there = exists[old_key]
-            exists[old_key] = 0
-            if not is_there:
+            had_row = has_row[old_key]
+            has_row[old_key] = 0
+            if not had_row:
                 if new_key != NONE:
-                    lost.append(change)
+                    lost_moves.append(change)
                 continue
         if new_key != NONE:
-            exists[new_key] = 1
-    return np.array(lost, np.int64)
+            has_row[new_key] = 1
+    return np.array(lost_moves, np.int64)
 
 
 def _is_begin(kind: npt.NDArray[np.int8]) -> Mask:
-    begins: Mask = (kind == INSERT) | (kind == _ARRIVE)
-    return begins
+    is_begin: Mask = (kind == INSERT) | (kind == _ARRIVE)
+    return is_begin
 
 
 def _is_end(kind: npt.NDArray[np.int8]) -> Mask:
-    ends: Mask = (kind == DELETE) | (kind == _LEAVE)
-    return ends
+    is_end: Mask = (kind == DELETE) | (kind == _LEAVE)
+    return is_end
 
 
 def _is_new_key(key: Numbers) -> Mask:
     """The mask of elements that differ from the previous one."""
-    begins = np.ones(len(key), np.bool_)
-    begins[1:] = key[1:] != key[:-1]
-    return begins
+    is_new_key = np.ones(len(key), np.bool_)
+    is_new_key[1:] = key[1:] != key[:-1]
+    return is_new_key
 
 
 def _first_places(keys: Numbers, count: int) -> Numbers:

@@ -41,13 +41,13 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
 
 
 def count_changes_and_bytes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Add the same for a batch with all columns, and its size in memory (`bytes`)."""
+    """Add the counts of a batch that has all columns, and the batch's size in memory (`bytes`)."""
     count_changes(batch, key, tally)
     tally["bytes"] = tally.get("bytes", 0) + batch.nbytes
 
 
-def added_tallies(tallies: Iterable[Tally]) -> Tally:
-    """The sum of some tallies; their `unchanged` columns together."""
+def sum_tallies(tallies: Iterable[Tally]) -> Tally:
+    """The sum of some tallies, with the `unchanged` columns of all of them."""
     total = empty_tally()
     for tally in tallies:
         for name, value in tally.items():
@@ -60,7 +60,7 @@ def added_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass
 class ChangeCounts:
-    """Counts of changes from one part of the transformation; `of` adds up several.
+    """Counts of changes from one part of the transformation; `sum` adds up the counts of several parts.
 
     `sent_as` counts the received changes by `SentAs`. `sent` is the tally of the sent changes, with their size in
     memory.
@@ -69,17 +69,17 @@ class ChangeCounts:
     sent_as: Counter[SentAs] = field(default_factory=Counter)
     sent: Tally = field(default_factory=lambda: {**empty_tally(), "bytes": 0})
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """The counts as JSON."""
         return json.dumps({"sent_as": counts_to_rows(self.sent_as), "sent": self.sent})
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> ChangeCounts:
-        """The sum of the counts of some parts."""
+    def sum(cls, texts: Iterable[str]) -> ChangeCounts:
+        """The sum of the counts of some parts, each as JSON."""
         parts, total = [json.loads(text) for text in texts], cls()
         for part in parts:
             total.sent_as.update(counts_from_rows(part["sent_as"]))
-        return cls(total.sent_as, added_tallies([total.sent, *(part["sent"] for part in parts)]))
+        return cls(total.sent_as, sum_tallies([total.sent, *(part["sent"] for part in parts)]))
 
 
 def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
@@ -92,7 +92,7 @@ def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
         # With NULL in a key column, an old tuple (of another replica identity) finds no row. Its UPDATE must
         # not change the row with the new key.
-        only_one = pc.xor(pc.is_null(old), pc.is_null(new))
-        differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
-    moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
-    return pc.and_(moves, differs)
+        is_null_once = pc.xor(pc.is_null(old), pc.is_null(new))
+        differs = pc.or_(differs, pc.or_(is_null_once, pc.fill_null(pc.not_equal(old, new), False)))
+    replaces_row = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
+    return pc.and_(replaces_row, differs)

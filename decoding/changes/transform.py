@@ -53,7 +53,7 @@ _OPERATIONS = pa.array(ROW_OPERATIONS)
 _CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
 
 
-def _make_unshared(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+def _make_unshared(_filter_columns: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
     return make()
 
 
@@ -92,36 +92,44 @@ class Transformation:
     ) -> Iterator[pa.RecordBatch]:
         """The subscription's changes, in the columns of `schema` except the slice; counts them in `counts`.
 
-        An UPDATE that becomes an INSERT or DELETE is sent even if `operations` lacks these. Of changes that
-        the filters reject, only the filter columns are decoded.
+        An UPDATE that becomes an INSERT or DELETE is sent even if `operations` has no INSERT or DELETE. Of a
+        change that the filters reject, only the filter columns are decoded.
         """
         conditions: _Conditions = {
             operation: None if filters is None else _condition(filters)
             for operation, filters in self.filters.items()
         }
         names = frozenset(f.name for f in self.schema.field("new").type) - self.metadata.kinds.keys()
-        for each in messages:
-            chosen, sent_codes = each.batch, None
-            if not chosen.num_rows:
+        for encoded in messages:
+            batch, sent_codes = encoded.batch, None
+            if not batch.num_rows:
                 continue
             if self.filter_columns is not None:
                 sent_codes = self._codes(
-                    self._decode_filter_columns(self.filter_columns, each), conditions, counts
+                    self._decode_filter_columns(self.filter_columns, encoded), conditions, counts
                 )
                 is_sent = sent_codes != NOTHING
-                chosen, sent_codes = chosen.filter(pa.array(is_sent)), sent_codes[is_sent]
-            if chosen.num_rows:
-                decoded = decode_batch(chosen, self.columns, names, self.key, self.added)
+                batch, sent_codes = batch.filter(pa.array(is_sent)), sent_codes[is_sent]
+            if batch.num_rows:
+                decoded = decode_batch(batch, self.columns, names, self.key, self.added)
                 codes = self._codes(decoded, conditions, counts) if sent_codes is None else sent_codes
                 yield _sent_changes(decoded, codes, self.schema, self.metadata)
 
-    def _decode_filter_columns(self, read: FilterColumns, messages: EncodedMessages) -> pa.RecordBatch:
+    def _decode_filter_columns(
+        self, filter_columns: FilterColumns, messages: EncodedMessages
+    ) -> pa.RecordBatch:
         """Return the changes with the filter columns."""
 
         def make() -> pa.RecordBatch:
-            return decode_batch(messages.batch, read.columns, read.names, read.key, read.added)
+            return decode_batch(
+                messages.batch,
+                filter_columns.columns,
+                filter_columns.names,
+                filter_columns.key,
+                filter_columns.added,
+            )
 
-        return messages.shared(read, make)
+        return messages.shared(filter_columns, make)
 
     def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[SentAs]) -> _Codes:
         """Return the codes of the operations as which changes are sent, and count the changes."""
@@ -133,15 +141,15 @@ class Transformation:
 
 def _condition(filters: Sequence[RowFilter]) -> Verdicts:
     """Compile row filters, joined with OR; errors of their evaluation have the filters' text."""
-    evaluated = compile_filters(*(each.tree for each in filters))
+    verdicts = compile_filters(*(row_filter.tree for row_filter in filters))
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         try:
-            return evaluated(batch)
+            return verdicts(batch)
         except (FilterValueError, NumericError) as error:
-            where = shorten(" OR ".join(each.expression for each in filters))
+            expression = shorten(" OR ".join(row_filter.expression for row_filter in filters))
             raise type(error)(
-                f"row filter {where}: {error.message}",
+                f"row filter {expression}: {error.message}",
                 hint="alter the row filter, or correct the row at the publisher",
                 sqlstate=error.sqlstate,
             ) from None
@@ -158,25 +166,27 @@ def _sent_codes(
     """
     has_old = np.asarray(changes.column("old").is_valid())
 
-    def matches(of: str, side: str, rows: _Mask) -> _Mask:
-        return _match_mask(conditions[of], changes.column(side), rows & (operation == _CODES[of]))
+    def matches(kind: str, side: str, rows: _Mask) -> _Mask:
+        return _match_mask(conditions[kind], changes.column(side), rows & (operation == _CODES[kind]))
 
-    every = np.ones(len(operation), np.bool_)
+    all_rows = np.ones(len(operation), np.bool_)
     sent_codes = np.full(len(operation), NOTHING, np.int32)
     if "delete" in operations:
         sent_codes[matches("delete", "old", has_old)] = _CODES["delete"]
     if "insert" in operations:
-        sent_codes[matches("insert", "new", every)] = _CODES["insert"]
-    updates = operation == _CODES["update"]
+        sent_codes[matches("insert", "new", all_rows)] = _CODES["insert"]
+    is_update = operation == _CODES["update"]
     if "update" in operations and conditions["update"] is None:
-        sent_codes[updates] = _CODES["update"]
-    elif "update" in operations and updates.any():
-        before, after = matches("update", "old", has_old), matches("update", "new", every)
-        # Without an old tuple the new row decides for both.
-        before = np.where(has_old, before, after)
-        for (old_matches, new_matches), sent in UPDATE_TRANSFORMATION.items():
-            if sent is not None:
-                sent_codes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent]
+        sent_codes[is_update] = _CODES["update"]
+    elif "update" in operations and is_update.any():
+        old_mask, new_mask = matches("update", "old", has_old), matches("update", "new", all_rows)
+        # Without an old tuple, the filter's result for the new row stands for the old row too.
+        old_mask = np.where(has_old, old_mask, new_mask)
+        for (old_matches, new_matches), sent_operation in UPDATE_TRANSFORMATION.items():
+            if sent_operation is not None:
+                sent_codes[is_update & (old_mask == old_matches) & (new_mask == new_matches)] = _CODES[
+                    sent_operation
+                ]
     return sent_codes
 
 
@@ -184,13 +194,13 @@ def _match_mask(verdicts: Verdicts | None, rows: pa.StructArray, is_evaluated: _
     """The mask of rows that match, among the rows of `is_evaluated`; no other rows are evaluated."""
     if verdicts is None:
         return is_evaluated
-    passed = np.zeros(len(is_evaluated), np.bool_)
+    matches = np.zeros(len(is_evaluated), np.bool_)
     if is_evaluated.any():
         batch = pa.RecordBatch.from_struct_array(
             rows if is_evaluated.all() else rows.filter(pa.array(is_evaluated))
         )
-        passed[is_evaluated] = np.asarray(verdicts(batch).fill_null(False))
-    return passed
+        matches[is_evaluated] = np.asarray(verdicts(batch).fill_null(False))
+    return matches
 
 
 def _sent_changes(
@@ -224,19 +234,19 @@ def _project(
     """Return the changes in the columns of a schema; an old row has the metadata of an ended row."""
     arrays = {name: columns[name] for name in schema.names}
 
-    def child(rows: pa.StructArray, side: str, f: pa.Field) -> pa.Array:
-        if f.name not in metadata.kinds:
-            return struct_field(rows, f.name)
-        new = side == "new"
+    def value(rows: pa.StructArray, side: str, row_field: pa.Field) -> pa.Array:
+        if row_field.name not in metadata.kinds:
+            return struct_field(rows, row_field.name)
+        is_new = side == "new"
         return (
-            metadata.values(f.name, columns, len(rows))
-            if new
-            else metadata.ended_values(f.name, columns, original_operations)
+            metadata.values(row_field.name, columns, len(rows))
+            if is_new
+            else metadata.ended_values(row_field.name, columns, original_operations)
         )
 
     for side in SIDES:
         rows, fields = arrays[side], list(schema.field(side).type)
-        children = [child(rows, side, f) for f in fields]
+        children = [value(rows, side, row_field) for row_field in fields]
         arrays[side] = pa.StructArray.from_arrays(children, fields=fields, mask=rows.is_null())
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 

@@ -81,12 +81,12 @@ class Commits:
 
 def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
     """Return rows as versions, given the numbers of the commits that begin and end them, or `NONE`."""
-    begins, ends = pa.array(begun), pa.array(until, mask=until == NONE)
+    first_commits, last_commits = pa.array(begun), pa.array(until, mask=until == NONE)
     validity = [
-        commits.times.take(begins),
-        commits.lsns.take(begins),
-        commits.times.take(ends),
-        commits.lsns.take(ends),
+        commits.times.take(first_commits),
+        commits.lsns.take(first_commits),
+        commits.times.take(last_commits),
+        commits.lsns.take(last_commits),
         pa.array(until == NONE),
     ]
     return pa.RecordBatch.from_arrays(
@@ -95,18 +95,18 @@ def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: 
 
 
 def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """End current versions by the commits with these numbers; drop those that began at the same commit."""
-    ends = pa.array(until)
+    """End current versions by the commits with these numbers; drop a version that its own commit ends."""
+    last_commits = pa.array(until)
     values = {
-        VALID_TO: commits.times.take(ends),
-        VALID_TO_LSN: commits.lsns.take(ends),
+        VALID_TO: commits.times.take(last_commits),
+        VALID_TO_LSN: commits.lsns.take(last_commits),
         IS_CURRENT: repeat_value(pa.array([False]), len(until)),
     }
     for name, value in values.items():
-        place = versions.schema.get_field_index(name)
-        versions = versions.set_column(place, versions.schema.field(place), value)
-    stays = pc.less(versions.column(VALID_FROM_LSN), versions.column(VALID_TO_LSN))
-    return versions if stays.false_count == 0 else versions.filter(stays)
+        index = versions.schema.get_field_index(name)
+        versions = versions.set_column(index, versions.schema.field(index), value)
+    is_version = pc.less(versions.column(VALID_FROM_LSN), versions.column(VALID_TO_LSN))
+    return versions if is_version.false_count == 0 else versions.filter(is_version)
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,15 @@ class OpenedVersions:
 
     def to_versions(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the replica as versions."""
-        begun, until = np.zeros(rows.num_rows, np.int64), np.full(rows.num_rows, NONE, np.int64)
-        made = add_validity(rows, begun, until, Commits.one(lsn_before(self.lsn), self.time))
+        first_commits, last_commits = (
+            np.zeros(rows.num_rows, np.int64),
+            np.full(rows.num_rows, NONE, np.int64),
+        )
+        versions = add_validity(
+            rows, first_commits, last_commits, Commits.one(lsn_before(self.lsn), self.time)
+        )
         columns = [
-            made.column(made.schema.get_field_index(field.name)).cast(field.type) for field in self.schema
+            versions.column(versions.schema.get_field_index(field.name)).cast(field.type)
+            for field in self.schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

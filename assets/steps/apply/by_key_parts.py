@@ -249,7 +249,7 @@ class _Reader:
                     yield message(to, _TRUNCATES, _packed(changes.truncates))
             rows = _labelled(changes.keys).append_column("place", pa.array(changes.places))
             rows = rows.append_column("operation", pa.array(changes.operations))
-            if batch.extent.after is not None:
+            if batch.extent.truncated_at is not None:
                 rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
             yield from self._sent(number, changes.keys, rows)

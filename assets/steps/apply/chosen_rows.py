@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.completion import Completion
 from pgsieve.assets.steps.history.shared_rows import SharedRows
-from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, places_of
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, change_places
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
@@ -68,7 +68,7 @@ class ChosenRows:
     def placed(self, read: Reader, kind: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
         """The same rows, with the places of their changes."""
         changes = read(PLACE_COLUMNS)
-        places = places_of(changes, self.extent.slices)
+        places = change_places(changes, self.extent.slices)
         chosen = self._inserted(changes) if self.kept is None else is_in(places, self.kept)
         if not chosen.any():
             return None

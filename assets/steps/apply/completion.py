@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.decoding.changes.columns import struct_field
-from pgsieve.decoding.changes.extent import places_of
+from pgsieve.decoding.changes.extent import change_places
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -170,7 +170,7 @@ class _MissingValues:
         wanted = wanted[np.argsort(sent[wanted], kind="stable")]
         (name,), places = only.names, sent[wanted]
         for _, read in self.store.readers(self.groups):
-            file_places = places_of(read(["slice", "number"]), self.slices)
+            file_places = change_places(read(["slice", "number"]), self.slices)
             order = np.argsort(file_places, kind="stable")
             begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))
             times = np.where(file_places[order] < 0, 0, end - begin)

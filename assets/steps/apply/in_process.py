@@ -17,7 +17,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.keys import PresentKeys
 from pgsieve.decoding.changes.merge_source import merge_source
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, lives
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
 from pgsieve.decoding.changes.net_change import NONE, NetChange
 from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.merge import Merge
@@ -40,7 +40,9 @@ class FewChanges:
         """The rows of the replica with some keys; the column `deleted` marks ended rows."""
         marked = [] if deleted is None else [pa.field(deleted, pa.bool_())]
         numbers, rows = self.committer.rows_of(path, keys, pa.schema([*keys.schema, *marked]))
-        return PresentKeys(numbers, rows.select(keys.column_names), np.asarray(lives(rows, deleted)))
+        return PresentKeys(
+            numbers, rows.select(keys.column_names), np.asarray(mask_living_rows(rows, deleted))
+        )
 
 
 def few_changes(

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
-from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, places_of
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, change_places
 from pgsieve.decoding.changes.keys import PresentKeys, key_numbers
 from pgsieve.decoding.changes.metadata_columns import (
     Metadata,
@@ -300,8 +300,8 @@ def changes_of_keys(
     soft_delete_columns: Metadata = (),
 ) -> ChangesOfKeys:
     """The row changes and the TRUNCATEs among some changes; the parameters are those of `keyed_changes`."""
-    places, lsns = places_of(changes, extent.slices), np.asarray(changes["commit_lsn"])
-    concerned, truncate = extent.within(changes), pc.equal(changes["operation"], "truncate")
+    places, lsns = change_places(changes, extent.slices), np.asarray(changes["commit_lsn"])
+    concerned, truncate = extent.mask(changes), pc.equal(changes["operation"], "truncate")
     placed = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
     truncates = changes.select(placed).filter(pc.and_(truncate, pa.array(concerned)))
     concerned &= ~np.asarray(truncate)

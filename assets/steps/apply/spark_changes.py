@@ -26,7 +26,7 @@ from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS
 from pgsieve.decoding.changes.keys import PresentKeys, SoughtKeys, has_bounds
 from pgsieve.decoding.changes.merge_source import merge_source
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, lives
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
 from pgsieve.decoding.changes.net_change import NONE, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
@@ -304,7 +304,7 @@ class _KeyedRows:
 
 
 def _lives(rows: pa.RecordBatch) -> pa.BooleanArray:
-    return lives(rows, _DELETED if _DELETED in rows.schema.names else None)
+    return mask_living_rows(rows, _DELETED if _DELETED in rows.schema.names else None)
 
 
 def _placed(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.decoding.changes.metadata_columns import lives
+from pgsieve.decoding.changes.metadata_columns import mask_living_rows
 from pgsieve.decoding.checksums.segments import Checksums, ChosenSegments, RowHash
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.spark_writes import number_columns
@@ -29,7 +29,7 @@ def living_rows(rows: DataFrame, columns: Sequence[str], deleted: str | None) ->
 
     def living(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield batch.filter(lives(batch, flag)).select(names)
+            yield batch.filter(mask_living_rows(batch, flag)).select(names)
 
     return is_deleted.mapInArrow(living, is_deleted.select(*names).schema).toDF(*columns)
 

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
-from pgsieve.decoding.changes.tally import Tally, added_tallies, count_changes_and_bytes, empty_tally
+from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, empty_tally, sum_tallies
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -98,7 +98,7 @@ def _copy_by_spark(lake: Lake, target: Lake, base: Base, end: int, lsn: int, his
 def _changes(base: Base, end: int, notes: Sequence[str]) -> TableChanges:
     """What a run records of a slice of a table; `notes` are the counts of its parts."""
     parts = [json.loads(note) for note in notes]
-    tally = added_tallies(part["tally"] for part in parts)
+    tally = sum_tallies(part["tally"] for part in parts)
     truncates = [(lsn, ordinal) for part in parts for lsn, ordinal in part["truncates"]]
     return TableChanges(
         slice=end,

@@ -25,10 +25,10 @@ from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, SIDES
 from pgsieve.decoding.changes.tally import (
     ChangeCounts,
     Tally,
-    added_tallies,
     count_changes,
     count_changes_and_bytes,
     empty_tally,
+    sum_tallies,
 )
 from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
@@ -158,7 +158,7 @@ class SentChanges:
         """Make the changes with the runner for `size` bytes, and keep only their counts; `columns` as in `rows`."""
         if (readable := self.readable) is not None:
             return readable.attempt(lake.policy.runner(size))
-        return ChangeCounts.of(self.rows(lake, columns).notes())
+        return ChangeCounts.sum(self.rows(lake, columns).notes())
 
     def rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
         """Let Spark make the changes; the notes are their counts. `columns` are the replica's, with their Spark types."""
@@ -168,7 +168,7 @@ class SentChanges:
         if self.truncates:
             counts = ChangeCounts()
             truncate_changes = of_slice.changes((), of_slice.emptied(self.truncates), counts)
-            rows = pa.Table.from_batches(with_note(truncate_changes, schema, counts.text))
+            rows = pa.Table.from_batches(with_note(truncate_changes, schema, counts.to_json))
             frames.append(lake.spark.createDataFrame(rows.to_pylist(), ddl))
         for reading in self.readings:
             messages = reading.messages.frame.select(*ENCODED_COLUMNS)
@@ -186,7 +186,7 @@ def stored_tally(rows: DataFrame, key: Sequence[str]) -> Tally:
         return json.dumps(tally)
 
     notes = notes_of(rows.select("operation", "unchanged", *SIDES), counted)
-    return added_tallies(map(json.loads, notes))
+    return sum_tallies(map(json.loads, notes))
 
 
 def _change_maker(
@@ -197,7 +197,7 @@ def _change_maker(
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = ChangeCounts()
         changes = of_slice.changes([(transformation, map(EncodedMessages, batches))], (), counts)
-        yield from with_note(changes, of_slice.schema, counts.text)
+        yield from with_note(changes, of_slice.schema, counts.to_json)
 
     return made
 
@@ -208,8 +208,8 @@ def _encode(shares: Sequence[_Share]) -> Iterator[tuple[Transformation, Iterable
 
 def _counts_row(counts: ChangeCounts) -> pa.RecordBatch:
     """A row without a file, which has the counts of a part's changes, even if none is sent."""
-    return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.text()}], FILE_SCHEMA)
+    return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.to_json()}], FILE_SCHEMA)
 
 
 def _total_counts(rows: pa.Table) -> ChangeCounts:
-    return ChangeCounts.of(rows["tally"].to_pylist())
+    return ChangeCounts.sum(rows["tally"].to_pylist())

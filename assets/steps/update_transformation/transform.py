@@ -326,7 +326,7 @@ def _write_by_spark(
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
-    return _with_counts(result, ChangeCounts.of(noted_rows.notes() if counts is None else counts))
+    return _with_counts(result, ChangeCounts.sum(noted_rows.notes() if counts is None else counts))
 
 
 def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:

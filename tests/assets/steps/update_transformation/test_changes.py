@@ -211,7 +211,7 @@ def test_spark_makes_and_counts_the_same_changes(
         assert written is not None
         by = [(name, "ascending") for name in ("commit_lsn", "ordinal", "operation")]
         assert got[0].sort_by(by).to_pylist() == rows.sort_by(by).to_pylist()
-        for counts in (ChangeCounts.of(written), ChangeCounts.of(made.notes())):
+        for counts in (ChangeCounts.sum(written), ChangeCounts.sum(made.notes())):
             assert counts.sent_as == expected.counts.sent_as
             assert {**counts.sent, "bytes": 0} == {**expected.counts.sent, "bytes": 0}
         assert by_spark.attempt(lake, columns, 1).sent_as == expected.counts.sent_as
