@@ -36,8 +36,6 @@ from pgsieve.resources.lake.lake import Lake
 
 #: The net change of up to this many changes is broadcast to all executors.
 BROADCAST_ROWS = 4_000_000
-#: Types of keys whose least and greatest value are given to Spark as literals, so that it skips files.
-_LITERAL_TYPES = {"tinyint", "smallint", "int", "bigint", "string"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class SparkChanges:
 
     def _replica(self, keys: pa.Table, values: Sequence[str] = (), *, bounded: bool = True) -> DataFrame:
         """The rows of the replica that may have some keys: the columns k0, … of the key, v0, … and `deleted`."""
-        names, types = keys.column_names, dict(self.definition.columns)
+        names = keys.column_names
         columns = [F.col(quoted(name)).alias(k) for name, k in zip(names, _labels("k", names), strict=True)]
         columns += [
             F.col(quoted(name)).alias(v) for name, v in zip(values, _labels("v", values), strict=True)
@@ -161,12 +159,10 @@ class SparkChanges:
         rows = self.lake.current(self.path).select(*columns)
         # The function compares the keys. These conditions only let Spark skip files by their statistics.
         for name, k in zip(names, _labels("k", names), strict=True) if bounded else ():
-            if types[name] in _LITERAL_TYPES and has_bounds(keys[name].type):
+            if has_bounds(keys[name].type):
                 bounds = pc.min_max(keys[name])
                 if bounds["min"].is_valid:
-                    rows = rows.where(
-                        F.col(k).between(F.lit(bounds["min"].as_py()), F.lit(bounds["max"].as_py()))
-                    )
+                    rows = rows.where(F.col(k).between(_literal(bounds["min"]), _literal(bounds["max"])))
         return rows
 
     def merge_source(
@@ -301,6 +297,16 @@ class _KeyedRows:
         keys = self.sought.keys
         rows = pa.Table.from_batches([batch]).select(keys.column_names)
         return self.sought.within(conform(rows, keys.schema))
+
+
+def _literal(bound: pa.Scalar) -> Column:
+    """A value of a type that has bounds, for Spark. As Python's date or time it might be out of range."""
+    if pa.types.is_date(bound.type):
+        return F.date_from_unix_date(F.lit(bound.cast(pa.int32()).as_py()))
+    if pa.types.is_timestamp(bound.type):
+        time = F.timestamp_micros(F.lit(bound.cast(pa.int64()).as_py()))
+        return time if bound.type.tz else time.cast("timestamp_ntz")
+    return F.lit(bound.as_py())
 
 
 def _lives(rows: pa.RecordBatch) -> pa.BooleanArray:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
+from pgsieve.assets.steps.apply.merging import keyless_merge
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.digests import row_digests
 from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import (
     _COLUMNS,
@@ -111,6 +117,9 @@ def _values(*rows: Sequence[object]) -> list[Row]:
 
 
 _NAN = float("nan")
+_DAYS: list[object] = [dt.date(1, 1, 1), dt.date(2026, 1, 1), dt.date(9999, 12, 31)]
+_LOCAL_TIMES: list[object] = [dt.datetime(year, 1, 1, 0, 0, 0, 999_999) for year in (1, 2026, 9999)]  # noqa: DTZ001
+_TIMES: list[object] = [dt.datetime(year, 1, 1, 0, 0, 0, 999_999, dt.UTC) for year in (1, 2026, 9999)]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +130,9 @@ _NAN = float("nan")
         (pa.list_(pa.float64()), "array<double>", [[-0.0], [_NAN, None], []], [[0.0], [_NAN, None], []]),
         (pa.string(), "string", ["a", "A ", "ä"], ["a", "A ", "ä"]),
         (pa.decimal128(38, 4), "decimal(38,4)", [None, 1, 2], [None, 1, 2]),
+        (pa.date32(), "date", _DAYS, _DAYS),
+        (pa.timestamp("us", "UTC"), "timestamp", _TIMES, _TIMES),
+        (pa.timestamp("us"), "timestamp_ntz", _LOCAL_TIMES, _LOCAL_TIMES),
     ],
     ids=str,
 )
@@ -191,3 +203,37 @@ def test_a_moved_row_keeps_unsent_values_of_its_former_key(tmp_path: Path) -> No
     made = Changes(tmp_path, _values((-0.0, "large"), (5.0, "other")), moves, columns)
     assert _done(by_spark(made, replicated)) == (1, 0, 1, 0)
     assert made.rows() == _values((2.0, "large"), (5.0, "other"))
+
+
+_SAMPLES: dict[str, tuple[pa.DataType, list[object]]] = {
+    "d": (pa.float64(), [0.0, -0.0, _NAN, 1e300, None]),
+    "f": (pa.float32(), [0.0, -0.0, _NAN, 0.1, None]),
+    "l": (pa.list_(pa.float64()), [[0.0], [-0.0], [_NAN, None], [], [None], None]),
+    "t": (pa.string(), ["a", "A", "a ", "", None]),
+    "texts": (pa.list_(pa.string()), [["a", "b"], ["ab", ""], ["a", None], None]),
+    "o": (pa.binary(), [b"", b"\0", b"\0\0", None]),
+    "n": (pa.decimal128(38, 4), [Decimal("1.0000"), Decimal("-1.0000"), None]),
+    "day": (pa.date32(), [*_DAYS, None]),
+    "at": (pa.timestamp("us", "UTC"), [*_TIMES, None]),
+    "b": (pa.bool_(), [True, False, None]),
+    "a.b": (pa.int64(), [2**63 - 1, -(2**63), 0, None]),
+}
+
+
+@pytest.mark.parametrize("name", _SAMPLES)
+def test_a_merge_finds_exactly_the_rows_with_the_same_digest(name: str) -> None:
+    """MERGE can compare rows by Spark's expressions only, so each type is compared with the digests that decide."""
+    kind, values = _SAMPLES[name]
+    rows = pa.table([pa.array(values, kind)], [name])
+    digests = row_digests(rows.combine_chunks().to_batches()[0])["digest"].to_pylist()
+    session = engine().session
+    numbered = rows.append_column("i", pa.array(range(len(values))))
+    left = session.createDataFrame(numbered).alias("t")
+    row = F.struct(F.col(quoted(name)).alias(name)).alias("row")
+    right = session.createDataFrame(numbered).select(
+        row, F.lit("delete").alias("action"), F.col("i").alias("j")
+    )
+    found = left.join(right.alias("s"), F.expr(keyless_merge(right, [name]).on)).select("i", "j").toArrow()
+    every = range(len(values))
+    same = {(i, j) for i in every for j in every if digests[i] == digests[j]}
+    assert set(zip(found["i"].to_pylist(), found["j"].to_pylist(), strict=True)) == same
