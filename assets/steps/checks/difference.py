@@ -21,7 +21,7 @@ from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.spark_writes import number_columns
 
 #: The column with the bytes of a row.
-_OCTETS = "octets"
+OCTETS = "octets"
 
 
 def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
@@ -44,10 +44,10 @@ def _counted(expected: DataFrame, replica: DataFrame, columns: Sequence[str], *,
         rows = _encode(frame, columns, one_zero=one_zero)
         row = F.struct(*(f"c{i}" for i in range(len(columns))))
         counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
-        return rows.select(_OCTETS, row.alias("row"), *counts)
+        return rows.select(OCTETS, row.alias("row"), *counts)
 
     both = side(expected, 0).unionByName(side(replica, 1))
-    return both.groupBy(_OCTETS).agg(
+    return both.groupBy(OCTETS).agg(
         F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
     )
 
@@ -58,14 +58,19 @@ def _encode(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> Data
     plain = number_columns(
         frame.select(*(F.col(quoted(name)) for name in columns), F.lit(None).cast("boolean"))
     )
-    names = plain.columns
+    return add_octets(plain, plain.columns, one_zero=one_zero)
+
+
+def add_octets(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
+    """The DataFrame with the bytes of some of its columns (`encoded_rows`) as the column `OCTETS`. Names have no dots."""
+    names = frame.columns
 
     def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            octets = encoded_rows(batch, one_zero=one_zero).cast(pa.binary())
-            yield pa.RecordBatch.from_arrays([*batch.columns, octets], [*names, _OCTETS])
+            octets = encoded_rows(batch.select(list(columns)), one_zero=one_zero).cast(pa.binary())
+            yield pa.RecordBatch.from_arrays([*batch.columns, octets], [*names, OCTETS])
 
-    return plain.mapInArrow(encoded, StructType([*plain.schema, StructField(_OCTETS, BinaryType())]))
+    return frame.mapInArrow(encoded, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
 
 
 def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
@@ -76,11 +81,11 @@ def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
     octets = [encoded_rows(batch, one_zero=True) for batch in both.to_batches()]
     grouped = pa.table(
         {
-            _OCTETS: pa.chunked_array(octets, pa.large_binary()),
+            OCTETS: pa.chunked_array(octets, pa.large_binary()),
             "count": pa.array(sign, pa.int64()),
             "row": pa.array(np.arange(both.num_rows)),
         }
     )
-    counted = grouped.group_by(_OCTETS).aggregate([("count", "sum"), ("row", "min")])
+    counted = grouped.group_by(OCTETS).aggregate([("count", "sum"), ("row", "min")])
     different = counted.filter(pc.not_equal(counted["count_sum"], 0))
     return both.take(different["row_min"]).append_column("count", different["count_sum"])

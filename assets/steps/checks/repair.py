@@ -26,7 +26,7 @@ from pgsieve.assets.steps.checks.consistency import (
     at_one_lsn,
     retry_altered,
 )
-from pgsieve.assets.steps.checks.difference import differing_row_counts
+from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, differing_row_counts
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import aggregate_metrics
 from pgsieve.assets.steps.records.columns import field
@@ -158,7 +158,7 @@ def _soft_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
             F.lit(action).alias("action"),
         )
 
-    added_rows, removed_rows = rows("expected", "upsert"), rows("actual", "end")
-    return added_rows.unionByName(
-        removed_rows.join(added_rows, list(merge.key.values()), "left_anti")
-    ), merge.clauses(quoted)
+    key, added_rows = list(merge.key.values()), rows("expected", "upsert")
+    removed_rows = add_octets(rows("actual", "end"), key, one_zero=True)
+    ended_rows = removed_rows.join(add_octets(added_rows, key, one_zero=True), OCTETS, "left_anti")
+    return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.clauses(quoted)
