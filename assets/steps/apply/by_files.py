@@ -186,7 +186,7 @@ class _Decider:
         gone = self._deletion.of(leaving)
         if gone is None:
             return None
-        totals = pending.row_counts(net, before)
+        totals = pending.row_counts(net.counts(before))
         changes = decided.changes_rows or pending.truncated_at is not None
         come = net_rows(keyed.places[keyed.first_effective :], net, remains & (net.last != NONE))
         return ReplicaChange(come, gone, totals, changes, decided.conflict, ended, stays, keyed)

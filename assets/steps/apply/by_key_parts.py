@@ -166,9 +166,7 @@ class KeyPartsWriter:
             removed = {file.path: file.size for file, _ in touched}
             commit = Commit(self.end, overwrite=stored.empties_replica, base=base)
             stored.committer.commit(lambda: written, path, stored.schema, commit, removed)
-        if pending.truncated_at is not None:
-            counts["missing"] = 0
-        return batch_result(self.lake, path, pending, self.end, **counts)
+        return batch_result(self.lake, path, pending, self.end, **pending.row_counts(counts))
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class FewChangesWriter:
         decided = keyed.decide([present.living], empties=False)
         merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in soft_delete_columns])
         source = self._merge_source(changes, schema, keyed, present, decided.net, merge)
-        counts = pending.row_counts(decided.net, decided.before)
+        counts = pending.row_counts(decided.net.counts(decided.before))
         if len(present.numbers):
             commit = Commit(self.end, base=pending.head.version)
             self.few.committer.merge(self.path, source, merge, commit)

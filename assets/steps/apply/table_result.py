@@ -1,13 +1,12 @@
 """A batch's input for one replica table (`PendingChanges`), and its result (`TableResult`), whichever engine applies it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.extent import Extent
-from pgsieve.decoding.changes.net_change import Mask, NetChange
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 
@@ -107,9 +106,9 @@ class PendingChanges:
         """The number of changes with these operations, including those before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
 
-    def row_counts(self, net: NetChange, before: Mask) -> dict[str, int]:
-        """The rows by kind, as `NetChange.counts`, but after a TRUNCATE no row counts as missing."""
-        return net.counts(before) | ({"missing": 0} if self.truncated_at is not None else {})
+    def row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The rows by kind, from those of `NetChange.counts`: after a TRUNCATE no row counts as missing."""
+        return {**counts, **({"missing": 0} if self.truncated_at is not None else {})}
 
 
 def former_key_until(definition: Definition) -> int:

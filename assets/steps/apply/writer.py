@@ -57,7 +57,7 @@ class ReplicaWriter:
             self.definition.key, names, pending.unchanged, [name for name, _ in soft_delete_columns]
         )
         source = changes.merge_source(keyed, present, decided.net, merge)
-        counts = pending.row_counts(decided.net, decided.before)
+        counts = pending.row_counts(decided.net.counts(decided.before))
         if len(present.numbers) or keyed.emptied is not None:
             done = self._merge(checkpoint(source), merge.clauses(quoted))
             return self._result(**(counts if done else {}))
