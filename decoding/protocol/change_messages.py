@@ -2,7 +2,7 @@
 
 Each class has the fields of one message, and reads and writes the bytes after the type byte. Between Stream
 Start and Stream Stop a transaction id follows the type byte. `pgsieve.decoding.protocol.messages` reads this
-id into `xid`, which is None outside a stream. Wrong bytes raise ProtocolError.
+id and passes it as `xid`. `xid` is None for messages that are not streamed. Wrong bytes raise ProtocolError.
 
 PostgreSQL documentation, Logical Replication Message Formats; src/backend/replication/logical/proto.c.
 """
@@ -26,13 +26,15 @@ from pgsieve.decoding.protocol.tuple_data import (
 )
 
 REPLICA_IDENTITIES = "dnfi"
-"""pg_class.relreplident: default, nothing, full, index."""
+"""The values of pg_class.relreplident: default, nothing, full and index."""
 
 _PART_OF_KEY = 1
 _CASCADE = 1
 _RESTART_IDENTITY = 2
 _TRANSACTIONAL = 1
-_COLUMN_SIZE = 10  # The least bytes of a column: flags, an empty name, the type's oid and modifier.
+_COLUMN_SIZE = (
+    10  # A column has at least this number of bytes: flags, an empty name, type oid, type modifier.
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,10 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The description of a relation; it replaces earlier ones. The namespace '' means pg_catalog."""
+    """The description of a relation, which replaces its earlier descriptions.
+
+    The namespace '' means pg_catalog.
+    """
 
     tag: ClassVar[int] = ord("R")
 
@@ -103,7 +108,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that is not built in; for a domain, the domain's oid and the base type's name."""
+    """The name of a type that is not built in.
+
+    The message for a domain has the oid of the domain, but the name of its base type.
+    """
 
     tag: ClassVar[int] = ord("Y")
 
@@ -147,7 +155,10 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An updated row; `old` is None if the replica identity did not change, because `new` has its values."""
+    """An updated row.
+
+    `old` is None if the columns of the replica identity did not change. In that case `new` has their values.
+    """
 
     tag: ClassVar[int] = ord("U")
 
@@ -192,7 +203,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The published relations of one TRUNCATE."""
+    """A TRUNCATE, with the ids of the published relations that it emptied."""
 
     tag: ClassVar[int] = ord("T")
 
@@ -222,7 +233,10 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message of pg_logical_emit_message(); if it is not transactional, it comes outside transactions."""
+    """A message of pg_logical_emit_message().
+
+    If the message is not transactional, the server sends it outside of transactions.
+    """
 
     tag: ClassVar[int] = ord("M")
 

@@ -1,9 +1,12 @@
-"""Inserts missing Relation messages: messages of one session in, messages with all descriptions out.
+"""Inserts the descriptions of relations that are missing before a change.
 
-A publisher describes a relation once per session. But pgsieve divides a session into slices, which are read
-separately, and moves streamed and prepared transactions to their commits. So pgsieve must repeat descriptions.
-`RelationDescriptions` inserts a Relation message, with the Type messages of its columns, before the first
-change that would otherwise follow no description or a wrong one. Raises ProtocolError.
+In: the messages of one session. Out: these messages, and the inserted descriptions.
+
+A description is a Relation message with the Type messages of its columns. A publisher describes a relation once
+per session. But pgsieve divides a session into slices, and each slice is read without the earlier slices. pgsieve
+also moves the messages of streamed and prepared transactions to the position of their commit. So a change could
+follow no description of its relation, or a wrong one. `RelationDescriptions` inserts the valid description before
+such a change. Raises ProtocolError.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -32,7 +35,10 @@ Marks: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A Relation message after the Type messages of its columns; `arrival` numbers descriptions in order."""
+    """The Type messages of a relation's columns, followed by its Relation message.
+
+    `arrival` numbers the descriptions of a session in the order in which they arrived.
+    """
 
     arrival: int
     messages: tuple[bytes, ...]
@@ -40,10 +46,10 @@ class Description:
 
 @dataclass(slots=True)
 class RelationDescriptions:
-    """The publisher's descriptions of relations, and the stale relations, whose description must be repeated.
+    """The last description of each relation, and the stale relations: those that must be described again.
 
-    A relation is stale if the output of this slice lacks its valid description, or has another description of the
-    relation after it.
+    A relation is stale if the output of this slice does not have its last description. It is also stale if the
+    output has an older description of the relation after the last one.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -52,11 +58,14 @@ class RelationDescriptions:
     _arrivals: int = 0
 
     def begin_slice(self) -> None:
-        """Mark all relations as stale, so that each is described again before its next change."""
+        """Mark all relations as stale, so that each relation is described again before its next change."""
         self._stale = set(self._descriptions)
 
     def read_descriptions(self, data: pa.Array) -> dict[int, Description]:
-        """Store the Type messages of a binary array, and return its descriptions by relation id."""
+        """Read the Relation and Type messages in a binary array of messages.
+
+        Stores the Type messages, and returns the descriptions by relation id.
+        """
         kind = Octets(data).kinds()
         descriptions: dict[int, Description] = {}
         for index in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
@@ -74,9 +83,10 @@ class RelationDescriptions:
             descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
 
     def record_replayed(self, relations: Mapping[int, Description]) -> None:
-        """Record the descriptions of a streamed or prepared transaction that is now in the output.
+        """Record the descriptions in a streamed or prepared transaction that has just been written to the output.
 
-        The description of a relation that arrived last is valid, even if the output has another one after it.
+        Such a transaction is written later than it arrived. So the output may now have an older description after
+        the valid one. The description that arrived last is valid.
         """
         for relation_id, description in relations.items():
             last_description = self._descriptions.get(relation_id)
@@ -85,7 +95,7 @@ class RelationDescriptions:
         self._stale.update(relations)
 
     def insert_missing(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Yield messages of transactions that are not streamed or prepared, with all descriptions."""
+        """Yield messages of ordinary transactions (not streamed or prepared), and insert missing descriptions."""
         octets = Octets(data)
         kind = octets.kinds()
         is_description = (kind == _RELATION) | (kind == _TYPE)
@@ -106,7 +116,11 @@ class RelationDescriptions:
         yield data.slice(begin) if begin else data
 
     def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
-        """By position of a message, the stale relations that it changes or truncates first."""
+        """Find the first message that changes a stale relation.
+
+        Maps the position of a message to the stale relations that it changes or truncates. A TRUNCATE counts even
+        if an earlier message changes the relation.
+        """
         uses: dict[int, list[int]] = {}
         changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))
         if (octets.ends[changes] - octets.starts[changes] < _SHORTEST_CHANGE).any():

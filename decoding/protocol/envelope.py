@@ -1,8 +1,10 @@
-"""The CopyData messages of a replication connection, which contain pgoutput's messages.
+"""Envelopes: the contents of the CopyData messages in which a replication connection carries pgoutput's messages.
 
-In: the bytes of one CopyData message. Out: XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope;
-and back. `xlog_data_columns` turns many XLogData into columns. Raises ProtocolError. The type bytes of
-envelopes and of pgoutput's messages are independent: here 'r' is not Rollback Prepared.
+In: the bytes of one envelope. Out: XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope.
+`encode_envelope` does the reverse. `xlog_data_columns` turns many XLogData into columns. Raises ProtocolError.
+
+The type bytes of envelopes and of pgoutput's messages are independent. For example 'r' is a StandbyStatusUpdate
+here, and a Rollback Prepared among pgoutput's messages.
 
 PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION;
 src/backend/replication/walreceiver.c.
@@ -26,12 +28,15 @@ from pgsieve.decoding.errors import ProtocolError
 _REPLY_REQUESTED = 1
 
 XLOG_DATA_HEADER_BYTES = 25
-"""The number of bytes before the message in XLogData. All other envelopes of a server are shorter."""
+"""The number of bytes before pgoutput's message in XLogData. All other envelopes from a server are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class XLogData:
-    """From the server: one message of the output plugin; both LSNs are its position in the WAL."""
+    """An envelope from the server with one message of the output plugin.
+
+    `data_start` and `wal_end` are both the position of this message in the WAL.
+    """
 
     tag: ClassVar[int] = ord("w")
 
@@ -57,7 +62,10 @@ class XLogData:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryKeepalive:
-    """From the server: its position in the WAL, and whether it requests an immediate reply."""
+    """An envelope from the server with its position in the WAL.
+
+    `reply_requested` says that the server wants a StandbyStatusUpdate at once.
+    """
 
     tag: ClassVar[int] = ord("k")
 
@@ -80,7 +88,11 @@ class PrimaryKeepalive:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """From the client: up to `flushed`, the end LSN of a durable commit, the slot no longer needs the WAL."""
+    """An envelope from the client that says how far it has come.
+
+    `flushed` is the end LSN of the last commit that the client has stored durably. The slot no longer needs the
+    WAL before it.
+    """
 
     tag: ClassVar[int] = ord("r")
 
@@ -137,7 +149,7 @@ _NAMES: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(KnownEnve
 
 def decode_envelope(data: bytes | bytearray | memoryview) -> Envelope:
     """Decode the content of one CopyData message."""
-    octets = bytes(data)  # bytes are not copied
+    octets = bytes(data)  # This copies the data only if it is not of type bytes.
     if not octets:
         raise ProtocolError(
             "malformed CopyData message at offset 0: expected a type byte, but 0 bytes remain",
@@ -163,13 +175,14 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def xlog_data_columns(
     octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
-    """Return `data_start` and `data` of many consecutive envelopes, given their `lengths`.
+    """Return `data_start` and `data` of the XLogData among many envelopes.
 
-    Envelopes of other types are skipped. Each envelope must be longer than XLOG_DATA_HEADER_BYTES. No Python
-    code runs per envelope.
+    `octets` has the bytes of the envelopes, one after the other, and `lengths` the number of bytes of each. Each
+    envelope must be longer than XLOG_DATA_HEADER_BYTES. Envelopes of other types are left out. No Python code runs
+    per envelope.
     """
     count = len(lengths)
-    # The offsets divide the bytes into header, message, header, message, …: elements of a binary array.
+    # These offsets make the bytes a binary array with the elements header, message, header, message, …
     offsets = np.zeros(2 * count + 1, np.int32)
     np.cumsum(lengths, out=offsets[2::2])
     offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES

@@ -1,8 +1,11 @@
-"""Scans the headers of messages: batches of raw messages in, columns by which to order and group them out.
+"""Scans the headers of messages.
 
-The scan reads only the type byte, the relation and the transaction, for all messages of a batch at once;
-`pgsieve.decoding.protocol.tuples` decodes rows later. Raises ProtocolError for messages outside transactions,
-and for messages of streamed and prepared transactions, which `transactions` must assemble first.
+In: batches of raw messages. Out: columns with which to order and group these messages.
+
+The scan reads only the type byte, the relation and the transaction of each message, for all messages of a batch at
+once. `pgsieve.decoding.protocol.tuples` decodes the rows later. Raises ProtocolError for messages outside
+transactions. Raises it, too, for messages of streamed and prepared transactions: `transactions` must assemble
+these first.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol, Logical Replication Message Formats.
 """
@@ -22,8 +25,8 @@ from pgsieve.decoding.errors import ProtocolError
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 _BEGIN, _COMMIT, _MESSAGE = b"BCM"
-# Bytes of messages: _RELATION_SIZE is the least size of a message with a relation id, _SHORTEST_MESSAGE that
-# of a logical decoding message.
+# Sizes in bytes. A message with a relation id has at least _RELATION_SIZE bytes, and a logical decoding message has
+# at least _SHORTEST_MESSAGE bytes.
 _BEGIN_SIZE, _COMMIT_SIZE, _RELATION_SIZE = 21, 26, 5
 _SHORTEST_MESSAGE = 15
 
@@ -44,15 +47,19 @@ _IS_CHANGE = _lookup_table(b"IUDTM")
 class MessageHeaders:
     """The headers of messages; each array has one element per message.
 
-    - `relation_id` is set for Relation, Insert, Update and Delete, and 0 for others.
-    - `commit_lsn` (the start of the commit record, which is Begin's final LSN), `commit_time` (microseconds
-      since 1970-01-01 UTC) and `xid` are the transaction's.
-    - `end_lsn` is set for Commit, and 0 for others: the end of the commit record, up to which a client
-      confirms.
-    - `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate,
-      Message) has 2n; a message between two changes has the odd number between theirs. So a change has the
-      same (commit_lsn, ordinal) in every session, although sessions send Relation messages at different
-      positions. The last Relation message with a lower ordinal describes the change.
+    - `kind` is the type byte.
+    - `relation_id` is set for Relation, Insert, Update and Delete messages, and 0 for others.
+    - `commit_lsn`, `commit_time` and `xid` belong to the message's transaction. `commit_lsn` is the start of the
+      commit record, which a Begin message calls the final LSN. `commit_time` is in microseconds since 1970-01-01
+      UTC.
+    - `end_lsn` is set for Commit messages, and 0 for others. It is the end of the commit record. A client confirms
+      this LSN when it has stored the transaction.
+    - `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate or
+      Message) has the ordinal 2n. All other messages between two changes have the odd number between the ordinals
+      of these changes.
+
+    So a change has the same (commit_lsn, ordinal) in every session, although sessions send Relation messages at
+    different positions. The last Relation message with a lower ordinal describes the change.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -68,12 +75,13 @@ class HeaderScanner:
     """Scans consecutive batches of messages of one session; a transaction may span batches."""
 
     def __init__(self) -> None:
-        # The transaction that is open when the next batch begins; LSN 0 means none.
+        # The transaction that is open when the next batch begins, and the number of its changes in earlier batches.
+        # If no transaction is open, the LSN is 0.
         self._lsn = self._time = self._xid = self._changes = 0
 
     @property
     def is_in_transaction(self) -> bool:
-        """Whether the last transaction has no Commit yet."""
+        """Whether a transaction is open: its Begin was scanned, and its Commit was not."""
         return self._lsn != 0
 
     def scan(self, data: pa.Array) -> MessageHeaders:
@@ -91,21 +99,23 @@ class HeaderScanner:
         _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"does not have {_COMMIT_SIZE} bytes")
         _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
         positions = starts[begins]
-        # Element 0 is the open transaction of the previous batch, element n this batch's n-th transaction.
+        # Element 0 of these arrays is the transaction that the previous batch left open. Element n is the n-th
+        # transaction that begins in this batch.
         lsns = np.append(self._lsn, _signed(octets.words(positions + 1)))
         times = np.append(self._time, _signed(octets.words(positions + 9)) + _POSTGRES_EPOCH_MICROS)
         xids = np.append(self._xid, _signed(octets.words(positions + 17) >> np.uint64(32)))
         _require(lsns[1:] > 0, kind[begins], "has no final LSN")
         transaction_index = np.cumsum(kind == _BEGIN)
 
-        # Begin and Commit alternate, and all messages but non-transactional ones are between them.
+        # Begin and Commit must alternate. All other messages must be between Begin and Commit, except logical
+        # decoding messages that are not transactional.
         depth = (1 if self._lsn else 0) + transaction_index - np.cumsum(kind == _COMMIT)
         inside = depth + (kind == _COMMIT) == 1
-        outside, messages = ~inside, np.flatnonzero((kind == _MESSAGE) & ~inside)
+        outside, logical_messages = ~inside, np.flatnonzero((kind == _MESSAGE) & ~inside)
         _require(depth >> 1 == 0, kind, "opens or ends a transaction out of turn")
-        _require(sizes[messages] >= _SHORTEST_MESSAGE, kind[messages], "is too short")
+        _require(sizes[logical_messages] >= _SHORTEST_MESSAGE, kind[logical_messages], "is too short")
         is_not_transactional = np.zeros(len(kind), np.bool_)
-        is_not_transactional[messages] = (head[messages] >> 48 & 0xFF) == 0
+        is_not_transactional[logical_messages] = (head[logical_messages] >> 48 & 0xFF) == 0
         _require(inside | is_not_transactional, kind, "came outside of a transaction")
 
         commit_lsn, commit_time, xid = (fields[transaction_index] for fields in (lsns, times, xids))
@@ -119,7 +129,7 @@ class HeaderScanner:
         changes = np.cumsum(change)
         earlier_changes = np.append(-self._changes, changes[begins])[transaction_index]
         ordinal = 2 * (changes - earlier_changes) + ~change
-        # A non-transactional message has its own LSN and no transaction.
+        # A message outside transactions has an LSN of its own, and no commit time and transaction id.
         commit_lsn[outside] = _signed(octets.words(starts[outside] + 2))
         commit_time[outside] = xid[outside] = ordinal[outside] = 0
 
@@ -134,7 +144,10 @@ class HeaderScanner:
 
 
 def begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]]:
-    """The xids of transactions that begin in these messages, and the ids of relations with changed rows."""
+    """Return the xids of the transactions that begin in these messages, and the ids of the relations that change.
+
+    A relation changes if one of the messages is an Insert, Update or Delete of the relation.
+    """
     octets = Octets(data)
     kind = octets.kinds()
     begins, changes = octets.starts[kind == _BEGIN], octets.starts[_IS_ROW_CHANGE[kind]]
@@ -148,7 +161,7 @@ def _signed(words: Words) -> npt.NDArray[np.int64]:
 
 
 def _require(condition: npt.NDArray[np.bool_], kind: npt.NDArray[Any], failure: str) -> None:
-    """Raise ProtocolError with the type of the first message for which the condition is false."""
+    """Raise ProtocolError if the condition is false for a message; the error has the type of the first such message."""
     if not condition.all():
         first = int(kind[int(np.argmin(condition))])
         raise ProtocolError(f"message of type {chr(first)!r} {failure}", sqlstate="08P01")

@@ -1,9 +1,14 @@
 """Checks the order of the messages of one session.
 
-Raises ProtocolError for a change outside a transaction, a transaction inside another transaction, the end of a
-transaction that is not open, and a block of a stream that has not begun. The error says where such a message may
-come. Some rules are those of PostgreSQL's subscriber (src/backend/replication/logical/worker.c). pgoutput always
-follows the other rules, too.
+Raises ProtocolError for these messages. The error says where such a message may come.
+
+- a change outside a transaction
+- the begin of a transaction inside another transaction
+- the end of a transaction that is not open
+- a further block of a streamed transaction of which no first block came
+
+PostgreSQL's subscriber checks some of these rules, too (src/backend/replication/logical/worker.c). It does not
+check the others, but pgoutput always follows them.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -44,7 +49,7 @@ class MessageOrder:
     def __init__(self) -> None:
         self._open: Begin | BeginPrepare | StreamStart | None = None
         self._previous: Message | None = None
-        #: The xids of transactions that have begun and not ended.
+        #: The xids of streamed transactions, and of prepared transactions, that have begun and not ended.
         self._streams: set[int] = set()
         self._prepared: set[int] = set()
 
@@ -112,7 +117,7 @@ class MessageOrder:
     def _end_stream(self, message: StreamCommit | StreamAbort | StreamPrepare) -> None:
         self._expect_none_open(message)
         if isinstance(message, StreamAbort):
-            # The server also sends Stream Abort for a transaction of which it has sent no block.
+            # The stream may be unknown: the server also sends Stream Abort for a transaction without any block.
             if message.subxid == message.xid:
                 self._streams.discard(message.xid)
             return

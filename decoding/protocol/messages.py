@@ -1,9 +1,11 @@
-"""pgoutput messages of protocol versions 1 to 4: the bytes of one message in, its dataclass out, and back.
+"""Decodes and encodes pgoutput's messages of protocol versions 1 to 4.
 
-`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is checked; wrong bytes
-raise ProtocolError and no other error. The bytes do not show whether a message lies between Stream Start and
-Stream Stop, and whether the session requested streaming = parallel, so the caller passes both. `Decoder`
-tracks the blocks of one session.
+In: the bytes of one message. Out: its dataclass. `encode` does the reverse: `encode(decode(data)) == data` and
+`decode(encode(message)) == message`. Every byte is checked. Wrong bytes raise ProtocolError and no other error.
+
+The bytes of a message do not show two facts: whether the message lies between Stream Start and Stream Stop, and
+whether the session requested streaming = parallel. So the caller of `decode` passes both. `Decoder` decodes the
+messages of one session in order, and finds out the first fact from the messages themselves.
 
 PostgreSQL documentation, Logical Replication Message Formats.
 """
@@ -152,7 +154,7 @@ def decode(
     transaction id. `parallel` says that the session requested streaming = parallel, so Stream Abort has an
     LSN and a time.
     """
-    octets = bytes(data)  # bytes are not copied
+    octets = bytes(data)  # This copies the data only if it is not of type bytes.
     if not octets:
         raise ProtocolError(
             "malformed message at offset 0: expected a message type byte, but 0 bytes remain",
@@ -175,7 +177,11 @@ def decode(
 
 
 def encode(message: Message) -> bytes:
-    """Encode one message; a change with an `xid` is encoded as inside a stream."""
+    """Encode one message.
+
+    A change with an `xid` is encoded as it is between Stream Start and Stream Stop: with the transaction id after
+    the type byte.
+    """
     out = Writer(type(message).__name__)
     out.u8(message.tag, "message type byte")
     if isinstance(message, ChangeMessage) and message.xid is not None:
@@ -187,7 +193,7 @@ def encode(message: Message) -> bytes:
 class Decoder:
     """Decodes the messages of one session in order, and tracks whether a streamed block is open.
 
-    Between Stream Start and Stream Stop it accepts only changes and an Origin (PostgreSQL documentation,
+    Between Stream Start and Stream Stop, `decode` accepts only changes and an Origin (PostgreSQL documentation,
     Logical Streaming Replication Protocol).
     """
 
@@ -219,10 +225,10 @@ class Decoder:
 
 
 def timestamp_to_unix_micros(timestamp: int) -> int:
-    """Convert microseconds since 2000-01-01 UTC, which messages contain, to microseconds since 1970-01-01."""
+    """Convert a time of a message, in microseconds since 2000-01-01 UTC, to microseconds since 1970-01-01 UTC."""
     return timestamp + _UNIX_EPOCH_MICROS
 
 
 def timestamp_from_unix_micros(micros: int) -> int:
-    """Convert microseconds since 1970-01-01 UTC to microseconds since 2000-01-01."""
+    """Convert microseconds since 1970-01-01 UTC to microseconds since 2000-01-01 UTC."""
     return micros - _UNIX_EPOCH_MICROS

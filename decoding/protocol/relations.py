@@ -1,18 +1,21 @@
-"""Stores the descriptions of Relation and Type messages: ids in, relations with the names of their types out.
+"""Stores the Relation and Type messages of a session.
 
-A description within a streamed transaction is valid only for that transaction until it commits, and is
-dropped if it aborts. Raises ProtocolError for a relation without a description.
+In: Relation and Type messages, and later the id of a relation. Out: the relation's last Relation message, with the
+names of its columns' types. Raises ProtocolError for a relation without a Relation message.
 
-The name of a type that is not built in comes from its Type message. It is quoted if needed and has the schema
-unless that is pg_catalog, as format_type() prints it with the empty search_path of pg_recvlogical. Type
-messages contain less than the catalog, so two kinds of names are not exact:
+Until a streamed transaction commits, the messages in it are valid only for this transaction. If the transaction
+aborts, they are dropped.
 
-- a domain's message has the name of its base type, such as `int4`, not integer;
-- an array's message has the name of the array type, `_mood` for mood[]. So a type with a leading underscore
-  counts as an array. This is wrong for other types with such a name, and for an array type whose name was cut
-  or made unique.
+The name of a type that is not built in comes from its Type message. The name is quoted if needed. It has the schema,
+unless the schema is pg_catalog. So it is what format_type() prints with the empty search_path of pg_recvlogical.
+Type messages contain less than the catalog, so two kinds of names are not exact:
 
-A caller with a connection passes the server's names (`type_names`), which take precedence.
+- The message for a domain has the name of the base type, such as `int4` instead of integer.
+- The message for an array has the name of the array type, such as `_mood` instead of mood[]. So a type with a
+  leading underscore counts as an array. This is wrong for other types with such a name. It is also wrong for an
+  array type if PostgreSQL shortened its name or made it unique.
+
+A caller with a connection can pass the server's names of types as `type_names`. These take precedence.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -43,7 +46,7 @@ class PublishedRelation:
 
     @property
     def namespace(self) -> str:
-        """The schema's name, which messages omit for pg_catalog."""
+        """The name of the schema; messages have an empty name instead of pg_catalog."""
         return self.message.namespace or _CATALOG
 
     def check(self, change: Insert | Update | Delete) -> None:
@@ -62,16 +65,17 @@ class PublishedRelation:
 
 @dataclass(slots=True)
 class _Scope:
-    """The relations and types that a session, or one streamed transaction, has described."""
+    """The relations and types described by a session outside of streams, or within one streamed transaction."""
 
     relations: dict[int, PublishedRelation] = field(default_factory=dict)
     types: dict[int, Type] = field(default_factory=dict)
 
 
 class RelationCache:
-    """The relations of one session.
+    """The relations that one session has described.
 
-    For a message in a stream, `xid` is the streamed transaction, else None.
+    The parameter `xid` of the methods is the id of the streamed transaction that a message belongs to, or None
+    for a message that is not streamed.
     """
 
     def __init__(self, type_names: Mapping[int, str] = MappingProxyType({})) -> None:
@@ -80,7 +84,7 @@ class RelationCache:
         self._streams: dict[int, _Scope] = {}
 
     def add(self, message: Relation | Type, xid: int | None = None) -> None:
-        """Add a description, which replaces earlier ones with the same id."""
+        """Add a Relation or Type message; it replaces an earlier message about the same relation or type."""
         scope = self._session if xid is None else self._streams.setdefault(xid, _Scope())
         if isinstance(message, Type):
             scope.types[message.type_oid] = message
@@ -94,7 +98,7 @@ class RelationCache:
         )
 
     def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:
-        """Return the last description of a relation."""
+        """Return a relation as its last Relation message describes it."""
         scope = self._streams.get(xid) if xid is not None else None
         relation = scope.relations.get(relation_id) if scope else None
         relation = relation or self._session.relations.get(relation_id)
@@ -106,7 +110,11 @@ class RelationCache:
         return relation
 
     def end_stream(self, xid: int, *, committed: bool) -> None:
-        """Move the descriptions of a streamed transaction to the session if it committed, else drop them."""
+        """End a streamed transaction.
+
+        If the transaction committed, its Relation and Type messages become valid for the session. Otherwise they
+        are dropped.
+        """
         scope = self._streams.pop(xid, None)
         if scope and committed:
             self._session.relations.update(scope.relations)
@@ -124,7 +132,7 @@ class RelationCache:
 
 
 def _type_name(type_message: Type) -> str:
-    """The name of a type that is not built in; for an array the element type's name with brackets."""
+    """The name of a type by its Type message; the name of an array is that of its element type with brackets."""
     name, brackets = type_message.name, ""
     if len(name) > 1 and name.startswith("_"):
         name, brackets = name[1:], "[]"

@@ -1,8 +1,8 @@
 """The messages of transactions, streamed blocks, two-phase commit and origins.
 
 Each class has the fields of one message, and reads and writes the bytes after the type byte. Times are
-microseconds since 2000-01-01, LSNs are unsigned numbers. Wrong bytes raise ProtocolError; so do unknown
-flags, and an unset LSN or transaction id where PostgreSQL's subscriber refuses it.
+microseconds since 2000-01-01. LSNs are unsigned numbers. Wrong bytes and unknown flags raise ProtocolError. An LSN
+or a transaction id of zero raises ProtocolError, too, if PostgreSQL's subscriber refuses it in this message.
 
 PostgreSQL documentation, Logical Replication Message Formats; src/backend/replication/logical/proto.c.
 """
@@ -20,12 +20,15 @@ _NO_FLAGS = 0
 _FIRST_SEGMENT = 1
 
 _PreparedFields: TypeAlias = tuple[int, int, int, int, str]
-"""The event's LSN, end LSN and time, then xid and gid."""
+"""The LSN, the end LSN and the time of a PREPARE or COMMIT PREPARED, then the transaction's xid and gid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction begins; `final_lsn` is the position of its commit record, as is Commit's `commit_lsn`."""
+    """A transaction begins.
+
+    `final_lsn` is the position of the transaction's commit record. The Commit message repeats it as `commit_lsn`.
+    """
 
     tag: ClassVar[int] = ord("B")
 
@@ -80,7 +83,7 @@ class Origin:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Origin:
-        """Read the bytes after the type byte; the LSN may be zero, as in a stream."""
+        """Read the bytes after the type byte; the LSN may be zero, as it is in a streamed transaction."""
         return cls(cursor.u64("origin commit LSN"), cursor.cstr("origin name"))
 
     def write(self, out: Writer) -> None:
@@ -162,7 +165,7 @@ class AbortInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A streamed transaction aborted, or its subtransaction `subxid` if that differs from `xid`."""
+    """A streamed transaction aborted, or only its subtransaction `subxid` if `subxid` differs from `xid`."""
 
     tag: ClassVar[int] = ord("A")
 
@@ -192,7 +195,7 @@ class StreamAbort:
 
 @dataclass(frozen=True, slots=True)
 class BeginPrepare:
-    """A transaction begins that will be prepared."""
+    """A transaction begins that ends with PREPARE TRANSACTION."""
 
     tag: ClassVar[int] = ord("b")
 
@@ -240,7 +243,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """COMMIT PREPARED."""
+    """COMMIT PREPARED: a prepared transaction committed."""
 
     tag: ClassVar[int] = ord("K")
 
@@ -265,7 +268,11 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED; as a gid can be reused, it also identifies the PREPARE by its end LSN and time."""
+    """ROLLBACK PREPARED: a prepared transaction was rolled back.
+
+    Another transaction can have the same gid later. So the message also has the end LSN and the time of the
+    PREPARE.
+    """
 
     tag: ClassVar[int] = ord("r")
 
@@ -328,9 +335,10 @@ class StreamPrepare:
 def _read_prepared(
     cursor: Cursor, event: str, read_xid: Callable[[Cursor, str], int] = Cursor.u32
 ) -> _PreparedFields:
-    """Read the fields of all two-phase messages except Rollback Prepared.
+    """Read the fields of a two-phase message other than Rollback Prepared, which has other fields.
 
-    Prepare and Stream Prepare require a valid transaction id (logicalrep_read_prepare_common()).
+    `event` is "prepare" or "commit". Prepare and Stream Prepare pass a `read_xid` that refuses the transaction id
+    zero, as logicalrep_read_prepare_common() does.
     """
     return (
         cursor.valid_lsn(f"{event} LSN"),

@@ -1,14 +1,18 @@
-"""Assembles complete transactions in commit order: any session's messages in, messages without streaming out.
+"""Assembles complete transactions in commit order.
 
-With streaming, a session sends a transaction in progress in blocks, with other transactions between the blocks.
-With two_phase, it sends a prepared transaction before COMMIT PREPARED or ROLLBACK PREPARED.
-`TransactionAssembler` keeps such a transaction in a spool until it commits. Then it yields the transaction as in
-protocol version 1: Begin, changes without a transaction id, Commit. Subtransactions that were rolled back are left
-out. All other messages are unchanged. So the output has the same transactions in the same order for all options of
-a slot.
+In: the messages of a session, which may stream transactions or send prepared transactions. Out: the messages that a
+session of protocol version 1 would send.
 
-Python code runs once per block or prepared transaction, never per change. Raises ProtocolError if PostgreSQL
-does not send messages in this order.
+- With streaming, a session sends a transaction in progress in blocks. Other transactions come between the blocks.
+- With two_phase, a session sends a prepared transaction before it knows of COMMIT PREPARED or ROLLBACK PREPARED.
+
+`TransactionAssembler` keeps the messages of such a transaction in a spool until the transaction commits. After the
+commit it yields Begin, the changes without their transaction ids, and Commit. It leaves out subtransactions that
+were rolled back. It passes on all other messages unchanged. So the output has the same transactions in the same
+order for all options of a slot.
+
+Python code runs once per block or prepared transaction, never per change. Raises ProtocolError for messages in an
+order in which PostgreSQL does not send them.
 
 PostgreSQL documentation, Logical Streaming Replication Parameters, Logical Replication Message Formats;
 src/backend/replication/logical/worker.c.
@@ -46,7 +50,7 @@ from pgsieve.decoding.protocol.messages import (
 )
 
 SPOOL_SCHEMA = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
-"""Messages in a spool: the (sub)transaction's id, and the message without its transaction id."""
+"""Messages in a spool. `xid` is the id of the transaction or subtransaction, and `data` the message without this id."""
 
 _BLOCK_KINDS = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stream Start and Stream Stop.
 _ORIGIN = ord("O")
@@ -57,21 +61,29 @@ _IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
 
 class Spool(Protocol):
-    """Stores messages (batches of `SPOOL_SCHEMA`) of unfinished transactions by a transaction's number."""
+    """Stores the messages of unfinished transactions, as batches of `SPOOL_SCHEMA`.
+
+    The number of a transaction is the assembler's own. It is not the transaction id.
+    """
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
         """Store more messages of a transaction."""
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Return the stored messages of a transaction; there may be none."""
+        """Return the stored messages of a transaction; nothing if the transaction has none."""
 
     def drop(self, number: int) -> None:
-        """Delete the messages of a transaction; there may be none."""
+        """Delete the stored messages of a transaction, if it has any."""
 
 
 @dataclass(slots=True)
 class _SpooledTransaction:
-    """A transaction in the spool: its aborted subtransactions, and its descriptions with their xids."""
+    """A transaction in the spool.
+
+    - `aborted` has the ids of its subtransactions that were rolled back.
+    - `relations` maps a relation id to the description of the relation (its Relation and Type messages) that came
+      in this transaction, and to the id of the subtransaction in which the description came.
+    """
 
     number: int
     aborted: set[int] = field(default_factory=set)
@@ -79,7 +91,7 @@ class _SpooledTransaction:
 
     @property
     def valid_descriptions(self) -> dict[int, Description]:
-        """The descriptions of relations by id, without those from aborted subtransactions."""
+        """The descriptions by relation id, without the descriptions that came in aborted subtransactions."""
         return {i: description for i, (xid, description) in self.relations.items() if xid not in self.aborted}
 
 
@@ -105,11 +117,14 @@ class TransactionAssembler:
         return tuple(prepare for prepare, _ in self._prepared.values())
 
     def messages_of(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
-        """The messages (batches of `SPOOL_SCHEMA`) of a transaction in `prepared_transactions`."""
+        """Return the messages of one of the `prepared_transactions`, as batches of `SPOOL_SCHEMA`."""
         return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
-        """Add a prepared transaction of an earlier session, with that session's result of `messages_of`."""
+        """Add a prepared transaction that an earlier session has received.
+
+        `messages` is the result of `messages_of` in the earlier session.
+        """
         transaction = self._new_transaction()
         for batch in messages:
             self._spool.append(transaction.number, batch)
@@ -117,15 +132,18 @@ class TransactionAssembler:
 
     @property
     def is_in_block(self) -> bool:
-        """Whether a streamed block, or a transaction between Begin Prepare and Prepare, is open."""
+        """Whether the session is within a streamed block, or between Begin Prepare and Prepare."""
         return self._block is not None or self._preparing is not None
 
     def begin_slice(self) -> None:
-        """Describe relations again: readers of the next slice (part of the session) do not read earlier slices."""
+        """Begin a slice: a part of the session that is read without the earlier parts.
+
+        The descriptions of relations are repeated before their next changes, so that the slice has all of them.
+        """
         self._relations.begin_slice()
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Add the session's next messages (binary), and yield the messages of committed transactions."""
+        """Add the session's next messages, and yield the messages of all transactions that are now committed."""
         kind = Octets(data).kinds()
         first = 0
         for index in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
@@ -137,7 +155,10 @@ class TransactionAssembler:
             yield from self._pass_on(data.slice(first))
 
     def _pass_on(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Spool messages of a block or of a transaction to prepare, yield others with their descriptions."""
+        """Spool messages within a block or before a Prepare; yield all other messages.
+
+        If the description of a relation is missing before the relation's changes, it is inserted.
+        """
         if self._block is not None:
             self._spool_block(self._streams[self._block], self._block, data)
         elif self._preparing is not None:
@@ -148,7 +169,7 @@ class TransactionAssembler:
             yield from self._relations.insert_missing(data)
 
     def _spool_block(self, spooled: _SpooledTransaction, top: int, data: pa.Array) -> None:
-        """Spool messages of a block without their transaction ids."""
+        """Spool messages of a block, without their transaction ids; `top` is the id of the block's transaction."""
         messages, xids = _strip_xids(data, top)
         by_xid = pc.unique(pa.array(xids))
         for xid in by_xid.to_pylist():
@@ -181,11 +202,13 @@ class TransactionAssembler:
                 begin = Begin(message.commit_lsn, message.commit_time, message.xid)
                 yield from self._replay(spooled, begin, message.end_lsn)
             case BeginPrepare():
-                # The spooled messages and the messages after them are read separately.
+                # pgsieve reads the spooled messages apart from the messages before and after them. So each of
+                # these parts needs its own descriptions.
                 self._relations.begin_slice()
                 self._preparing = message, self._new_transaction()
             case Prepare():
-                # A transaction that changed nothing, only rolled back to a savepoint, has no Begin Prepare.
+                # The server sends no Begin Prepare for a transaction that changed nothing, but rolled back to a
+                # savepoint.
                 begun, spooled = self._preparing or (message, self._new_transaction())
                 if (begun.xid, begun.gid) != (message.xid, message.gid):
                     _fail(message, "of another transaction than its Begin Prepare")
@@ -195,10 +218,11 @@ class TransactionAssembler:
             case StreamPrepare():
                 spooled = self._compact(self._end_stream(message))
                 self._keep_prepared(_to_prepare(message), spooled)
-                # The server does not repeat these descriptions; from 19 on, not even after a rollback.
+                # The server does not send these descriptions again. From version 19 on, it does not even send them
+                # again after ROLLBACK PREPARED.
                 self._relations.record_replayed(spooled.valid_descriptions)
             case CommitPrepared():
-                # For a transaction that changed nothing, servers before 17 send no Prepare.
+                # The transaction may be unknown here: if it changed nothing, servers before 17 send no Prepare.
                 if waiting := self._prepared.pop((message.xid, message.gid), None):
                     begin = Begin(message.commit_lsn, message.commit_time, message.xid)
                     yield from self._replay(waiting[1], begin, message.end_lsn)
@@ -237,17 +261,20 @@ class TransactionAssembler:
             spooled.aborted.add(message.subxid)
 
     def _keep_prepared(self, prepare: Prepare, spooled: _SpooledTransaction) -> None:
-        """Keep a prepared transaction.
+        """Keep a prepared transaction until COMMIT PREPARED or ROLLBACK PREPARED.
 
-        It replaces an earlier copy, which a server sends again after a restart.
+        After a restart a server sends prepared transactions again. In that case the new copy replaces the old one.
         """
-        before = self._prepared.pop((prepare.xid, prepare.gid), None)
-        if before is not None:
-            self._spool.drop(before[1].number)
+        replaced_copy = self._prepared.pop((prepare.xid, prepare.gid), None)
+        if replaced_copy is not None:
+            self._spool.drop(replaced_copy[1].number)
         self._prepared[prepare.xid, prepare.gid] = prepare, spooled
 
     def _roll_back(self, message: RollbackPrepared) -> None:
-        """Drop a prepared transaction, unless it is unknown."""
+        """Drop a prepared transaction.
+
+        Nothing is dropped if the transaction is unknown, or if a later transaction with the same gid is kept.
+        """
         prepare, spooled = self._prepared.get((message.xid, message.gid), (None, None))
         if prepare is None or spooled is None:
             return
@@ -256,7 +283,7 @@ class TransactionAssembler:
             self._spool.drop(spooled.number)
 
     def _compact(self, spooled: _SpooledTransaction) -> _SpooledTransaction:
-        """Replace a transaction in the spool by one without its aborted subtransactions."""
+        """Copy a transaction of the spool without its aborted subtransactions, and drop the original."""
         if not spooled.aborted:
             return spooled
         compacted = self._new_transaction()
@@ -274,7 +301,7 @@ class TransactionAssembler:
                 yield remaining
 
     def _replay(self, spooled: _SpooledTransaction, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
-        """Yield a committed transaction, unless it has no messages."""
+        """Yield the messages of a committed transaction, between Begin and Commit; nothing if it has no messages."""
         begun = False
         for batch in self._remaining_messages(spooled):
             if not begun:
@@ -296,9 +323,9 @@ def _to_prepare(message: StreamPrepare) -> Prepare:
 
 
 def _strip_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return a block's messages without their transaction ids, and the transaction ids.
+    """Return the messages of a block without their transaction ids, and these ids.
 
-    An Origin message has no id; its id in the result is `top`, the streamed transaction.
+    An Origin message has no transaction id. The result has `top` for it, the id of the streamed transaction.
     """
     octets = Octets(data)
     head = octets.words(octets.starts)

@@ -1,7 +1,8 @@
 """TupleData: the columns of one row as pgoutput sends them.
 
-In: bytes at a cursor. Out: a tuple with a Null, Unchanged, Text or Binary per column; and back. Raises
-ProtocolError for an unknown kind of value, and for counts and lengths beyond the message.
+In: bytes at a cursor. Out: a tuple with a Null, Unchanged, Text or Binary for each column. The `write_` functions
+do the reverse. Raises ProtocolError for an unknown kind of value, and for a count or a length that goes beyond the
+end of the message.
 
 PostgreSQL documentation, Logical Replication Message Formats, TupleData; logicalrep_read_tuple() in proto.c.
 """
@@ -26,24 +27,24 @@ OLD_ROW = ord("O")
 
 @dataclass(frozen=True, slots=True)
 class Null:
-    """SQL NULL; in an old key also each column outside the key."""
+    """SQL NULL. In an old key, each column outside the key is also Null, whatever its value is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A TOASTed value that the UPDATE did not change, and that is not sent."""
+    """Stands for a TOASTed value that an UPDATE did not change; the server does not send this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The result of the type's output function, in the client encoding."""
+    """A value in text format: the result of the type's output function, in the client encoding."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """The result of the type's send function."""
+    """A value in binary format: the result of the type's send function."""
 
     content: bytes
 
@@ -96,48 +97,48 @@ def write_tuple(out: Writer, columns: TupleData) -> None:
 
 
 def read_new(cursor: Cursor) -> TupleData:
-    """Read the mark of a new tuple and the tuple."""
+    """Read the mark 'N' and the new tuple after it."""
     if cursor.u8("'N'") != NEW_TUPLE:
         cursor.fail("'N', the mark of the new tuple", bytes_before=1)
     return read_tuple(cursor)
 
 
 def write_new(out: Writer, columns: TupleData) -> None:
-    """Write the mark of a new tuple and the tuple."""
+    """Write the mark 'N' and the new tuple."""
     out.u8(NEW_TUPLE, "'N'")
     write_tuple(out, columns)
 
 
 def read_old(cursor: Cursor) -> OldKey | OldRow:
-    """Read the mark of an old tuple, 'K' or 'O', and the tuple."""
-    image = _OLD_IMAGE.get(cursor.u8("'K' or 'O'"))
-    if image is None:
+    """Read the mark 'K' or 'O', and the old tuple after it."""
+    old_tuple_class = _OLD_IMAGE.get(cursor.u8("'K' or 'O'"))
+    if old_tuple_class is None:
         cursor.fail("'K' or 'O', the mark of an old key or an old row", bytes_before=1)
-    return image(read_tuple(cursor))
+    return old_tuple_class(read_tuple(cursor))
 
 
 def write_old(out: Writer, old: OldKey | OldRow) -> None:
-    """Write the mark of an old tuple and the tuple."""
+    """Write the mark 'K' or 'O', and the old tuple."""
     out.u8(OLD_KEY if isinstance(old, OldKey) else OLD_ROW, "'K' or 'O'")
     write_tuple(out, old.columns)
 
 
 def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]:
-    """Read an optional old tuple, and the new tuple."""
+    """Read the tuples of an Update: the old tuple, or None if the message has no old tuple, and the new tuple."""
     mark = cursor.u8("'K', 'O' or 'N'")
     if mark == NEW_TUPLE:
         return None, read_tuple(cursor)
-    image = _OLD_IMAGE.get(mark)
-    if image is None:
+    old_tuple_class = _OLD_IMAGE.get(mark)
+    if old_tuple_class is None:
         cursor.fail("'K', 'O' or 'N', the mark of a tuple", bytes_before=1)
-    return image(read_tuple(cursor)), read_new(cursor)
+    return old_tuple_class(read_tuple(cursor)), read_new(cursor)
 
 
 def _read_column(cursor: Cursor) -> ColumnValue:
     kind = cursor.u8("kind of value")
-    carrier = _WITH_CONTENT.get(kind)
-    if carrier is not None:
-        return carrier(cursor.length_prefixed("value"))
+    value_class = _WITH_CONTENT.get(kind)
+    if value_class is not None:
+        return value_class(cursor.length_prefixed("value"))
     if kind not in _WITHOUT_CONTENT:
         cursor.fail(f"'n', 'u', 't' or 'b', the kind of a value, not byte 0x{kind:02x}", bytes_before=1)
     return _WITHOUT_CONTENT[kind]

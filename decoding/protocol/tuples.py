@@ -1,12 +1,17 @@
-"""Decodes many changes of one relation: Insert, Update and Delete messages in, typed Arrow columns out.
+"""Decodes many changes of one relation at once.
 
-An array of positions, one per message, moves over all tuples at once, column by column. Then the values of
-each column are gathered and converted together. A column may mix text and binary format: with the option
-binary, types without a send function are still sent as text. No Python code runs per row or per value.
+In: Insert, Update and Delete messages of one relation. Out: typed Arrow columns.
 
-Every byte is checked. Raises ProtocolError if the bytes are not messages of one relation,
-ValueNotRepresentableError if a column's Spark type cannot hold a value, and UnsupportedBinaryError if a value
-in binary format must become text that only the server can print.
+An array has the current position in each message. The decoder moves all of these positions over the first column
+of the tuples, then over the second column, and so on. Then it gathers the values of each column, and converts them
+together. No Python code runs per row or per value.
+
+A column may mix text and binary format: with the option binary, types without a send function are still sent as
+text. Every byte is checked. Raises:
+
+- ProtocolError if the bytes are not messages of one relation
+- ValueNotRepresentableError if a column's Spark type cannot hold a value
+- UnsupportedBinaryError if a value in binary format must become text that only the server can print
 
 PostgreSQL documentation, Logical Replication Message Formats; logicalrep_write_tuple() in
 src/backend/replication/logical/proto.c.
@@ -35,12 +40,12 @@ _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 _HEADER_BYTES = 8  # Type byte, relation, mark of the first tuple, number of columns.
 _TUPLE_HEADER_BYTES = 3  # Mark, number of columns.
-_ROWS_PER_WALK = 8192  # The bytes of so few tuples stay in the processor's cache.
+_ROWS_PER_WALK = 8192  # The tuples of this number of rows fit in the processor's cache.
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumns:
-    """The columns of one version of a relation, in the order of its Relation message."""
+    """The columns of one version of a relation, in the order of the Relation message that describes this version."""
 
     names: tuple[str, ...]
     types: tuple[ColumnType, ...]
@@ -50,11 +55,12 @@ class RelationColumns:
 class DecodedChanges:
     """Decoded changes; each array has one element per message.
 
-    - `operation` is 'I', 'U' or 'D'; `old_kind` is 'K', 'O', or '' without an old tuple.
-    - `old` and `new` are structs of the chosen columns, or null if the message has no such tuple. In an old
-      key the columns outside the key are null.
-    - `unchanged` lists the columns of `new` that are null because their TOASTed value did not change and was
-      not sent; null if there are none.
+    - `operation` is 'I', 'U' or 'D'.
+    - `old_kind` is 'K' for an old key, 'O' for an old row, or '' if the message has no old tuple.
+    - `old` and `new` are structs of the columns that the caller chose, or null if the message has no such tuple.
+      In an old key the columns outside the key are null.
+    - `unchanged` lists the columns of `new` whose TOASTed value did not change and was not sent. Their values in
+      `new` are null. The list is null if all values were sent.
     """
 
     operation: pa.Array
@@ -66,17 +72,18 @@ class DecodedChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A column's values in all messages: their bounds, and the marks of their kinds ('t', 'b', 'n' or 'u').
+    """The positions and kinds of one column's values in all messages.
 
-    `bounds` has the start and the end of each value, and never decreases. `marks` is one number if all values
-    have the same kind.
+    - `bounds` has the start and the end of each value: start, end, start, end, … The numbers never decrease.
+    - `marks` has the byte for the kind of each value: 't', 'b', 'n' or 'u'. It is one number if all values have the
+      same kind.
     """
 
     bounds: npt.NDArray[np.int32]
     marks: Marks | int
 
     def has_kind(self, mark: int) -> Mask | bool:
-        """The mask of the values with this kind, or one boolean if all have the same kind."""
+        """Which values have this kind, as a mask; or one boolean if all values have the same kind."""
         return self.marks == mark
 
 
@@ -90,55 +97,57 @@ def decode_changes(
 ) -> DecodedChanges:
     """Decode Insert, Update and Delete messages (binary or large_binary) of one relation version, in order.
 
-    `old_columns` and `new_columns` choose columns of `old` and `new`; None chooses all. With `complete`, a
-    column of `new` that was not sent gets its value from `old`, unless it is NULL there: an unsent value is
-    never NULL.
+    `old_columns` and `new_columns` are the columns to decode into `old` and `new`; None means all columns.
+
+    With `complete`, a value of `new` that was not sent is taken from `old`. A NULL in `old` is not taken. An
+    unsent value is never NULL, so such a column is outside of the old key.
     """
     octets, count, width = Octets(data), len(data), len(columns.names)
     operation, mark = _headers(octets, width)
     is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
-    old_at, new_at = _column_indexes(columns, old_columns), _column_indexes(columns, new_columns)
+    old_indexes, new_indexes = _column_indexes(columns, old_columns), _column_indexes(columns, new_columns)
     positions = octets.starts + _HEADER_BYTES
     old_cells: list[_Cells] = []
     if is_old.any():
         with_old = np.flatnonzero(is_old)
-        old_cells, after = _walk(octets, positions, with_old, width, old_at)
+        old_cells, after = _walk(octets, positions, with_old, width, old_indexes)
         positions[with_old] = after
         if any(np.any(cells.has_kind(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
         updates = np.flatnonzero(is_old & (operation == _UPDATE))
-        second = octets.words(positions[updates])
-        _require((second >> 56 == _NEW).all(), "has no new tuple")
-        _require((second >> 40 & 0xFFFF == width).all(), f"does not have {width} columns")
+        second_headers = octets.words(positions[updates])
+        _require((second_headers >> 56 == _NEW).all(), "has no new tuple")
+        _require((second_headers >> 40 & 0xFFFF == width).all(), f"does not have {width} columns")
         positions[updates] += _TUPLE_HEADER_BYTES
     is_new = operation != _DELETE
     new_cells: list[_Cells] = []
     if is_new.any():
         with_new = np.flatnonzero(is_new)
-        new_cells, after = _walk(octets, positions, with_new, width, new_at)
+        new_cells, after = _walk(octets, positions, with_new, width, new_indexes)
         positions[with_new] = after
     if complete and old_cells and new_cells:
-        old_of = dict(zip(old_at, old_cells, strict=True))
+        old_cells_by_index = dict(zip(old_indexes, old_cells, strict=True))
         new_cells = [
-            _fill_unchanged(cells, old_of.get(index)) for index, cells in zip(new_at, new_cells, strict=True)
+            _fill_unchanged(cells, old_cells_by_index.get(index))
+            for index, cells in zip(new_indexes, new_cells, strict=True)
         ]
-    # Positions only increase. So if the walk over a message ends at the message's end, it never left the message.
+    # Positions only increase. So if the last position in a message is the message's end, all values were inside.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
     struct = partial(_struct, columns, octets.buffer)
     return DecodedChanges(
         operation=_letters(operation, np.ones(count, np.bool_)),
         old_kind=_letters(mark, is_old),
-        old=struct(old_at, old_cells, is_old),
-        new=struct(new_at, new_cells, is_new),
-        unchanged=_unchanged_columns(count, [columns.names[index] for index in new_at], new_cells),
+        old=struct(old_indexes, old_cells, is_old),
+        new=struct(new_indexes, new_cells, is_new),
+        unchanged=_unchanged_columns(count, [columns.names[index] for index in new_indexes], new_cells),
     )
 
 
 def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
-    """Return each message's type, and the mark of its first tuple.
+    """Return the type byte of each message, and the mark of its first tuple ('K', 'O' or 'N').
 
-    Raises ProtocolError if the messages do not change one relation with `width` columns.
+    Raises ProtocolError if the messages do not all change the same relation with `width` columns.
     """
     head = octets.words(octets.starts)
     operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
@@ -151,8 +160,8 @@ def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
         "has no tuple that its type allows",
     )
     _require((head & 0xFFFF == width).all(), f"does not have {width} columns")
-    # A value has at least one byte. Without this check, a short message could allocate memory for many
-    # values.
+    # A value has at least one byte. Without this check, a short message that claims to have many columns could make
+    # pgsieve allocate much memory.
     _require(
         (octets.ends - octets.starts >= _HEADER_BYTES + width).all(), f"is too short for {width} columns"
     )
@@ -165,17 +174,18 @@ def _require(condition: bool | np.bool_, failure: str) -> None:
 
 
 def _column_indexes(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
-    """Return the indexes of the chosen columns."""
+    """Return the indexes of the columns with these names, or of all columns if `names` is None."""
     return [index for index, name in enumerate(columns.names) if names is None or name in names]
 
 
 def _walk(
     octets: Octets, positions: Positions, rows: Positions, width: int, column_indexes: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
-    """Move over one tuple in each message of `rows`, whose first column begins at the message's position.
+    """Move over one tuple in each of the messages with the indexes `rows`.
 
-    Return the cells of the chosen columns, and the positions after the tuples. Messages outside `rows` get
-    empty values at their end, with the mark of NULL.
+    `positions` has the position of the first column of the tuple in each message. Returns the cells of the columns
+    in `column_indexes`, and the positions after the tuples. In the cells, the other messages have empty values at
+    their end, with the mark of NULL.
     """
     count = len(positions)
     places = {column: place for place, column in enumerate(column_indexes)}
@@ -209,7 +219,7 @@ def _walk(
 def _add_marks(
     marks_so_far: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int
 ) -> Marks | int:
-    """Return the marks with those of a batch of rows added; one mark if all are the same."""
+    """Return the marks of all rows up to this batch; one mark if all are the same."""
     if marks_so_far is None and isinstance(mark, int):
         return mark
     if isinstance(marks_so_far, int) and isinstance(mark, int) and marks_so_far == mark:
@@ -222,9 +232,8 @@ def _add_marks(
 
 def _step(octets: Octets, positions: Positions) -> tuple[Positions, Positions, Marks | int]:
     """Return the start, the end and the mark of the value at each position; one mark if all are the same."""
-    words = octets.words(
-        positions
-    )  # A byte for the kind; then, if the value was sent, four bytes for its length.
+    # Each value begins with a byte for its kind. If the value was sent, four bytes with its length follow.
+    words = octets.words(positions)
     mark = int(words[0] >> 56) if len(words) else _TEXT
     if mark in (_TEXT, _BINARY):
         remainder = words - np.uint64(mark << 56)
@@ -240,7 +249,7 @@ def _step(octets: Octets, positions: Positions) -> tuple[Positions, Positions, M
 
 
 def _fill_unchanged(new: _Cells, old: _Cells | None) -> _Cells:
-    """Return the new values, with unsent ones taken from the old tuple of the same message."""
+    """Return the new values; a value that was not sent is replaced by the value in the same message's old tuple."""
     if old is None:
         return new
     is_filled = new.has_kind(_UNCHANGED) & (old.has_kind(_TEXT) | old.has_kind(_BINARY))
@@ -258,7 +267,7 @@ def _struct(
     cells: Sequence[_Cells],
     is_present: Mask,
 ) -> pa.StructArray:
-    """Convert the chosen columns to one struct."""
+    """Convert the cells of several columns to one array of structs, which are null where `is_present` is false."""
     kind = pa.struct([pa.field(columns.names[index], columns.types[index].arrow) for index in column_indexes])
     if not is_present.any():
         return pa.nulls(len(is_present), kind)
@@ -291,14 +300,14 @@ def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa
 
 
 def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
-    """The values, with NULL for those that were not sent."""
+    """Return the values, with NULL instead of each value that was not sent."""
     if is_sent.all():
         return values
     return pa.Array.from_buffers(pa.binary(), len(values), [bitmap(is_sent), *values.buffers()[1:]])
 
 
 def _letters(letters: Marks, is_present: Mask) -> pa.Array:
-    """Strings of one letter, or empty where `is_present` is false."""
+    """Return an array of strings with one letter each, or empty strings where `is_present` is false."""
     offsets = np.zeros(len(letters) + 1, np.int32)
     np.cumsum(is_present, out=offsets[1:])
     return pa.Array.from_buffers(
@@ -307,7 +316,7 @@ def _letters(letters: Marks, is_present: Mask) -> pa.Array:
 
 
 def _unchanged_columns(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
-    """For each message, the list of columns whose value was not sent because it did not change."""
+    """Return a list for each message: the columns whose value was not sent because it did not change."""
     kind = pa.list_(pa.string())
     masks = {
         name: np.broadcast_to(cell.has_kind(_UNCHANGED), count)

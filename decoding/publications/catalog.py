@@ -3,11 +3,11 @@
 In: the publisher's tables, and its publications from the catalog or pgsieve.yaml. Out:
 
 - `published_relation`: the part of a relation's changes that several publications send together.
-- `publish_as_relation`: the relation whose name one publication gives to a table's changes: the table itself, or
-  with publish_via_partition_root the root of its partition tree.
+- `publish_as_relation`: the relation that one publication names in messages about a table's changes. This is the
+  table itself, or with publish_via_partition_root the topmost ancestor that the publication contains.
 - `replicated_tables`: the tables of the initial copy.
 
-Raises `PublicationError` for a combination that PostgreSQL refuses.
+Raises `PublicationError` if PostgreSQL refuses to combine the publications.
 
 Source: get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
 src/backend/catalog/pg_publication.c; PostgreSQL documentation, Row Filters and Column Lists.
@@ -26,7 +26,8 @@ from pgsieve.decoding.values.builtin_types import DefinedTypes
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
-#: Replaces a row filter that the server could not print. It is not valid SQL, so pgsieve never evaluates it.
+#: Replaces a row filter that the server could not print because another session had locked the table. This text is
+#: not valid SQL, so pgsieve never evaluates it.
 UNREAD_FILTER = "? (the table is locked)"
 
 
@@ -38,13 +39,13 @@ class PublicationError(PgsieveError):
 class Attribute:
     """A column of a table (pg_attribute).
 
-    - `collation` includes the schema unless that is pg_catalog.
+    - `collation` is the collation's name, with its schema unless the schema is pg_catalog.
     - `generated` is '', 's' (stored) or 'v' (virtual).
     - `changed` is the transaction that last altered the column.
-    - `missing` is the column's value in rows that are older than the column, as its type prints it
-      (attmissingval), or None for NULL.
-    - `is_sent` is false if changes do not contain the column: for a virtual column, and before version 18 for
-      any generated column.
+    - `missing` is the column's value in rows that are older than the column (attmissingval). It is the text that
+      the type prints, or None for NULL.
+    - `is_sent` is false if changes never contain the column. These are virtual columns, and before version 18 all
+      generated columns.
     """
 
     name: str
@@ -65,18 +66,20 @@ class Attribute:
 class Table:
     """A table of the publisher.
 
-    - `kind` is 'r' or 'p'; `replica_identity` is 'd', 'n', 'f' or 'i'.
-    - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` are the
-      oids of the leaf partitions below a partitioned table.
-    - `partition_columns` are the columns of its partition key, '' for an expression.
+    - `kind` is 'r' for a plain table or a leaf partition, and 'p' for a partitioned table.
+    - `replica_identity` is 'd' (default), 'n' (nothing), 'f' (full) or 'i' (index).
+    - `ancestors` are the oids of the partitioned tables above a partition, the parent before the root. `leaves`
+      are the oids of the leaf partitions below a partitioned table.
+    - `partition_columns` are the columns of the table's partition key. An expression in the key counts as ''.
     - `unsent_leaves` are the quoted names of leaves whose changes are not in the WAL: unlogged and foreign
       tables.
     - `children` are the oids of the tables that inherit directly from a plain table.
     - `columns_ever` counts the columns, including dropped columns (relnatts).
     - `file` is the file of the rows (relfilenode); it changes when all rows are rewritten.
-    - `case_mappings` are the server's case mappings by collation, if the table's row filters need them.
-    - `encoding` is the database's encoding, and `major_version` the server's version, for row filters.
-    - `legible` is false if the name of the table, of its schema or of a column is invalid in that encoding.
+    - `case_mappings` are the server's case mappings (the letters that upper() and lower() change) by collation,
+      if the table's row filters need them.
+    - `encoding` is the database's encoding, and `major_version` the server's version. Row filters depend on both.
+    - `legible` is false if the name of the table, of its schema or of a column is invalid in `encoding`.
     """
 
     oid: int
@@ -101,10 +104,11 @@ class Table:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns by which a subscriber finds a row: the identity index, else the primary key.
+        """The columns with which a subscriber finds a row.
 
-        Without either the key is empty, and the subscriber compares whole rows (FindReplTupleInLocalRel() in
-        src/backend/replication/logical/worker.c).
+        These are the columns of the index that is the replica identity, otherwise those of the primary key. If
+        the table has neither, the key is empty, and the subscriber compares whole rows (FindReplTupleInLocalRel()
+        in src/backend/replication/logical/worker.c).
         """
         if self.replica_identity == "i":
             return self.identity_index
@@ -112,7 +116,7 @@ class Table:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns of an old tuple (ALTER TABLE ... REPLICA IDENTITY)."""
+        """The columns that old tuples in messages contain (ALTER TABLE ... REPLICA IDENTITY)."""
         if self.replica_identity == "f":
             return tuple(a.name for a in self.attributes)
         return self.key
@@ -127,7 +131,8 @@ class Table:
 class PublicationTable:
     """A table listed in a publication, with its row filter and column list.
 
-    `filter_columns` are the columns that the row filter reads, or None if nothing has analysed the filter.
+    `filter_columns` are the columns that the row filter reads. It is None if there is no filter, or if the filter
+    was not analysed.
     """
 
     oid: int
@@ -155,11 +160,14 @@ class Publication:
     excluded: frozenset[int] = frozenset()
 
     def table_entry(self, oid: int) -> PublicationTable | None:
-        """The publication's entry for a table, None if it does not list the table by name."""
+        """The publication's entry for a table, or None if the publication does not list the table by name."""
         return next((t for t in self.tables if t.oid == oid), None)
 
     def contains(self, table: Table) -> bool:
-        """Whether the publication contains the table itself; an ancestor does not count."""
+        """Whether the publication contains the table itself.
+
+        A publication that contains only an ancestor of a partition does not contain the partition itself.
+        """
         if self.all_tables:
             return self.excluded.isdisjoint({table.oid, *table.ancestors})
         return table.schema in self.schemas or self.table_entry(table.oid) is not None
@@ -189,11 +197,11 @@ class Publication:
 class Catalog:
     """The publisher's tables, publications and users' types, all of one snapshot.
 
-    - `tables` and `types` are by oid.
-    - `names` maps each kind of `NAMES_OF` in decoding/values/printed_names.py to a digest of all names of this
-      kind.
-    - `locked` maps the oid of a table whose row filters and generation expressions are unknown because of a lock
-      to the holder of the lock.
+    - `tables` and `types` have the oids as keys.
+    - `names` maps each kind of names that values can print, such as the names of relations, to a digest of all
+      names of this kind (`NAMES_OF` in decoding/values/printed_names.py).
+    - `locked` has the oids of tables that another session has locked, with the holder of each lock. The row
+      filters and generation expressions of these tables are unknown.
     """
 
     tables: Mapping[int, Table]
@@ -208,10 +216,11 @@ class Catalog:
         object.__setattr__(self, "by_name", {(t.schema, t.name): t for t in self.tables.values()})
 
     def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
-        """Return the named publications; raises PublicationError if one does not exist.
+        """Return the named publications that exist.
 
-        From version 18 on, it raises the error only if none exists, because the server ignores missing
-        publications (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+        Raises PublicationError if one does not exist. From version 18 on the server ignores missing publications
+        (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c). So for these servers the error is
+        raised only if none of the publications exists.
         """
         publications = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
@@ -235,7 +244,10 @@ class Catalog:
 class PublishedRelation:
     """The part of a relation's changes that the publications of one subscription send together.
 
-    `filters` maps an operation to its row filters, which are joined with OR; or to None if all rows are sent.
+    - `relation` is the table whose rows change, and `publish_as` is the relation that the messages name.
+    - `filters` maps an operation to its row filters. A change is sent if one of the filters matches its row. None
+      instead of filters means that the changes of all rows are sent.
+    - `publications` are the publications that `filters` and `columns` come from.
     """
 
     relation: Table
@@ -247,21 +259,24 @@ class PublishedRelation:
 
 
 def publish_as_relation(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
-    """The relation whose name a publication gives to changes of `table`, and its level in the partition tree.
+    """Return the relation that a publication names in messages about changes of `table`, and the relation's level.
 
     The level is 0 for the table itself, 1 for its parent, and so on. Returns None if the publication sends no
     changes of the table.
     """
-    chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
-    containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
-    if not containing:
+    table_and_ancestors = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
+    levels = [level for level, relation in enumerate(table_and_ancestors) if publication.contains(relation)]
+    if not levels:
         return None
-    level = containing[-1] if publication.via_root else 0
-    return chain[level], level
+    level = levels[-1] if publication.via_root else 0
+    return table_and_ancestors[level], level
 
 
 def _distinct_filters(filters: Iterable[str | None]) -> tuple[str, ...] | None:
-    """Distinct row filters to join with OR; None if one is missing, so that all rows are sent."""
+    """Return the distinct row filters, of which one must match; or None if one publication has no filter.
+
+    A publication without a row filter sends all rows, whatever the other publications filter.
+    """
     distinct: dict[str, None] = {}
     for row_filter in filters:
         if row_filter is None:
@@ -302,14 +317,15 @@ def published_relation(
 ) -> PublishedRelation | None:
     """The part of changes to `table` (a plain table or a leaf) that `publications` together send.
 
-    Returns None if they send nothing. Each publication has a publish-as relation; the topmost of these is used.
-    Only publications with this relation contribute row filters and column lists; all publications contribute
-    their operations (get_rel_sync_entry()). Raises PublicationError if column lists differ.
+    Returns None if they send nothing. The publications can name different relations for the changes: the table
+    itself or one of its ancestors. The topmost of these relations is sent. Only publications that name this
+    relation contribute row filters and column lists. All publications contribute their operations
+    (get_rel_sync_entry()). Raises PublicationError if column lists differ.
     """
     levels = [
         (p, target) for p in publications if (target := publish_as_relation(p, table, catalog)) is not None
     ]
-    # Only publish_via_partition_root publishes a partitioned table itself.
+    # No change has the name of a partitioned table unless the publication has publish_via_partition_root.
     levels = [(p, target) for p, target in levels if target[0].kind != "p" or p.via_root]
     if not levels:
         return None
@@ -340,9 +356,10 @@ def published_relation(
 class ReplicatedTable:
     """A table that a subscription replicates: the rows and columns of the initial copy, and the key of the replica.
 
-    `row_filters` are joined with OR, whatever the publications' operations are; None copies all rows
-    (PostgreSQL documentation, Row Filters: Initial Data Synchronization). `leaves` are the leaf partitions of
-    a partitioned table, and `routed_by` the columns that decide a row's partition.
+    - `row_filters`: a row is copied if one of the filters matches it, whatever the publications' operations are
+      (PostgreSQL documentation, Row Filters: Initial Data Synchronization). None copies all rows.
+    - `leaves` are the leaf partitions of a partitioned table.
+    - `routed_by` are the columns that decide the leaf of a row.
     """
 
     table: Table
@@ -357,11 +374,15 @@ class ReplicatedTable:
     def key(self) -> tuple[str, ...]:
         """The key columns of the replica; empty if rows can only be compared as a whole.
 
-        An old row has the identity columns of its leaf. So the key is the root's key if the identities of all
-        leaves contain it. Otherwise it is the key that all leaves share, if this key contains the partition key,
-        because then it is unique in the whole tree. Without updates and deletes the leaves' identities do not
-        matter, and a shared key would be wrong: a deleted row stays in the replica, and a later insert can repeat
-        its key.
+        An old row has the identity columns of its leaf. So a partitioned table has one of these keys:
+
+        - The root's key, if the identities of all leaves contain it.
+        - Otherwise the key that all leaves share, if this key contains the partition key. Such a key is unique in
+          the whole tree, because equal keys are in the same leaf.
+        - Otherwise the root's key.
+
+        If no updates and deletes are published, no old row is sent, and the key is the root's key. A shared key
+        would be wrong: a deleted row stays in the replica, so a later insert can repeat its key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(
@@ -384,7 +405,7 @@ class ReplicatedTable:
 
 
 def _sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]:
-    """The tables that a publication sends, as pg_get_publication_tables() lists them."""
+    """The tables whose changes messages can name because of a publication (pg_get_publication_tables())."""
     members = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
         return {oid: t for oid, t in members.items() if not any(a in members for a in t.ancestors)}
@@ -396,7 +417,7 @@ def _sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]
 def replicated_tables(
     publications: Sequence[Publication], catalog: Catalog
 ) -> dict[tuple[str, str], ReplicatedTable]:
-    """The tables that a subscription to `publications` replicates, by (schema, name), in this order.
+    """The tables that a subscription to `publications` replicates, by schema and name; the result is sorted.
 
     If a publication has publish_via_partition_root, partitions with an ancestor in the list are omitted, so
     that no row is copied twice (pg_get_publication_tables() since version 16).
@@ -427,7 +448,7 @@ def _tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
 
 
 def _partition_key_columns(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
-    """The columns of the partition keys between a root and its leaves."""
+    """The columns in the partition keys of the root and of all partitioned tables between the root and its leaves."""
     partitioned_tables = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
     return frozenset(
         column for table in _tables_by_oid(partitioned_tables, catalog) for column in table.partition_columns

@@ -1,10 +1,13 @@
 """Publications that pgsieve.yaml defines, with the checks of CREATE PUBLICATION.
 
-In: tables, WHERE, column lists and parameters from pgsieve.yaml, and the publisher's catalog. Out: a
-`Publication` like the server's, or the errors of CREATE PUBLICATION in the server's order
-(CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Only a server can check a WHERE clause, so the caller passes a function
-that asks the server.
+In: the tables, WHERE clauses, column lists and parameters of a publication in pgsieve.yaml, and the publisher's
+catalog.
+
+Out: the `Publication` that CREATE PUBLICATION would make on the server, or the errors that it would raise, in
+the server's order. Only a server can check a WHERE clause. So the caller passes a function that asks the server.
+
+Source: CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
+src/backend/catalog/pg_publication.c.
 """
 
 from __future__ import annotations
@@ -49,12 +52,16 @@ class DefinedPublication:
     all_tables: bool = False
     #: The schemas and names of the tables that ALL TABLES excludes.
     excluded: tuple[tuple[str, str], ...] = ()
-    #: The schemas and names of sequences. PostgreSQL publishes sequences only since version 19, and only all.
+    #: The schemas and names of sequences. pgsieve reads their values itself: PostgreSQL before version 19 cannot
+    #: publish sequences, and version 19 can publish only all sequences of a database.
     sequences: tuple[tuple[str, str], ...] = ()
     all_sequences: bool = False
 
     def resolve(self, catalog: Catalog) -> Publication:
-        """Return the publication; raises the error of CREATE PUBLICATION, but does not check WHERE."""
+        """Return the publication as the server would make it.
+
+        Raises the first error that CREATE PUBLICATION would raise. The WHERE clauses are not checked here.
+        """
         for problem in self.problems(catalog, lambda _table, _where: None):
             raise problem
         entries: dict[int, PublicationTable] = {}
@@ -74,7 +81,7 @@ class DefinedPublication:
         )
 
     def missing(self, catalog: Catalog) -> list[tuple[str, str]]:
-        """The schemas and names of tables that are not in the catalog."""
+        """The schema and name of each table that the publication names and the catalog lacks."""
         names = [*((t.schema, t.name) for t in self.tables), *self.excluded]
         return [name for name in names if name not in catalog.by_name]
 
@@ -109,31 +116,34 @@ class DefinedPublication:
                 yield from self._column_problems(table, entry.columns, catalog.server_version)
 
     def _entries(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
-        """Yield the tables in the order of OpenTableList(): each before the tables that inherit from it."""
+        """Yield each listed table, followed by the tables that inherit from it, as OpenTableList() orders them.
+
+        Each table comes with the entry of pgsieve.yaml that it belongs to.
+        """
         for entry in self.tables:
             for table in _with_children(entry.schema, entry.name, catalog):
                 yield entry, table
 
     def _redundancy_errors(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
-        """Yield the errors for tables with several entries.
+        """Yield the errors for tables that occur twice and have a WHERE clause or a column list.
 
-        If the second entry comes from inheritance, the server's message has the name of the table that it
-        added last.
+        A table can occur again because a table that it inherits from is listed. In that case the server's message
+        does not name the repeated table, but the table that the server added to the publication last.
         """
-        first: dict[int, DefinedTable] = {}
+        entry_of_table: dict[int, DefinedTable] = {}
         last_added = ""
         for entry, table in entries:
-            if table.oid not in first:
-                first[table.oid], last_added = entry, table.name
+            if table.oid not in entry_of_table:
+                entry_of_table[table.oid], last_added = entry, table.name
                 continue
-            earlier = first[table.oid]
-            inherits = (table.schema, table.name) != (entry.schema, entry.name)
+            earlier = entry_of_table[table.oid]
+            is_inherited = (table.schema, table.name) != (entry.schema, entry.name)
             for clause, is_redundant in (
                 ("WHERE clauses", (earlier.where or entry.where) is not None),
                 ("column lists", (earlier.columns or entry.columns) is not None),
             ):
                 if is_redundant:
-                    name = last_added if inherits else table.name
+                    name = last_added if is_inherited else table.name
                     yield self._refusal(f'conflicting or redundant {clause} for table "{name}"', "42710")
                     break
 
@@ -186,13 +196,13 @@ class DefinedPublication:
 
 
 def _with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
-    """Yield a table and all tables that inherit from it."""
+    """Yield a table and all tables that inherit from it, each once; nothing if the catalog lacks the table."""
     table = catalog.by_name.get((schema, name))
     pending = [] if table is None else [table]
-    tables_so_far: set[int] = set()
+    yielded_oids: set[int] = set()
     while pending:
         table = pending.pop(0)
-        if table.oid not in tables_so_far:
-            tables_so_far.add(table.oid)
+        if table.oid not in yielded_oids:
+            yielded_oids.add(table.oid)
             yield table
             pending += [catalog.tables[c] for c in table.children if c in catalog.tables]

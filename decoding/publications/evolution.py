@@ -2,12 +2,18 @@
 
 A Relation message comes only when a row changes, and it has only the names of columns. No message has the
 defaults that PostgreSQL fills in, or the values that ALTER TABLE rewrites. So this module compares two states
-of the catalog: the former state, by which the replica was written (`Layout`), and the present state. It
-identifies a column by its number, which is never reused. A column was altered if the transaction in its row of
-pg_attribute differs, and a table was rewritten if its file differs.
+of the catalog: the former state, with which the replica was written (`Layout`), and the present state.
 
-Out: the source of each column's values (`column_sources`), and the present names of a Relation message's
-columns (`present_names`). Raises SchemaChangedError if a change between both states is ambiguous.
+- PostgreSQL never reuses the number of a column. So equal numbers mean the same column, even if it was renamed.
+- A column was altered if xmin, the transaction that wrote its row of pg_attribute, differs.
+- A table was rewritten if its file differs.
+
+Out:
+
+- `column_sources`: where each column of the altered replica gets its values from.
+- `present_names`: the present names of the columns in a Relation message.
+
+Raises SchemaChangedError if a change between both states is ambiguous.
 
 PostgreSQL documentation, ALTER TABLE, notes; ATExecAddColumn() in src/backend/commands/tablecmds.c.
 """
@@ -23,12 +29,12 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
 from pgsieve.decoding.values.builtin_types import DERIVED_TYPES
 from pgsieve.decoding.values.printed_names import NAMES_OF
 
-#: text and varchar: their values have the same text.
+#: The oids of text and varchar. A column that changes from one to the other keeps the text of its values.
 _TEXTS = {25, 1043}
 
 
 class SchemaChangedError(PgsieveError):
-    """Only another copy of the table can apply a schema change to the replica."""
+    """The replica cannot follow a schema change; the table must be copied again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,14 @@ class LayoutColumn:
     """A column of a table.
 
     - `changed` is the transaction that last altered the column.
-    - `missing` has the column's value in older rows, or several values if the leaves of a partitioned table
-      differ; None is NULL.
-    - `made` has the parts of the type that decide how its values are printed. Each entry has a kind, an oid or
-      name, and details: ("e", oid, labels...) and ("w", oid, transactions that wrote the labels...) for an enum,
-      ("c", oid, fields...) for a composite, ("n", kind of names, digest) for printed names.
+    - `missing` has the value of the column in rows that are older than the column; None is NULL. It has several
+      values if the leaves of a partitioned table have different values.
+    - `made` describes the parts of the column's type that decide how its values are printed. Each entry is one of:
+
+        ("e", oid, label, ...)              an enum with its labels
+        ("w", oid, transaction, ...)        the transactions that wrote the labels of an enum
+        ("c", oid, "number type", ...)      a composite type with its fields
+        ("n", kind of names, digest)        the names that values of the type print, such as those of regclass
     """
 
     number: int
@@ -56,7 +65,8 @@ class LayoutColumn:
 class Layout:
     """The parts of a table's definition that its rows depend on.
 
-    `files` has pairs of oid and file: those of the leaves, or of a table without partitions.
+    `files` has the oid and the file of the table, or the oid and the file of each leaf of a partitioned table.
+    `columns_ever` counts the columns, including dropped columns.
     """
 
     oid: int
@@ -66,7 +76,7 @@ class Layout:
 
     @classmethod
     def of_table(cls, table: Table, catalog: Catalog) -> Layout:
-        """The layout of a table in a catalog."""
+        """Return the layout of a table, by this state of the catalog."""
         parts = (
             [catalog.tables[oid] for oid in table.leaves if oid in catalog.tables]
             if table.leaves
@@ -89,24 +99,24 @@ class Layout:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether the rows are in partitions."""
+        """Whether the table is partitioned, so that its rows are in its leaves."""
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten(self, after: Catalog) -> bool:
-        """Whether a later state of the catalog lacks the table or has other files for it.
+        """Whether the table was dropped or its files were replaced before a later state of the catalog.
 
-        After TRUNCATE or an ALTER TABLE that rewrites the table, an older snapshot sees an empty table
-        (PostgreSQL documentation, Concurrency Control: Caveats).
+        A copy of such a table is wrong. After TRUNCATE, or an ALTER TABLE that rewrites the table, an older
+        snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
         """
         table = after.tables.get(self.oid)
         return table is None or Layout.of_table(table, after).files != self.files
 
     def column_by_number(self, number: int) -> LayoutColumn | None:
-        """The column with this number."""
+        """The column with this number, or None."""
         return next((c for c in self.columns if c.number == number), None)
 
     def column_by_name(self, name: str) -> LayoutColumn | None:
-        """The column with this name."""
+        """The column with this name, or None."""
         return next((c for c in self.columns if c.name == name), None)
 
     def columns_added_since(self, former: Layout) -> list[LayoutColumn]:
@@ -120,7 +130,10 @@ def _missing_values(attribute: Attribute, parts: Sequence[Table]) -> tuple[str |
 
 
 def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
-    """`LayoutColumn.made`: altering one of these parts changes the text of values without rewriting rows."""
+    """Return the value of `LayoutColumn.made` for a type.
+
+    ALTER TYPE can change these parts, and so the text of stored values, without rewriting a row.
+    """
     parts, label_transactions, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
     part_oids, pending = set[int](), [type_oid]
     while pending:
@@ -148,9 +161,10 @@ def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """A column of the replica, and the source of its values in the rows that the replica already has.
+    """A column of the altered replica, and where the rows that the replica already has get its values from.
 
-    The source is the replica's column `former`. If `former` is None, all rows get `value`, where None is NULL.
+    The values come from the replica's present column `former`. If `former` is None, the column is new, and all of
+    these rows get the same `value` (None is NULL).
     """
 
     column: str
@@ -166,10 +180,11 @@ def column_sources(
     *,
     has_column_list: bool,
 ) -> tuple[ColumnSource, ...]:
-    """Return the source of each present column for the rows that the replica already has.
+    """Return for each present column where the rows that the replica already has get their values from.
 
-    `former_columns` and `present_columns` have the Spark types of the published columns. With a column list,
-    the stream may lack values of an added column. Raises SchemaChangedError.
+    `former_columns` and `present_columns` map the names of the published columns to their Spark types.
+    `has_column_list` says that a publication has a column list. In that case the stream may lack the values of an
+    added column. Raises SchemaChangedError if the replica cannot be altered in place.
     """
     refuse_ambiguity(former, present)
     return tuple(
@@ -179,11 +194,15 @@ def column_sources(
 
 
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
-    """Raise SchemaChangedError if a column name in a message between both states can mean several columns."""
+    """Raise SchemaChangedError if a message between both states can have a name that several columns had.
+
+    For example, a column was dropped and one of the same type was added: a message with the new name may come from
+    a column that was renamed in between.
+    """
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
-    added_types = present.columns_added_since(former)
-    if len(added_types) != present.columns_ever - former.columns_ever:
+    added_columns = present.columns_added_since(former)
+    if len(added_columns) != present.columns_ever - former.columns_ever:
         raise SchemaChangedError("a column was added and dropped again")
     names = {c.name for c in former.columns}
     for column in present.columns:
@@ -191,7 +210,7 @@ def refuse_ambiguity(former: Layout, present: Layout) -> None:
         if column.name in names and (former_column is None or former_column.name != column.name):
             raise SchemaChangedError(f'column "{column.name}" is another one than before')
     dropped_types = {c.type_oid for c in former.columns if present.column_by_number(c.number) is None}
-    if any(c.type_oid in dropped_types for c in added_types):
+    if any(c.type_oid in dropped_types for c in added_columns):
         raise SchemaChangedError("a column was dropped and one of the same type added")
 
 
@@ -225,7 +244,11 @@ def _column_source(
 
 
 def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
-    """The value of an added column in older rows; raises SchemaChangedError if it is unknown."""
+    """The value of an added column in the rows that are older than the column.
+
+    Raises SchemaChangedError if this value is unknown: because the partitions have different values, or because
+    the table was rewritten.
+    """
     if len(column.missing) > 1:
         raise SchemaChangedError(
             f'column "{column.name}" was added with different defaults in the partitions'
@@ -241,10 +264,10 @@ def _has_same_text(former: int, present: int) -> bool:
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether the text of values can differ; new labels at the end of an enum do not change it.
+    """Whether a type was altered so that the text of stored values can differ (`LayoutColumn.made`).
 
-    A record of an earlier version of pgsieve may lack an entry. A missing entry counts as altered for printed
-    names, and as unaltered for all else.
+    New labels at the end of an enum do not change the text. A layout that an earlier version of pgsieve recorded
+    may lack an entry. In that case printed names count as altered, and other parts as not altered.
     """
     former_entries = {entry[:2]: entry for entry in former}
     return any(
@@ -256,7 +279,7 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
 
 
 def _files_differ(former: Layout, present: Layout) -> bool:
-    """Whether all rows of the table, or of a leaf in both states, were rewritten."""
+    """Whether the table was rewritten, or a leaf of a partitioned table that both states have."""
     files = dict(present.files)
     return any(files.get(oid, file) != file for oid, file in former.files)
 
@@ -264,9 +287,10 @@ def _files_differ(former: Layout, present: Layout) -> bool:
 def present_names(
     columns: Iterable[tuple[str, int]], relation_id: int, former: Layout, present: Layout
 ) -> tuple[str, ...]:
-    """The present names of the columns (name, type oid) of a Relation message from between both states.
+    """Return the present names of the columns of a Relation message that was sent between both states.
 
-    A dropped column keeps its name. Raises SchemaChangedError if a name is ambiguous, or in neither state.
+    `columns` has the name and the type oid of each column in the message. A column that was dropped since keeps
+    its name. Raises SchemaChangedError if a name is ambiguous, or if neither state has a column of this name.
     """
     names, numbers = [], []
     for name, type_oid in columns:

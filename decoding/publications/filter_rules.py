@@ -1,7 +1,9 @@
 """PostgreSQL's restrictions on the expression of a publication's WHERE.
 
-In: an analysed expression as a node tree, and its mutable or user-defined functions and operators. Out: the
-reason why PostgreSQL refuses it, and the columns that it reads. Raises nothing.
+In: an expression that the server has analysed, as a node tree; and the oids of functions and operators that are
+user-defined or not immutable.
+
+Out: the reason why PostgreSQL refuses the expression, and the columns that the expression reads. Raises nothing.
 
 PostgreSQL documentation, Row Filters: Expression Restrictions; check_simple_rowfilter_expr_walker() in
 src/backend/commands/publicationcmds.c.
@@ -31,7 +33,7 @@ _TYPE_FIELDS: Final = (
     "vartype", "consttype", "funcresulttype", "opresulttype", "resulttype", "casetype", "typeId", "array_typeid",
     "row_typeid", "coalescetype", "minmaxtype",
 )  # fmt: skip
-#: exprCollation and exprInputCollation.
+#: The fields with the collation of a node's result or of its arguments (exprCollation(), exprInputCollation()).
 _COLLATION_FIELDS: Final = (
     "varcollid", "constcollid", "funccollid", "opcollid", "resultcollid", "casecollid", "collation", "array_collid",
     "coalescecollid", "minmaxcollid", "collOid", "inputcollid",
@@ -45,13 +47,19 @@ _ALLOWED_CONSTRUCTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An analysed expression, and the expressions of virtual generated columns by attribute number."""
+    """An expression that the server has analysed.
+
+    `generation` has the expressions of the table's virtual generated columns, by attribute number.
+    """
 
     tree: TreeNode
     generation: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
     def nodes(self) -> Iterator[TreeNode]:
-        """Yield each node before its children; the child of a virtual column is its expression."""
+        """Yield each node before its children.
+
+        A reference to a virtual generated column counts as the parent of the column's expression.
+        """
         pending = [self.tree]
         while pending:
             node = pending.pop()
@@ -63,16 +71,19 @@ class Expression:
             pending += reversed(children)
 
     def columns(self) -> frozenset[int]:
-        """The attribute numbers that the expression reads; for a virtual column, those that its expression reads."""
+        """The numbers of the columns that the expression reads.
+
+        A virtual generated column is not in the result, but the columns that its own expression reads are.
+        """
         read = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
         return frozenset(read - self.generation.keys())
 
     def functions(self) -> frozenset[int]:
-        """The oids of the functions that are called by name or by a cast."""
+        """The oids of the functions that the expression calls by name or by a cast."""
         return frozenset(node.number("funcid") for node in self.nodes()) - {0}
 
     def operators(self) -> frozenset[int]:
-        """The oids of the operators."""
+        """The oids of the operators in the expression."""
         return frozenset(oid for node in self.nodes() for oid in _operators(node)) - {0}
 
 
@@ -97,7 +108,7 @@ def _oids(value: Value) -> tuple[int, ...]:
 def refusal_reason(
     expression: Expression, functions: frozenset[int], operators: frozenset[int]
 ) -> str | None:
-    """PostgreSQL's reason to refuse the expression as a row filter, or None.
+    """The reason why PostgreSQL refuses the expression as a row filter, or None if PostgreSQL accepts it.
 
     `functions` and `operators` are the oids of the functions and operators that are user-defined or not immutable.
     """
@@ -112,16 +123,16 @@ def refusal_reason(
 
 
 def _node_refusal_reason(node: TreeNode, functions: frozenset[int], operators: frozenset[int]) -> str | None:
-    used = _operators(node)
+    used_operators = _operators(node)
     if node.label not in _ALLOWED_LABELS:
         return _ALLOWED_CONSTRUCTS
     if node.label == "VAR" and node.number("varattno") < 0:
         return "System columns are not allowed."
-    if any(oid >= FIRST_USER_OID for oid in used):
+    if any(oid >= FIRST_USER_OID for oid in used_operators):
         return "User-defined operators are not allowed."
     if any(node.number(name) >= FIRST_USER_OID for name in _TYPE_FIELDS):
         return "User-defined types are not allowed."
-    if node.number("funcid") in functions or not operators.isdisjoint(used):
+    if node.number("funcid") in functions or not operators.isdisjoint(used_operators):
         return "User-defined or built-in mutable functions are not allowed."
     if any(node.number(name) >= FIRST_USER_OID for name in _COLLATION_FIELDS):
         return "User-defined collations are not allowed."

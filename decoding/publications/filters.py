@@ -1,8 +1,11 @@
 """Parses the row filters of publications over the catalog's tables.
 
-In: a table of the catalog, with the server's case mappings, and the text of a filter. Out: the parsed filter,
-or the case mappings that it needs. Raises the errors of `parse_row_filter`. The functions import the parser
-only when they are called, because the import takes a tenth of a second.
+In: a table of the catalog and the text of a row filter. The table has the server's case mappings (the letters
+that upper() and lower() change, by collation), if its filters need them.
+
+Out: the parsed filter, or the case mappings that the filter needs. Raises the errors of `parse_row_filter`.
+
+The functions import the parser only when they are called, because the import takes a tenth of a second.
 """
 
 from collections.abc import Mapping
@@ -16,9 +19,12 @@ from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingReques
 from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
-def parse_published_filter(sent: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter over the relation's publish-as relation."""
-    return parse_table_filter(sent.publish_as, text)
+def parse_published_filter(relation: PublishedRelation, text: str) -> RowFilter:
+    """Parse a row filter over the columns of the relation that messages name.
+
+    With publish_via_partition_root, this relation is the root of the partition tree and not the changed leaf.
+    """
+    return parse_table_filter(relation.publish_as, text)
 
 
 def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = None) -> RowFilter:
@@ -30,7 +36,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
     from pgsieve.decoding.row_filters.analysis import PUBLISHER_HINT, FilterColumn, parse_row_filter
     from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 
-    used_mappings = server_mappings(dict(table.case_mappings)) if mappings is None else mappings
+    case_mappings = server_mappings(dict(table.case_mappings)) if mappings is None else mappings
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
@@ -38,13 +44,13 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
         expand_unsent_columns(text, table),
         columns,
         table.qualified,
-        used_mappings,
+        case_mappings,
         table.encoding,
         table.major_version,
     )
     try:
         compile_filters(parsed.tree)
-    # The evaluation needs more nested calls than the parser.
+    # The compiler needs more nested calls than the parser, so a filter that was parsed can still be too deep.
     except RecursionError:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: it is nested too deeply",
@@ -55,7 +61,10 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
 
 @lru_cache(maxsize=4096)  # A continuous run calls this often with the same filters.
 def needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
-    """The collations under which a row filter changes or ignores case, and whether it uses initcap."""
+    """The collations under which a row filter changes or ignores the case of letters.
+
+    Maps each collation to whether the filter also calls initcap under this collation.
+    """
     requests = MappingRequests()
     with suppress(PgsieveError):  # The filter's evaluation reports its errors.
         parse_table_filter(table, text, requests)

@@ -1,9 +1,12 @@
 """Row filters over generated columns that changes do not contain.
 
-In: the text of a row filter, and its table. Out: the filter with each such column replaced by its expression,
-as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual columns. A
-stored column, which servers before 18 do not send, can be replaced too: generation expressions are immutable.
-Raises UnsupportedFilterError for a column whose expression can have another value than the column.
+In: the text of a row filter, and its table. Out: the filter with each such column replaced by the expression that
+generates it. The server does the same for virtual columns (expand_generated_columns_in_expr() in
+src/backend/rewrite/rewriteHandler.c).
+
+Servers before 18 do not send stored generated columns. pgsieve replaces these columns, too. A generation expression
+is immutable, so it has the value that the server stored. Raises UnsupportedFilterError for a column whose
+expression can have another value than the column.
 
 PostgreSQL documentation, Generated Columns.
 """
@@ -20,12 +23,15 @@ from pgsieve.decoding.row_filters import grammar
 from pgsieve.decoding.row_filters.constants import RefusedError
 from pgsieve.decoding.row_filters.nodes import BPCHAR, VARCHAR
 
-#: An explicit cast to these types cuts a text that is too long, while an assignment to the column fails.
+#: If a text is too long for one of these types, an explicit cast cuts the text, but an assignment to a column fails.
 _LENGTH_LIMITED_TYPES: Final = frozenset({BPCHAR, VARCHAR})
 
 
 def expand_unsent_columns(filter_text: str, table: Table) -> str:
-    """Return the row filter over columns that changes contain; text that cannot be parsed is unchanged."""
+    """Return a row filter that reads only columns that changes contain.
+
+    Text that cannot be parsed is returned unchanged; the parser of row filters reports it later.
+    """
     unsent = {a.name: a for a in table.attributes if not a.is_sent}
     if not unsent:
         return filter_text
@@ -42,7 +48,10 @@ def expand_unsent_columns(filter_text: str, table: Table) -> str:
 
 
 def _expression(column: Attribute, table: Table) -> str:
-    """The column's expression with a cast to the column's type, which the server does not print."""
+    """The column's generation expression, with a cast to the column's type.
+
+    The server casts the expression to this type, but does not print the cast.
+    """
     if column.type_oid in _LENGTH_LIMITED_TYPES and column.type_modifier != -1:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"

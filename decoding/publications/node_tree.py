@@ -1,8 +1,8 @@
-"""Parses expression trees from the server's catalogs, where they are texts of type pg_node_tree.
+"""Parses expression trees that the server's catalogs store as texts of type pg_node_tree.
 
 In: text of pg_rewrite.ev_action, pg_publication_rel.prqual or pg_attrdef.adbin. Out: nested `TreeNode`s.
-Raises ValueError for other text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are
-the structs and members of src/include/nodes.
+Raises ValueError for other text. src/backend/nodes/outfuncs.c writes the format. A label is the name of a struct
+in src/include/nodes, and a field is the name of one of its members.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-#: A backslash precedes each delimiter inside a value (outToken()), so quotes need no special rule.
+#: outToken() writes a backslash before each delimiter inside a value. So quotes around a value need no special rule.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 
-#: Labels of versions 13 and 14 that later versions renamed to the struct's name.
+#: Maps labels of versions 13 and 14 to the labels of later versions, which are the names of the structs.
 _RENAMED_LABELS: Final = MappingProxyType({
     "ARRAY": "ARRAYEXPR", "CASE": "CASEEXPR", "COALESCE": "COALESCEEXPR", "COLLATE": "COLLATEEXPR",
     "MINMAX": "MINMAXEXPR", "ROW": "ROWEXPR", "ROWCOMPARE": "ROWCOMPAREEXPR", "WHEN": "CASEWHEN",
@@ -25,19 +25,19 @@ _RENAMED_LABELS: Final = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A node: its label, and the first value of each field."""
+    """A node: its label, and the value that follows the name of each field."""
 
     label: str
     fields: Mapping[str, Value]
 
     def number(self, field: str) -> int:
-        """A field's number, such as an oid or an attribute number; 0 if the node lacks the field."""
+        """Return a field's value as a number, such as an oid; 0 if the node lacks the field."""
         value = self.fields.get(field, "0")
         return int(value) if isinstance(value, str) else 0
 
     @property
     def children(self) -> tuple[TreeNode, ...]:
-        """The nodes in the fields and in their lists."""
+        """The nodes directly below this node, as values of its fields or elements of lists in its fields."""
         return tuple(node for value in self.fields.values() for node in _nodes(value))
 
 
@@ -84,7 +84,10 @@ def parse_expression(text: str) -> TreeNode:
 
 
 def _node(values: list[Value]) -> TreeNode:
-    """Return a node from its label and `:field value` pairs; a value may begin with a colon too."""
+    """Return a node from its label and its `:field value` pairs.
+
+    A value can begin with a colon, too. So the text after a field's name is always its value.
+    """
     if not values or not isinstance(values[0], str):
         raise ValueError("a node without a label")
     fields: dict[str, Value] = {}

@@ -1,7 +1,7 @@
-"""Converts a catalog to JSON and back; pgsieve stores it with the changes that were made under this catalog.
+"""Converts a catalog to JSON and back.
 
-The JSON has only the chosen publications, the tables that they publish, and the partition trees of these
-tables.
+pgsieve stores this JSON with the changes that were made while the publisher had this catalog. The JSON has only
+the publications that the caller names, the tables that they publish, and the partition trees of these tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publicatio
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.decoding.values.builtin_types import DerivedType
 
-#: Fields of `Catalog` that need a conversion, and `locked`, which is always empty in a recorded catalog.
+#: The fields of `Catalog` that cannot be written to JSON as they are. `locked` is left out, because it is always
+#: empty in a recorded catalog.
 _CONVERTED_FIELDS = {"tables", "publications", "types", "locked"}
 
 
@@ -50,21 +51,24 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
 
 def catalog_from_json(text: str) -> Catalog:
     """Return the catalog that `catalog_to_json` wrote."""
-    read = json.loads(text)
-    mappings = {name: _mapping_from_json(**m) for name, m in read.pop("case_mappings", {}).items()}
-    major_version = read["server_version"] // 10000
-    tables = [_table_from_json(mappings, major_version=major_version, **t) for t in read["tables"]]
-    publications = [_publication_from_json(**p) for p in read["publications"]]
+    document = json.loads(text)
+    mappings = {name: _mapping_from_json(**m) for name, m in document.pop("case_mappings", {}).items()}
+    major_version = document["server_version"] // 10000
+    tables = [_table_from_json(mappings, major_version=major_version, **t) for t in document["tables"]]
+    publications = [_publication_from_json(**p) for p in document["publications"]]
     nested = {
         "tables": {t.oid: t for t in tables},
         "publications": {p.name: p for p in publications},
-        "types": {int(oid): DerivedType(**derived_type) for oid, derived_type in read["types"].items()},
+        "types": {int(oid): DerivedType(**derived_type) for oid, derived_type in document["types"].items()},
     }
-    return Catalog(**{**read, **nested})
+    return Catalog(**{**document, **nested})
 
 
 def _table_to_json(table: Table) -> dict[str, Any]:
-    """A table as JSON, with the names of its case mappings; the mappings themselves are in the catalog."""
+    """Return a table as JSON, with only the names of its case mappings.
+
+    Many tables share a mapping, so the JSON of the catalog has each mapping once.
+    """
     plain = asdict(replace(table, case_mappings=()))
     del plain["case_mappings"], plain["major_version"]  # `catalog_from_json` adds the catalog's version.
     if table.encoding == "UTF8":
@@ -75,7 +79,7 @@ def _table_to_json(table: Table) -> dict[str, Any]:
 
 
 def _publication_to_json(publication: Publication) -> dict[str, Any]:
-    """A publication as JSON, without an empty `excluded`."""
+    """Return a publication as JSON; `excluded` is left out if it is empty."""
     plain = asdict(publication)
     if not publication.excluded:
         del plain["excluded"]

@@ -1,12 +1,14 @@
 """Replica identities: changes that a publisher refuses, and changes for which a subscriber finds no row.
 
-In: a table, publications, and the catalog. Out: the errors that UPDATE and DELETE would raise on the
-publisher (`publisher_errors`), and the error that they would raise on a subscriber (`subscriber_error`).
+In: a table, publications, and the catalog. Out:
+
+- `publisher_errors`: the errors that UPDATE and DELETE would raise on the publisher.
+- `subscriber_error`: the error that UPDATE and DELETE would raise on a subscriber.
 
 The publisher's rules are CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
 pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c.
-The subscriber's rule is check_relation_updatable() of src/backend/replication/logical/worker.c, applied to
-the leaf of a row.
+The subscriber's rule is check_relation_updatable() of src/backend/replication/logical/worker.c. It applies to the
+leaf that contains the row.
 """
 
 from __future__ import annotations
@@ -66,7 +68,11 @@ def publisher_errors(
 def _coverage_problem(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """Why the identity does not cover the publication: the reason, columns and hint; None if it covers it."""
+    """The reason why a table's replica identity does not fit a publication; None if it fits.
+
+    Returns the publisher's message, the columns in question, and a hint. The identity does not fit if the row
+    filter reads other columns, or if the publication does not send all identity columns.
+    """
     entry = None if publication.all_tables else publication.table_entry(publish_as.oid)
     is_full = table.replica_identity == "f"
     identity = set(table.identity)
@@ -106,10 +112,10 @@ def _coverage_problem(
 def subscriber_error(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> ReplicaIdentityError | None:
-    """The error if a subscriber would not find the row of some UPDATE or DELETE, else None.
+    """The error that a subscriber would raise because it cannot find the row of an UPDATE or DELETE, or None.
 
-    Also returns None if the root of a partition tree has a key, because a subscriber takes this key for the identity
-    of all leaves (`leaves_without_root_key`).
+    Returns None if the root of a partition tree has a key. A subscriber takes this key for the identity of all
+    leaves, and raises no error (`leaves_without_root_key` lists the leaves for which that is wrong).
     """
     relations = [] if replicated.key else _relations_without_key(replicated, publications, catalog)
     if not relations:
@@ -136,14 +142,17 @@ def subscriber_error(
 def leaves_without_root_key(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The leaves whose old rows lack columns of the root's key; a subscriber searches for a row by this key."""
+    """The leaves whose old rows lack columns of the root's key.
+
+    A subscriber searches for a row by the root's key, so it does not find the rows of these leaves.
+    """
     return _relations_without_key(replicated, publications, catalog) if replicated.key else []
 
 
 def _relations_without_key(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The relations of a replicated table whose UPDATE or DELETE can lack the columns to find the row."""
+    """The relations of a replicated table whose old rows can lack columns that are needed to find the row."""
     key = set(replicated.key)
     return [
         relation
@@ -157,11 +166,12 @@ def _relations_without_key(
 def sends_updates_or_deletes(
     relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> bool:
-    """Whether the publisher allows UPDATE or DELETE, and sends them as changes of `published`."""
-    published_part = published_relation(relation, publications, catalog)
-    if published_part is None or published_part.publish_as.oid != published.oid:
+    """Whether the publisher allows UPDATE or DELETE of a relation, and sends it as a change of `published`."""
+    sent_relation = published_relation(relation, publications, catalog)
+    if sent_relation is None or sent_relation.publish_as.oid != published.oid:
         return False
-    refusing = [p for p in publications if any(publisher_errors(relation, p, catalog))]
+    refusing_publications = [p for p in publications if any(publisher_errors(relation, p, catalog))]
     return bool(
-        (published_part.operations & {*_COMMANDS}) - frozenset().union(*(p.operations for p in refusing))
+        (sent_relation.operations & {*_COMMANDS})
+        - frozenset().union(*(p.operations for p in refusing_publications))
     )

@@ -2,10 +2,10 @@
 
 In: a catalog, and the publications of each subscription of a slot (`pgsieve.decoding.publications.catalog`). Out:
 
-- `plan_capture`: the capture publications, which the slot reads. Together they send exactly the subscribed tables
-  and operations, without filters.
-- `routes`: maps each relation id in messages to what one subscription receives of the relation's changes. With
-  publish_via_partition_root a partition's changes belong to its root.
+- `plan_capture`: the capture publications. pgsieve creates these publications and reads the slot with them.
+  Together they send exactly the subscribed tables and operations, without row filters.
+- `routes`: maps each relation id in messages to the part of the relation's changes that one subscription receives.
+  For example, with publish_via_partition_root the changes of a partition belong to the replica of its root.
 - `truncated_tables`: the replicated tables that a TRUNCATE empties.
 """
 
@@ -30,7 +30,11 @@ Subscriptions = Mapping[str, Sequence[Publication]]
 
 @dataclass(frozen=True, slots=True)
 class CapturePublication:
-    """A publication without filters that a slot reads: tables with the same operations and `via_root`."""
+    """A publication without row filters that a slot reads.
+
+    All of its tables are captured with the same operations, and with the same publish_via_partition_root
+    (`via_root`). `suffix` follows the configured name in the publication's name.
+    """
 
     suffix: str
     operations: tuple[str, ...]
@@ -43,54 +47,59 @@ def changed_relations(catalog: Catalog) -> list[Table]:
     return [t for t in catalog.tables.values() if t.kind == "r"]
 
 
-def _has_uniform_leaves(root: Table, sent: Mapping[int, PublishedRelation], catalog: Catalog) -> bool:
-    """Whether all leaves of `root` are published as `root`, with the same operations, filters and columns."""
-    leaves = [sent.get(leaf) for leaf in root.leaves if leaf in catalog.tables]
+def _has_uniform_leaves(root: Table, relations: Mapping[int, PublishedRelation], catalog: Catalog) -> bool:
+    """Whether all leaves of `root` are published as `root`, with the same operations, filters and columns.
+
+    `relations` has the published relations of one subscription by oid.
+    """
+    leaves = [relations.get(leaf) for leaf in root.leaves if leaf in catalog.tables]
     if not leaves:
         return False
     first = leaves[0]
     return all(
-        s is not None
+        relation is not None
         and first is not None
-        and s.publish_as.oid == root.oid
-        and (s.operations, s.filters, s.columns) == (first.operations, first.filters, first.columns)
-        for s in leaves
+        and relation.publish_as.oid == root.oid
+        and (relation.operations, relation.filters, relation.columns)
+        == (first.operations, first.filters, first.columns)
+        for relation in leaves
     )
 
 
 def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
     """Return the capture publications for the subscriptions of one slot.
 
-    A partition tree is captured as its root if all subscriptions publish it as this root, in the same way for
-    all leaves. In that case the publisher routes each change by the catalog as of the change, and distinguishes a
-    TRUNCATE of a leaf from a TRUNCATE of the root. If a subscription publishes any other tree as its root, the
-    leaves are captured, and `routes` routes their changes to the root. The capture publication lists the root
-    without publish_via_partition_root, so that new leaves are captured too.
+    A partition tree can be captured in two ways:
 
-    A table is captured only with the operations that a subscription publishes, because a publication of
-    updates makes UPDATE fail on a table without a replica identity (PostgreSQL documentation, CREATE
-    PUBLICATION, notes).
+    - As its root, if all subscriptions of the tree publish it as this root, in the same way for all leaves. The
+      publisher sends each change as a change of the root, by the catalog as of the change. It also distinguishes
+      a TRUNCATE of a leaf from a TRUNCATE of the root.
+    - As its leaves, if a subscription publishes the tree as its root in any other case. `routes` routes the
+      changes of the leaves to the root. The capture publication lists the root without
+      publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
+
+    A table is captured only with the operations that a subscription publishes. A publication of updates makes
+    UPDATE fail on a table without a replica identity (PostgreSQL documentation, CREATE PUBLICATION, notes).
     """
-    sent_by_subscription = [
-        {t.oid: sent for t in changed_relations(catalog) if (sent := published_relation(t, ps, catalog))}
-        for ps in subscriptions.values()
+    relations_by_subscription = [
+        _published_relations(catalog, publications) for publications in subscriptions.values()
     ]
-    as_root = _captured_roots(catalog, subscriptions, sent_by_subscription)
-    captured: dict[int, tuple[Table, set[str]]] = {
-        oid: (catalog.tables[oid], set(operations)) for oid, (_, operations) in as_root.items()
+    roots = _captured_roots(catalog, subscriptions, relations_by_subscription)
+    operations_by_table: dict[int, tuple[Table, set[str]]] = {
+        oid: (catalog.tables[oid], set(operations)) for oid, (_, operations) in roots.items()
     }
-    for relations in sent_by_subscription:
+    for relations in relations_by_subscription:
         for relation in relations.values():
-            captured_roots = [a for a in relation.relation.ancestors if a in as_root]
+            captured_roots = [a for a in relation.relation.ancestors if a in roots]
             oid = captured_roots[-1] if captured_roots else relation.relation.oid
-            captured.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
+            operations_by_table.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
     groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
-    for table, operations in captured.values():
+    for table, operations in operations_by_table.values():
         if not table.legible:
             continue  # A statement cannot name this table; `Subscription.definition` reports it.
-        ordered = tuple(o for o in OPERATIONS if o in operations)
-        via_root = table.oid in as_root and as_root[table.oid][0]
-        groups.setdefault((ordered, via_root), []).append(table)
+        sorted_operations = tuple(o for o in OPERATIONS if o in operations)
+        via_root = table.oid in roots and roots[table.oid][0]
+        groups.setdefault((sorted_operations, via_root), []).append(table)
     return tuple(
         CapturePublication(
             suffix=_suffix(operations, via_root=via_root),
@@ -105,9 +114,13 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
 def _captured_roots(
     catalog: Catalog,
     subscriptions: Subscriptions,
-    sent_by_subscription: Sequence[Mapping[int, PublishedRelation]],
+    relations_by_subscription: Sequence[Mapping[int, PublishedRelation]],
 ) -> dict[int, tuple[bool, frozenset[str]]]:
-    """Maps the oid of each partitioned table to list to whether it is captured as its root, and to its operations."""
+    """Find the partitioned tables that a capture publication must list.
+
+    Maps the oid of each such table to two facts: whether its tree is captured as its root, and the operations to
+    capture.
+    """
     replicated_roots: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
         for replicated in replicated_tables(publications, catalog).values():
@@ -119,29 +132,43 @@ def _captured_roots(
         root = catalog.tables[oid]
         if any(a in replicated_roots for a in root.ancestors):
             continue
-        sending = [oids for oids in sent_by_subscription if any(leaf in oids for leaf in root.leaves)]
-        result[oid] = (all(_has_uniform_leaves(root, oids, catalog) for oids in sending), operations)
+        subscribed_relations = [
+            relations
+            for relations in relations_by_subscription
+            if any(leaf in relations for leaf in root.leaves)
+        ]
+        is_root_captured = all(
+            _has_uniform_leaves(root, relations, catalog) for relations in subscribed_relations
+        )
+        result[oid] = (is_root_captured, operations)
     return result
 
 
 def leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
-    """For each root that is captured as its leaves although its TRUNCATE is published, the set of these leaves.
+    """The trees for which the messages cannot show whether a user truncated the root or all of its leaves.
 
-    A captured TRUNCATE of all leaves of a root may have been a TRUNCATE of the root. Only the publisher's WAL
-    shows whether it was.
+    Such a tree is published as its root, including TRUNCATE, but captured as its leaves. Each set has the oids of
+    the leaves of one tree. Only the publisher's WAL shows whether a captured TRUNCATE of all these leaves was a
+    TRUNCATE of the root.
     """
-    sent = [s for publications in subscriptions.values() for s in routes(catalog, publications).values()]
+    relations = [
+        relation
+        for publications in subscriptions.values()
+        for relation in routes(catalog, publications).values()
+    ]
     trees = {
-        s.publish_as.oid: s.publish_as
-        for s in sent
-        if s.publish_as.oid != s.relation.oid and "truncate" in s.operations
+        relation.publish_as.oid: relation.publish_as
+        for relation in relations
+        if relation.publish_as.oid != relation.relation.oid and "truncate" in relation.operations
     }
-    as_root = {table.oid for c in plan_capture(catalog, subscriptions) if c.via_root for table in c.tables}
-    return tuple(frozenset(root.leaves) for oid, root in sorted(trees.items()) if oid not in as_root)
+    captured_roots = {
+        table.oid for c in plan_capture(catalog, subscriptions) if c.via_root for table in c.tables
+    }
+    return tuple(frozenset(root.leaves) for oid, root in sorted(trees.items()) if oid not in captured_roots)
 
 
 def capture_suffixes() -> tuple[str, ...]:
-    """All suffixes that follow the configured name in names of capture publications."""
+    """All suffixes that can follow the configured name in the names of capture publications."""
     groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
     return tuple(_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
 
@@ -154,14 +181,27 @@ def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
     """Maps a relation id in captured messages to the part of the relation's changes that one subscription receives.
 
-    The result has the id of a root only if all leaves of the root are published in the same way, because only
-    such a tree is captured as its root.
+    The result has the id of a root only if all leaves of the root are published in the same way. No other tree is
+    captured as its root, so no message has the id of its root.
     """
-    sent = {
-        t.oid: s for t in changed_relations(catalog) if (s := published_relation(t, publications, catalog))
+    relations = _published_relations(catalog, publications)
+    roots = {
+        relation.publish_as.oid: relation
+        for relation in relations.values()
+        if _has_uniform_leaves(relation.publish_as, relations, catalog)
     }
-    roots = {s.publish_as.oid: s for s in sent.values() if _has_uniform_leaves(s.publish_as, sent, catalog)}
-    return roots | sent
+    return roots | relations
+
+
+def _published_relations(
+    catalog: Catalog, publications: Sequence[Publication]
+) -> dict[int, PublishedRelation]:
+    """The relations with rows that these publications publish, by oid."""
+    return {
+        table.oid: relation
+        for table in changed_relations(catalog)
+        if (relation := published_relation(table, publications, catalog))
+    }
 
 
 def truncated_tables(
@@ -170,8 +210,8 @@ def truncated_tables(
     """The replicated tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
     If a partition tree is published as its root, a TRUNCATE of a partition does not empty the replica of the root.
-    If the leaves of a root are captured, a TRUNCATE of all leaves counts as a TRUNCATE of the root.
-    `leaf_captured_trees` lists the trees for which this can be wrong.
+    If the leaves of a root are captured, a TRUNCATE of all leaves counts as a TRUNCATE of the root. That is wrong
+    if a user truncated the leaves by name. `leaf_captured_trees` lists the trees for which this can happen.
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}
