@@ -1,5 +1,6 @@
-"""A PostgreSQL server: its sessions (`source`), its catalog, its slot, exported snapshots, and streaming replication.
+"""Everything that talks to a PostgreSQL server: sessions, the catalog, the slot, snapshots, and streaming replication.
 
-After a peek `slot.advance` confirms the slot. While a run follows the source,
-`stream.ReplicationStream.confirm` does.
+`source` opens the sessions. `catalog` reads tables and publications. `snapshot` exports the snapshots of initial
+copies. A run reads the slot by peeks and confirms it by `confirmation.confirm`. A run with `--follow` reads and
+confirms it by `stream.ReplicationStream`.
 """

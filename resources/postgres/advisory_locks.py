@@ -1,6 +1,13 @@
-"""An advisory lock of the database, its holders, and the queue of the processes that wait for it.
+"""Takes and releases a named advisory lock of the database, and says which sessions hold it or wait for it.
 
-In: a session, and the name of the lock. Raises psycopg's errors. PostgreSQL documentation, Advisory Locks.
+PostgreSQL gives an advisory lock no meaning: a lock is only a number that one session can hold at a time
+(PostgreSQL documentation, Advisory Locks). pgsieve uses advisory locks so that two processes do not do the same
+work at the same time.
+
+In: a session, and the name of the lock.
+Out: the lock is held or released, or a text names the sessions that hold it.
+
+Raises psycopg's errors.
 """
 
 from collections.abc import Sequence
@@ -13,9 +20,10 @@ from psycopg import sql
 
 from pgsieve.resources.postgres.errors import is_transient
 
-#: The key of an advisory lock, and the condition for its rows in the view pg_locks, which shows a key in two
-#: halves.
+#: The number of the lock: a hash of its name, because PostgreSQL identifies an advisory lock by a 64-bit number.
 _KEY = sql.SQL("hashtextextended({}, 0)")
+#: The condition for the rows of the lock in the view pg_locks. The view shows the upper 32 bits of the lock's number
+#: in the column classid, and the lower 32 bits in the column objid.
 _HAS_KEY = sql.SQL(
     "locktype = 'advisory' and objsubid = 1"
     " and pg_locks.database = (select oid from pg_database where datname = current_database())"
@@ -30,34 +38,38 @@ _IS_AWAITED = sql.SQL("select exists (select from pg_locks where not granted and
 
 @dataclass(frozen=True)
 class AdvisoryLock:
-    """A named lock that a session may take; waiting sessions get it in the order of their requests."""
+    """A named lock that a session can take.
+
+    Sessions that wait for the lock get it in the order in which they requested it.
+    """
 
     connection: psycopg.Connection[Any]
     name: str
 
     def take(self, seconds: float) -> None:
-        """Wait for the lock; raise LockNotAvailable after `seconds`. 0 seconds means no limit."""
+        """Wait for the lock, and take it. Raises LockNotAvailable after `seconds`; with 0 seconds the wait has no limit."""
         self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
 
     def take_if_free(self) -> bool:
-        """Take the lock unless another session has it, or waits for it; return whether it was taken."""
+        """Take the lock unless another session holds it or waits for it. Return True if this session now holds the lock."""
         row = self.connection.execute(sql.SQL("select pg_try_advisory_lock({})").format(self._key)).fetchone()
         return row == (True,)
 
     def release(self) -> None:
-        """Release the lock. If the session was lost, the server has released it already."""
+        """Release the lock. Does nothing if the session was lost, because the server released the lock with the session."""
         with suppress(psycopg.Error):
             self.connection.execute(sql.SQL("select pg_advisory_unlock({})").format(self._key))
 
     def holders(self) -> str:
-        """The sessions that hold the lock, as text."""
+        """The sessions that hold the lock, as a text for messages."""
         return _holders_text(self.connection.execute(_HOLDERS.format(_HAS_KEY.format(self._key))).fetchall())
 
     def is_awaited(self) -> bool:
-        """Whether another session waits for the lock.
+        """True if another session waits for the lock.
 
-        Also true if this session was lost, and the lock with it, so that the caller must take the lock again.
+        It is also true if the connection of this session was lost. The server has then released the lock, so the
+        caller must take the lock again, as it must after it gave the lock to another session.
         """
         try:
             row = self.connection.execute(_IS_AWAITED.format(_HAS_KEY.format(self._key))).fetchone()

@@ -1,21 +1,28 @@
-"""Detects alterations of the catalog that change what publications send: two queries, fast enough for every slice.
+"""Detects whether the part of the catalog that decides what publications send was altered between two moments.
 
-In: a connection to the publisher, and the names of publications. Out: a `CatalogFingerprint`, alone or with the
-catalog that it covers (`read_with_fingerprint`). A fingerprint covers the publications, their tables, the
-partition trees of these tables, and all columns, names and replica identities. It also covers the library that
-changes the case of letters in row filters, and the database's encoding. The encoding UTF8 adds nothing to a
-digest, so that digests by earlier versions of pgsieve, which left out the encoding, still compare.
+In: - a connection to the publisher
+    - the names of publications
+Out: - a `CatalogFingerprint`, which two moments have in common only if nothing was altered between them
+     - with `read_with_fingerprint` also the catalog that the fingerprint covers
 
-pgoutput decides what to send by the catalog as it was at the change (get_rel_sync_entry() in
-src/backend/replication/pgoutput/pgoutput.c). If two fingerprints are equal, the catalog did not change in
-between. An alteration that was undone changes the fingerprint, too. In that case the server has written a row
-again, with another xmin; or it has inserted and deleted a row, whose index entry it still stores
+A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of
+the slot). It covers the publications, their tables, the partition trees of these tables, and all columns, names
+and replica identities. It also covers the database's encoding, and the library that changes the case of letters in
+row filters. The encoding UTF8 adds nothing to a digest. Earlier versions of pgsieve left the encoding out of the
+digest, so in UTF8 databases their digests can still be compared with new ones.
+
+For each change, the output plugin pgoutput decides what to send by the catalog as it was at that change
+(get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
+are equal, one catalog is right for all changes of the slice.
+
+An alteration that was undone changes the fingerprint, too. Either the server has written a row of the catalog
+again, with another xmin; or it has inserted a row and deleted it, and still stores an index entry of the row
 (`pgsieve.resources.postgres.removed_rows`).
 
-For pg_class the digest has the columns instead of the xmin, because TRUNCATE and VACUUM FULL write a row of
-pg_class again without an alteration. ATTACH and DETACH write such a row, too, and remove or add a row of
-pg_inherits. So the xmin of pg_class counts if a row of pg_inherits was removed. Tables in no publication do
-not count.
+For a table, the digest has columns of pg_class instead of the xmin of the table's row in pg_class. TRUNCATE and
+VACUUM FULL write this row again, although they alter nothing that publications depend on. ATTACH and DETACH
+PARTITION write this row, too, and add or remove a row of pg_inherits. So if a row of pg_inherits was removed, the
+xmin of the rows of pg_class is compared, too. Tables that are in no publication are not covered.
 """
 
 from collections.abc import Sequence
@@ -30,7 +37,8 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.removed_rows import has_removed_rows, removed_oids
 from pgsieve.resources.postgres.source import literal
 
-#: The publications, the tables that they list, and the partition trees of these and of the captured tables.
+#: Common table expressions: the publications, the tables that they list, and in `tree` the partition trees of these
+#: tables and of the tables of the capture publications.
 _TREE = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)
@@ -83,9 +91,9 @@ select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e
 _SCHEMAS = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
-#: The versions of the server and of the library that map letters, if a row filter, or a generated column that
-#: a filter may read, depends on the case of letters. The functions are lower, upper, initcap and those of ~*,
-#: !~*, ~~* and !~~* (pg_proc.dat).
+#: The versions of the server and of the library that changes the case of letters. They count only if a row filter,
+#: or a generated column that a filter may read, depends on the case of letters. The numbers are the oids of lower,
+#: upper, initcap, and of the functions of the operators ~*, !~*, ~~* and !~~* (pg_proc.dat).
 _LETTERS = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
                    (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
@@ -99,12 +107,14 @@ _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid
 
 @dataclass(frozen=True)
 class CatalogFingerprint:
-    """The state of the catalog rows that decide what publications send, as of one moment.
+    """The state of the catalog rows that decide what publications send, at one moment.
 
-    `digest` covers the present rows, `relations_digest` the tables' rows of pg_class. `removed` identifies
-    the rows of the publications' catalogs that were perhaps deleted, and that the server still stores; it is
-    None if there are too many. `has_removed_parents` says whether a row of pg_inherits was perhaps deleted.
-    All transactions with an xid before `oldest` had ended.
+    - `digest`: a hash of the rows that exist
+    - `relations_digest`: a hash of the oid and xmin of each table's row in pg_class
+    - `removed`: numbers for the rows of the catalogs of publications that were perhaps deleted, and that the
+      server still stores; None if they are too many to list
+    - `has_removed_parents`: whether a row of pg_inherits was perhaps deleted
+    - `oldest`: all transactions with an earlier xid had ended
     """
 
     digest: str
@@ -114,9 +124,9 @@ class CatalogFingerprint:
     oldest: int = 0
 
     def matches(self, digest: str, relations_digest: str) -> bool:
-        """Whether an earlier fingerprint with these digests covers the same rows.
+        """True if these digests of an earlier fingerprint show that the rows are the same as at that moment.
 
-        `removed` has the rows that were inserted and deleted in between.
+        The rows that were inserted and deleted in between are not compared here; `removed` identifies them.
         """
         return self.digest == digest and (
             not self.has_removed_parents or self.relations_digest == relations_digest
@@ -126,7 +136,7 @@ class CatalogFingerprint:
 def fingerprint_catalog(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> CatalogFingerprint:
-    """The fingerprint of what `publications` send, and of the tables of the publications `capture`."""
+    """The fingerprint of what `publications` send. It also covers the tables of the publications in `capture`."""
     names = [list(publications), list(capture)]
     has_filters = connection.info.server_version >= 150000
     tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
@@ -143,7 +153,8 @@ def fingerprint_catalog(
     *selections_with_removed_rows, has_removed_parents = has_removed_rows(
         connection, [*selections, "pg_inherits where inhrelid > '0'::oid"]
     )
-    if has_removed_parents:  # These rows may be of any partition. Check again for the partitions of the tree.
+    if has_removed_parents:
+        # The removed rows may be of any partition tree. Check again, only for the trees that the fingerprint covers.
         rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
         (has_removed_parents,) = has_removed_rows(
@@ -158,7 +169,10 @@ def fingerprint_catalog(
 
 
 def _removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The rows of these catalogs that were perhaps deleted and are still stored, as numbers; None if there are too many."""
+    """The rows of these catalogs that were perhaps deleted and are still stored; None if they are too many to list.
+
+    The number of a row is the position of its catalog in `catalogs`, times 2**32, plus the row's oid.
+    """
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)
@@ -171,7 +185,10 @@ def _removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) 
 def read_with_fingerprint(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> tuple[CatalogFingerprint, Catalog]:
-    """Read the catalog, and the fingerprint of exactly this catalog."""
+    """Read the catalog, and the fingerprint of exactly this catalog.
+
+    The catalog is read again until the fingerprints before and after the read are equal.
+    """
     fingerprint = fingerprint_catalog(connection, publications, capture)
     while True:
         catalog = with_case_mappings(connection, present_catalog(connection), publications)

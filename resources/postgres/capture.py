@@ -1,7 +1,13 @@
-"""The capture publications of a source, which decide what its slot delivers.
+"""Creates and alters the capture publications of a source.
 
-In: the planned capture and the catalog. Out: publications with exactly the planned tables, created, altered
-or dropped; or the SQL that makes them. Raises SourceError if the server refuses.
+pgsieve creates capture publications for itself. They select the tables and operations that the slot delivers,
+without row filters; pgsieve then evaluates the filters of the user's publications.
+
+In: - the plan: the tables and operations of each capture publication
+    - the publisher's catalog
+Out: the publications list exactly the planned tables; or the SQL that would make them so.
+
+Raises SourceError if the server refuses a statement.
 """
 
 from collections.abc import Sequence
@@ -17,7 +23,7 @@ from pgsieve.resources.postgres.errors import LockedTableError, SourceError, Sou
 from pgsieve.resources.postgres.source import literal, quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
-#: The comment on each publication that pgsieve created. pgsieve drops no others.
+#: The comment on each publication that pgsieve created. pgsieve drops only publications with this comment.
 CREATED_COMMENT = "capture publication created by pgsieve"
 
 
@@ -30,11 +36,12 @@ def ensure_capture(
 ) -> tuple[str, ...]:
     """Create or alter the capture publications so that they match the plan; return their names.
 
-    Publications that match stay unaltered. A table that moves between publications is added to the new one
-    before it is removed from the old one, so that it is captured at every position in the WAL. If a surplus
-    table is locked, a later call removes it.
+    A publication that already matches is not altered. If a table moves from one publication to another, it is
+    first added to the new publication and only then removed from the old one. So at each position in the WAL, at
+    least one publication captures the table. If a table that has to be removed is locked, it stays, and a later
+    call removes it.
     """
-    # Flush the commit: pgoutput uses the new publications only for changes after it.
+    # Return only after the commit was flushed: pgoutput uses the new publications only for changes after the commit.
     connection.execute("set synchronous_commit = local")
     for publication in planned:
         name = capture + publication.suffix
@@ -46,21 +53,21 @@ def ensure_capture(
     planned_tables = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _own_capture(connection, capture) if n in catalog.publications):
         for table in _surplus(catalog.publications[name], planned_tables.get(name, ()), catalog):
-            # On a standby, or if the role may not alter the publication, a later run has to remove the table.
-            # Another run may have removed it meanwhile.
+            # A standby cannot alter publications, and the role may lack the right to alter this one. In these cases
+            # the table stays, and does no harm. Another run may have removed the table meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 _remove_table(connection, source, name, table)
     return tuple(planned_tables)
 
 
 def _surplus(publication: Publication, planned_tables: Sequence[Table], catalog: Catalog) -> list[Table]:
-    """The tables that a publication lists but should not."""
+    """The tables that a publication lists although the plan does not have them."""
     surplus = {t.oid for t in publication.tables} - {t.oid for t in planned_tables}
     return [catalog.tables[oid] for oid in sorted(surplus) if oid in catalog.tables]
 
 
 def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
-    """Remove a table from a capture publication; False if the table is locked, so that a later run must remove it."""
+    """Remove a table from a capture publication. False if the table is locked, so that a later run must remove it."""
     statement = f"alter publication {quote(name)} drop table {table_clause(table)}"
     try:
         execute_ddl(connection, source, preparation_of(name), [statement], lock_seconds=LOCK_SECONDS)
@@ -72,7 +79,7 @@ def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, t
 def capture_statements(
     name: str, planned: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
-    """The SQL that makes the capture publication as planned; empty if it already is."""
+    """The SQL that makes a capture publication match its plan. Empty if it matches already."""
     tables = ", ".join(map(table_clause, planned.tables))
     table_clauses = f" for table {tables}" if tables else ""
     options = (
@@ -112,17 +119,17 @@ def capture_statements(
 
 
 def preparation_of(name: str) -> str:
-    """The name of the operation on a capture publication, for messages."""
+    """The text that names the work on a capture publication in messages."""
     return f'prepare the capture publication "{name}"'
 
 
 def _own_capture(connection: psycopg.Connection[Any], capture: str) -> list[str]:
-    """The capture publications of a source that pgsieve created."""
+    """The capture publications of a source that pgsieve itself created."""
     return own_publications(connection, [capture + suffix for suffix in capture_suffixes()])
 
 
 def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
-    """The given publications that pgsieve created, so that it may alter or drop them."""
+    """The names among `names` of publications that pgsieve created, and may therefore alter or drop."""
     rows = connection.execute(
         "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s and pubname = any(%s)",
         [CREATED_COMMENT, list(names)],
@@ -131,7 +138,7 @@ def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) 
 
 
 def foreign_publications(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
-    """The capture publications of a source that pgsieve did not create, so that it leaves them unaltered."""
+    """The capture publications of a source that another client created. pgsieve does not alter them."""
     own_names = _own_capture(connection, capture)
     names = (capture + suffix for suffix in capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in own_names)
@@ -144,10 +151,10 @@ def shrink_capture(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[list[str], list[str]]:
-    """Remove surplus tables from capture publications, and drop publications that are not planned.
+    """Remove tables that are not planned from the capture publications, and drop publications that are not planned.
 
-    Returns the altered and the dropped publications. Publications that pgsieve did not create stay unaltered.
-    A locked table stays until the next run.
+    Returns the names of the altered and of the dropped publications. Publications that pgsieve did not create are
+    not changed. A locked table stays in its publication until the next run.
     """
     planned_tables = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []
@@ -163,7 +170,7 @@ def shrink_capture(
 
 
 def table_clause(table: Table) -> str:
-    """A table as a publication's FOR TABLE lists it, without the tables that inherit from it."""
+    """A table as it is written in FOR TABLE of a publication. ONLY excludes the tables that inherit from it."""
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 
 

@@ -1,15 +1,22 @@
-"""Reads how the publisher changes the case of letters, for the row filters that need it.
+"""Reads how the publisher converts letters to upper and lower case, for row filters that depend on it.
 
-In: a connection, a catalog, and the names of publications. Out: the catalog, in which tables have a `CaseMapping`
-for each collation under which one of their row filters changes or ignores case (`with_case_mappings`). If a
-mapping cannot be represented, the `CaseMapping` has the reason, and the parser of the filter refuses it.
+For example, the row filter `lower(name) = 'straße'` can be evaluated by pgsieve only if pgsieve maps each letter
+as the server does.
+
+In: - a connection
+    - the catalog
+    - the names of publications
+Out: the catalog, in which each table has a `CaseMapping` for each collation under which one of its row filters
+     changes or ignores case (`with_case_mappings`). If a mapping cannot be represented, the `CaseMapping` has the
+     reason, and the parser of the filter then refuses the filter.
+
 Raises psycopg's error if the connection fails.
 
-The mappings of all characters are read once. Collations of libc and of the builtin provider map each
-character independently (pg_locale_libc.c, pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. Queries
-verify this: the mapping of a block of characters must be the concatenation of its mapped characters, and the
-mapping of a character must be the same between, before and after letters. Collations of ICU depend on
-language and context, and are refused.
+The mappings of all characters are read at once. Collations of libc and of the builtin provider map each character
+independently of its neighbours (pg_locale_libc.c, pg_locale_builtin.c). Only the builtin collation PG_UNICODE_FAST
+does not. The queries check this independence in two ways. The mapping of a block of characters must be the
+mappings of its characters, one after the other. The mapping of a character must be the same between, before and
+after letters. Collations of ICU depend on the language and the neighbours of a character, so they are refused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -24,22 +31,23 @@ from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.resources.postgres.errors import is_transient
 from pgsieve.resources.postgres.source import quote
 
-#: The provider of a collation. Before version 15 a database has libc's.
+#: The provider of a collation. Before version 15, the provider of a database's collation is always libc.
 _PROVIDER: Final = """
 select coalesce(nullif(l.collprovider, 'd'), {database})::text
   from pg_database d left join pg_collation l
     on l.collname = %s and l.collnamespace = 'pg_catalog'::regnamespace and l.collencoding in (-1, d.encoding)
  where d.datname = current_database()
 """
+#: The providers whose collations can be represented: libc and builtin.
 _PROVIDERS: Final = ("c", "b")
-#: The blocks of 4096 characters in which at least one character has another case.
+#: All characters are divided into blocks of 4096. These are the blocks with at least one character that changes.
 _BLOCKS: Final = """
 select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
   from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
-#: The characters of these blocks that have another case: the mapping of each alone, and next to letters.
+#: The characters of these blocks that change, each with its mapping alone and with its mappings next to letters.
 _CHARACTERS: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
@@ -52,8 +60,9 @@ select *
  where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
-#: The characters after which initcap continues a word; the number of characters that `Words` cannot represent;
-#: the characters that change.
+#: One row about initcap with three columns: the characters after which initcap continues a word; the number of
+#: characters that `Words` cannot represent; and for each character that initcap changes an array of the character,
+#: its form at the start of a word, and its form within a word.
 _WORDS: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
@@ -65,22 +74,23 @@ select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
 """
 _CONTEXT_REASON: Final = "it depends on the characters around a character"
 
-#: The mappings that this process has read, by server start, collation and `words`: after a restart a server may
-#: have another library.
+#: The mappings that this process has read. The key has the start time of the server, because a server may have
+#: another library after a restart. The key also has the database, the collation, and whether the mapping is for
+#: initcap.
 _MAPPINGS: dict[tuple[Any, ...], CaseMapping] = {}
 
 
 def with_case_mappings(
     connection: psycopg.Connection[Any], catalog: Catalog, publications: Collection[str]
 ) -> Catalog:
-    """The catalog with the case mappings that the row filters of these publications need."""
+    """The catalog, with the case mappings that the row filters of these publications need added to its tables."""
     collations_by_table: dict[int, dict[str, bool]] = {}
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:
             if entry.where is not None and entry.oid in catalog.tables:
                 for collation, words in needed_case_mappings(catalog.tables[entry.oid], entry.where).items():
-                    of_table = collations_by_table.setdefault(entry.oid, {})
-                    of_table[collation] = of_table.get(collation, False) or words
+                    needs_words = collations_by_table.setdefault(entry.oid, {})
+                    needs_words[collation] = needs_words.get(collation, False) or words
     if not collations_by_table:
         return catalog
     tables = dict(catalog.tables)
@@ -91,9 +101,9 @@ def with_case_mappings(
 
 
 def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: bool) -> CaseMapping:
-    """The mapping of a collation of pg_catalog for lower and upper, with `words` also for initcap.
+    """The mapping of a collation of pg_catalog for the functions lower and upper, and with `words` also for initcap.
 
-    The server needs about a second, so a process reads each mapping once.
+    The server needs about a second for a mapping, so a process reads each mapping only once.
     """
     version = connection.info.server_version
     row = connection.execute(
@@ -131,19 +141,22 @@ def _read_mapping(
     if any(len(changed) != 1 for changed in (*lowered.values(), *uppered.values())):
         return CaseMapping(refusal="it makes several characters of one")
     mapping = CaseMapping(_changes(lowered), _changes(uppered))
-    for _, low, up in rows:
-        if list(low) != list(_with_neighbour(low[0], "a")) or list(up) != list(_with_neighbour(up[0], "A")):
+    for _, lower_forms, upper_forms in rows:
+        is_independent = list(lower_forms) == list(_with_neighbour(lower_forms[0], "a")) and list(
+            upper_forms
+        ) == list(_with_neighbour(upper_forms[0], "A"))
+        if not is_independent:
             return CaseMapping(refusal=_CONTEXT_REASON)
     if words:
-        in_words = _words(connection, collate)
-        if in_words is None:
+        word_rules = _words(connection, collate)
+        if word_rules is None:
             return CaseMapping(refusal=_CONTEXT_REASON)
-        mapping = replace(mapping, words=in_words)
+        mapping = replace(mapping, words=word_rules)
     return mapping if _maps_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
 
 
 def _with_neighbour(character: str, letter: str) -> Iterator[str]:
-    """A character alone and next to letters, in the order of `_CHARACTERS`."""
+    """A character alone and next to a letter, in the order of the arrays that the query `_CHARACTERS` returns."""
     yield character
     yield f"{letter}{character}{letter}"
     yield f"{letter}{character} "
@@ -151,7 +164,7 @@ def _with_neighbour(character: str, letter: str) -> Iterator[str]:
 
 
 def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether the mapping changes each block of characters as the server does."""
+    """True if the mapping changes each block of characters exactly as the server does."""
     for _, characters, lowered, uppered, capitalized in blocks:
         if (mapping.change("lower", characters), mapping.change("upper", characters)) != (lowered, uppered):
             return False
@@ -161,17 +174,18 @@ def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> boo
 
 
 def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
-    """The rules of initcap; None if `Words` cannot represent them."""
+    """The rules by which initcap capitalizes words; None if `Words` cannot represent these rules."""
     row = connection.execute(_WORDS.format(collate=collate)).fetchone()
     assert row is not None
     members, unrepresentable, changes = row
     if unrepresentable or any(len(part) != 1 for change in changes for part in change):
         return None
-    first = {c: alone for c, alone, _ in changes if alone != c}
-    rest = {c: inside for c, _, inside in changes if inside != c}
-    return Words(_changes(first), _changes(rest), character_ranges(members))
+    first_letters = {c: alone for c, alone, _ in changes if alone != c}
+    other_letters = {c: inside for c, _, inside in changes if inside != c}
+    return Words(_changes(first_letters), _changes(other_letters), character_ranges(members))
 
 
 def _changes(changes: dict[str, str]) -> Changes:
+    """The characters that change and their replacements, as two texts of the same length in the order of the characters."""
     characters = sorted(changes)
     return "".join(characters), "".join(changes[c] for c in characters)

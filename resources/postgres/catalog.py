@@ -1,6 +1,10 @@
-"""The publisher's catalog: its tables, publications and types at one moment, and why a table is missing from it.
+"""Reads the publisher's catalog at one moment: its tables, publications and types.
 
-In: a psycopg session. Out: a `Catalog`. PostgreSQL documentation, System Catalogs.
+It also says why a table that a user has named is not in the catalog, for example because it is a view (PostgreSQL
+documentation, System Catalogs).
+
+In: a psycopg session.
+Out: a `Catalog`.
 """
 
 from collections.abc import Mapping
@@ -28,6 +32,7 @@ from pgsieve.resources.postgres.source import literal
 from pgsieve.resources.postgres.texts import Texts, read_legibly
 from pgsieve.resources.postgres.waits import LOCK_SECONDS, exclusively_locked_tables
 
+#: The kinds of relations that cannot be published, by relkind of pg_class, in the words of the server's messages.
 _KINDS: Mapping[str, str] = {
     "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
     "I": "partitioned indexes", "c": "composite types", "t": "TOAST tables",
@@ -38,10 +43,10 @@ _PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tabl
 def missing_relation_error(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str, *, excluded: bool = False
 ) -> PublicationError:
-    """The error, in CREATE PUBLICATION's words, of a publication of pgsieve.yaml that lists or excludes a missing table.
+    """The error of a publication of pgsieve.yaml that lists or excludes a table that cannot be published.
 
-    The kinds of relations are those of check_publication_add_relation() in
-    src/backend/catalog/pg_publication.c.
+    The message has the words of CREATE PUBLICATION. The kinds of relations are those of
+    check_publication_add_relation() in src/backend/catalog/pg_publication.c.
     """
     row = connection.execute(
         "select c.relkind::text, c.relpersistence::text from pg_namespace n left join pg_class c"
@@ -71,7 +76,8 @@ def missing_relation_error(
     )
 
 
-#: The query leaves out detached partitions, as pg_partition_tree() does, which would lock each partition.
+#: The tables, one per row. Partitions that are being detached are left out. pg_partition_tree() would leave them out,
+#: too, but it would lock each partition.
 _TABLES = """
 with recursive tree(root, relid) as (
   select oid, oid from pg_class where relkind = 'p' and oid >= 16384
@@ -125,7 +131,7 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
   from pg_publication p
 """
 
-#: The types that users created, and what they consist of. Base types of C extensions are left out.
+#: The types that users created, and the types that they consist of. Base types of C extensions are left out.
 _TYPES = """
 with parts as materialized (
   select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
@@ -152,9 +158,10 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
     """All user tables, publications and types of the database, read in one snapshot.
 
-    `snapshot` is the name of an exported snapshot. pg_get_expr() locks the table (pg_get_expr_worker() in
-    src/backend/utils/adt/ruleutils.c). If another session has locked it exclusively, the table's expressions
-    are left out, and the table is in the catalog's `locked`.
+    `snapshot` is the name of an exported snapshot to read in; None for the present. The query calls pg_get_expr(),
+    which locks the table of the expression (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). If another
+    session has locked a table exclusively, the expressions of this table are left out, and the catalog's `locked`
+    has the table.
     """
     locked: Mapping[int, str] = {}
     while True:
@@ -170,6 +177,10 @@ def _read_catalog(
     locked: Mapping[int, str],
     as_bytes: bool,
 ) -> Catalog:
+    """Read the catalog in one transaction, without the expressions of the tables in `locked`.
+
+    `as_bytes` has the same meaning as in `Texts`.
+    """
     version = connection.info.server_version
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
@@ -209,25 +220,26 @@ def _read_catalog(
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
             oid: DerivedType(
-                kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()), tuple(written or ())
+                kind, base, tuple(labels or ()), tuple((n, t) for n, t in fields or ()), tuple(xmins or ())
             )
-            for oid, kind, of, labels, fields, written in cursor.execute(types_query)
+            for oid, kind, base, labels, fields, xmins in cursor.execute(types_query)
         }
         if version >= 190000:
             types |= PADDED_LSN
         names = dict(
             cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )
-    unread = {t.oid for t in tables.values() if any(a.generated for a in t.attributes)}
-    unread |= {t.oid for p in publications.values() for t in p.tables if t.where is not None}
-    locked = {oid: holders for oid, holders in locked.items() if oid in unread}
+    with_expressions = {t.oid for t in tables.values() if any(a.generated for a in t.attributes)}
+    with_expressions |= {t.oid for p in publications.values() for t in p.tables if t.where is not None}
+    locked = {oid: holders for oid, holders in locked.items() if oid in with_expressions}
     return Catalog(tables, publications, types, version, names, locked)
 
 
 def _attribute(*values: Any) -> Attribute:
-    """A column from its JSON array, where attmissingval is an array of one element.
+    """A column from its JSON array. In the array, attmissingval is an array of one element.
 
-    An array of boxes has semicolons between its elements, so the text of a box comes as several elements.
+    The text of a box contains commas, but the type box separates array elements by semicolons. So the text of a
+    box was split at its commas, and is joined here.
     """
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))
@@ -248,10 +260,10 @@ def _read_publications(
     for oid, name, all_tables, *switches, via_root, generated_columns, owner in cursor.execute(
         _PUBLICATIONS.format(generated=generated_column)
     ):
-        switched = zip(("insert", "update", "delete", "truncate"), switches, strict=True)
+        operations = zip(("insert", "update", "delete", "truncate"), switches, strict=True)
         publications[name] = Publication(
             name=name,
-            operations=frozenset(operation for operation, on in switched if on),
+            operations=frozenset(operation for operation, is_published in operations if is_published),
             all_tables=all_tables,
             schemas=frozenset(schemas.get(oid, ())),
             tables=tuple(entries.get(oid, ())),
@@ -266,7 +278,7 @@ def _read_publications(
 def _read_entries(
     cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked: str
 ) -> tuple[dict[int, list[PublicationTable]], dict[int, set[int]]]:
-    """The tables that publications list, and those that they exclude, by the publication's oid."""
+    """Two mappings by the oid of a publication: the tables that the publication lists, and the tables that it excludes."""
     lists = (
         f"case when r.prrelid <> all({locked}) then pg_get_expr(r.prqual, r.prrelid)"
         f" when r.prqual is not null then {literal(UNREAD_FILTER)} end, (select array_agg(a.attname::text) from pg_attribute a"

@@ -1,6 +1,9 @@
-"""Reads the comments on tables and their columns, as COMMENT ON made them (catalog pg_description).
+"""Reads the comments on tables and their columns, which COMMENT ON has stored in the catalog pg_description.
 
-In: a connection and names of tables. Out: their comments. Raises psycopg's errors.
+In: a connection, and the names of tables.
+Out: the comments of each table.
+
+Raises psycopg's errors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,7 @@ left join pg_attribute a on a.attrelid = c.oid and a.attnum = d.objsubid and a.a
 
 @dataclass
 class Comments:
-    """The comments of one table; a column without a comment is left out."""
+    """The comments on one table. `columns` maps the names of columns that have a comment to their comments."""
 
     table: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
@@ -30,13 +33,13 @@ class Comments:
 def read_comments(
     connection: psycopg.Connection[Any], tables: Sequence[tuple[str, str]]
 ) -> Mapping[tuple[str, str], Comments]:
-    """The comments of existing tables; missing tables are left out."""
+    """Maps the schema and name of each table to its comments. Tables that do not exist are left out."""
     comments: dict[tuple[str, str], Comments] = {}
     parameters = [[schema for schema, _ in tables], [name for _, name in tables]]
     for schema, name, column, text in connection.execute(_QUERY, parameters):
-        of_table = comments.setdefault((schema, name), Comments())
+        table_comments = comments.setdefault((schema, name), Comments())
         if text is not None and column is None:
-            of_table.table = text
+            table_comments.table = text
         elif text is not None:
-            of_table.columns[column] = text
+            table_comments.columns[column] = text
     return comments

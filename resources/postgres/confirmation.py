@@ -1,8 +1,14 @@
-"""Confirms a slot: by an advance, or by a status update of the streaming protocol if an advance would decode much WAL.
+"""Confirms a slot: tells the server that all changes up to an LSN are safely stored in the lake.
 
-In: a slot, the LSN up to which its changes were written, and a function that makes these changes durable. Out:
-the slot is confirmed up to the LSN, and releases WAL that it no longer needs. Raises SlotInUseError, SourceError,
-and the errors of the function. After an error the slot stays as it was.
+In: - a slot
+    - the LSN up to which the changes of the slot were written to the lake
+    - a function that makes these changes durable
+Out: the slot is confirmed up to the LSN, and the server can remove WAL that the slot no longer needs.
+
+A slot is confirmed by pg_replication_slot_advance(). If this function would have to decode much WAL, the slot is
+confirmed by a status update of the streaming replication protocol instead.
+
+Raises SlotInUseError, SourceError, and the errors of the function. After an error the slot is unchanged.
 """
 
 from collections.abc import Callable
@@ -18,7 +24,8 @@ from pgsieve.resources.postgres.slot import advance, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import start_replication
 
-#: An advance over less WAL than this takes about as long as a new session.
+#: From this many bytes of WAL on, a status update is faster than an advance. An advance over less WAL takes about
+#: as long as opening the new session that a status update needs.
 STREAMED_BYTES = 128 * 1024 * 1024
 
 
@@ -30,12 +37,13 @@ def confirm(
     options: PgoutputOptions,
     make_durable: Callable[[], None],
 ) -> None:
-    """Make all changes that commit before `lsn` durable, and confirm them; the slot never moves back.
+    """Make all changes that commit before `lsn` durable, and confirm them. The slot never moves back.
 
-    An advance decodes the WAL from restart_lsn to `lsn`. A status update decodes nothing: it moves
-    confirmed_flush_lsn (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c), and
-    restart_lsn stays until `release_wal`. If the server starts no walsender, the slot is advanced. A failover
-    slot is always advanced, as only an advance waits for the standbys.
+    An advance decodes the WAL from the slot's restart_lsn to `lsn`. A status update decodes nothing. It moves only
+    confirmed_flush_lsn (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c);
+    `release_wal` moves restart_lsn later. If the server starts no walsender (the server process that a status
+    update needs), the slot is advanced. A failover slot is always advanced, because only an advance waits for the
+    standbys.
     """
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
@@ -55,16 +63,18 @@ def confirm(
 
 
 def release_wal(connection: psycopg.Connection[Any], source: str, slot: str, confirmed: int) -> None:
-    """Let the server remove as much as possible of the WAL before `confirmed`, the slot's position.
+    """Let the server remove as much WAL before `confirmed`, the slot's position, as possible.
 
-    The first advance moves restart_lsn only to the first record of running transactions that it passes. After
-    the position is confirmed, a second advance to the same position moves restart_lsn to the last such record
-    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). A third advance would
-    change nothing.
+    The first advance, in `confirm`, moves restart_lsn only to the first record of running transactions that it
+    passes. A second advance to the same position, after this position is confirmed, moves restart_lsn to the last
+    record of running transactions (LogicalIncreaseRestartDecodingForSlot in
+    src/backend/replication/logical/logical.c). A third advance would change nothing.
     """
     advance(connection, source, slot, confirmed)
 
 
+#: True if the slot retains this many bytes of confirmed WAL, and its catalog_xmin is not the oldest transaction that is
+#: still in progress.
 _RELEASABLE = """
 select confirmed_flush_lsn - restart_lsn >= %s
    and catalog_xmin::text::bigint <> txid_snapshot_xmin(txid_current_snapshot()) %% 4294967296
@@ -73,9 +83,9 @@ select confirmed_flush_lsn - restart_lsn >= %s
 
 
 def can_release_wal(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
-    """Whether the slot retains at least `size` bytes of confirmed WAL that it may no longer need.
+    """True if the slot retains at least `size` bytes of confirmed WAL that it may no longer need.
 
     The slot's catalog_xmin is at most the oldest transaction that was in progress when the WAL was decoded. As
-    long as this transaction is in progress, the slot needs the WAL.
+    long as this transaction is in progress, the slot still needs the WAL.
     """
     return connection.execute(_RELEASABLE, [size, slot]).fetchone() == (True,)

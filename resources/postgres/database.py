@@ -1,7 +1,12 @@
-"""The identity of a database: the cluster's system identifier, and the database's OID, which a rename does not change.
+"""Identifies a database so that a table of the lake can record which database its rows come from.
 
-In: a connection. Out: a `Database`, which tables of the lake record as text. Raises psycopg's errors. PostgreSQL
-documentation, catalog pg_database.
+The identity is the system identifier of the cluster and the OID of the database (catalog pg_database). Renaming
+the database does not change its OID.
+
+In: a connection.
+Out: a `Database`, which can be written as text and parsed again.
+
+Raises psycopg's errors.
 """
 
 from dataclasses import dataclass
@@ -14,7 +19,7 @@ from pgsieve.resources.postgres.wal import system_identifier
 
 @dataclass(frozen=True)
 class Database:
-    """A database of a cluster and its physical standbys."""
+    """A database of a cluster. The physical standbys of a cluster have the same databases with the same identity."""
 
     system_identifier: str
     oid: int

@@ -1,12 +1,16 @@
-"""Runs DDL on a publisher so that the database's event triggers run as for any client of the role.
+"""Runs DDL statements of pgsieve on a publisher.
 
-In: a session, and statements whose names are qualified. Out: the statements are committed together, or tried
-and rolled back. Raises EventTriggerError if an event trigger fails, and SourceError if the server itself
-refuses.
+In: - a session
+    - statements in which all names are qualified by their schema
+Out: the statements are committed together; or, as a trial, they are run and rolled back.
 
-The search_path of pgsieve's sessions has only PostgreSQL's own objects, but the function of an event trigger
-may rely on the role's search_path. So DDL runs under the role's search_path. This is safe, because only
-superusers create event triggers, and the triggers run for every client (PostgreSQL documentation, Event Triggers).
+Raises EventTriggerError if an event trigger of the database fails, and SourceError if the server itself refuses a
+statement.
+
+DDL runs the event triggers of the database. The function of an event trigger may rely on the search_path of the
+role, but pgsieve's sessions have a search_path with only PostgreSQL's own objects. So DDL runs under the
+search_path that the role has by default. This is safe: only superusers create event triggers, and the triggers run
+for every client (PostgreSQL documentation, Event Triggers).
 """
 
 from collections.abc import Sequence
@@ -25,8 +29,10 @@ from pgsieve.resources.postgres.errors import (
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
-#: The most specific search_path that ALTER ROLE or ALTER DATABASE has set (process_settings() in
-#: src/backend/utils/init/postinit.c), or else the server's default.
+#: The search_path that the role's sessions get by default. ALTER ROLE and ALTER DATABASE may have set it; the
+#: setting for the role in this database takes precedence over that for the role, and this one over that for the
+#: database (process_settings() in src/backend/utils/init/postinit.c). If neither has set it, the server's default
+#: counts.
 _OWN_PATH = """
 select coalesce((
     select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
@@ -35,6 +41,7 @@ select coalesce((
      order by setrole <> 0 and setdatabase <> 0 desc, setrole <> 0 desc, setdatabase <> 0 desc limit 1),
   (select boot_val from pg_settings where name = 'search_path'))
 """
+#: The enabled event triggers, and the schemas and names of their functions.
 _TRIGGERS = """
 select evtname, nspname, proname from pg_event_trigger join pg_proc p on p.oid = evtfoid
   join pg_namespace n on n.oid = pronamespace
@@ -47,7 +54,7 @@ class EventTriggerError(SourceError):
 
 
 class UndefinedObjectError(SourceError):
-    """An object that a statement names no longer exists."""
+    """An object that a statement names does not exist, or no longer exists."""
 
 
 def own_search_path(connection: psycopg.Connection[Any]) -> str:
@@ -58,7 +65,11 @@ def own_search_path(connection: psycopg.Connection[Any]) -> str:
 
 
 def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
-    """The event trigger that raised an error, and its function, quoted; None if the server itself raised the error."""
+    """The name of the event trigger that raised an error, and the quoted name of its function.
+
+    None if the server itself raised the error. The server's error names only functions, so a trigger is found by
+    its function.
+    """
     function_lines = [line for line in (error.diag.context or "").splitlines() if "function" in line]
     for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if function_lines else ():
         if any(f"{function}(" in line or f"{quote(function)}(" in line for line in function_lines):
@@ -75,10 +86,11 @@ def execute_ddl(
     dry_run: bool = False,
     lock_seconds: float = 0,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path; with `dry_run` roll them back.
+    """Run statements in one transaction, under the role's own search_path. With `dry_run` the transaction is rolled back.
 
-    The statements wait for locks. With `lock_seconds` the wait is limited, and raises LockedTableError.
-    `operation` names the statements in messages.
+    - `operation`: names the statements in messages, for example `prepare the capture publication "p"`
+    - `lock_seconds`: how long a statement may wait for a lock; after that LockedTableError is raised. With 0 a
+      statement waits without a limit.
     """
     path = own_search_path(connection)
     try:
@@ -88,9 +100,9 @@ def execute_ddl(
             for statement in statements:
                 connection.execute(statement)
     except psycopg.Error as error:
-        failed = None if connection.broken else failed_trigger(connection, error)
-        if failed is not None:
-            trigger, function = failed
+        trigger_and_function = None if connection.broken else failed_trigger(connection, error)
+        if trigger_and_function is not None:
+            trigger, function = trigger_and_function
             raise EventTriggerError(
                 f'source "{source}": cannot {operation}: the event trigger "{trigger}" fails ({message_without_values(error)})',
                 hint=f"correct its function {function}, which ran under search_path = {path}, or run by hand, as a role for"
@@ -112,9 +124,9 @@ def execute_ddl(
 def trigger_error(
     connection: psycopg.Connection[Any], source: str, operation: str, statements: Sequence[str]
 ) -> EventTriggerError | None:
-    """The error that an event trigger would raise for the statements, or None.
+    """The error that an event trigger would raise if these statements ran; None if no event trigger would raise an error.
 
-    If the database has event triggers, the statements run and are rolled back.
+    If the database has event triggers, the statements are run and rolled back.
     """
     if statements and connection.execute(_TRIGGERS).fetchone() is not None:
         try:
@@ -122,5 +134,5 @@ def trigger_error(
         except EventTriggerError as error:
             return error
         except SourceError:
-            return None  # Another role has to run them.
+            return None  # pgsieve's role may not run the statements, so another role has to run them.
     return None

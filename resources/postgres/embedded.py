@@ -1,11 +1,13 @@
-"""A real PostgreSQL server from a wheel: for the demo, the tests and the benchmarks.
+"""Runs a real PostgreSQL server for the demo, the tests and the benchmarks. A Python package contains its programs.
 
-In: a data directory (created if it is missing) and a version. Out: a running server on 127.0.0.1 and its
-conninfo. Raises `EmbeddedServerError` with the end of the server's log.
+In: a data directory, which is created if it is missing, and a version of PostgreSQL.
+Out: a running server on 127.0.0.1, and its conninfo.
 
-The server trusts every local connection, so it suits only data that all users of this machine may see.
-PostgreSQL does not run as root: if this process does, a separate system user runs the server, and the folders
-above the data directory get o+x, so that this user can reach it.
+Raises `EmbeddedServerError` with the end of the server's log.
+
+The server accepts every local connection without a password, so it suits only data that all users of this machine
+may see. PostgreSQL refuses to run as root. If this process runs as root, another system user runs the server, and
+the folders above the data directory get the permission o+x, so that this user can reach it.
 """
 
 import atexit
@@ -49,22 +51,27 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
         "log_timezone": "UTC",
     }
 )
-#: The version from which on replication origins have their own limit; before, it was max_replication_slots.
+#: From this version on, a separate setting limits the number of active replication origins. In earlier versions
+#: max_replication_slots limited it.
 _ORIGINS_SETTING_VERSION = 18
 
+#: The user that runs the server if this process runs as root.
 _SYSTEM_USER = "pgserver"
 _user_creation = threading.Lock()
 _SETTINGS_FILE = "pgsieve.conf"
 _LOG_FILE = "server.log"
 _LOG_TAIL_LINES = 25
-_SOCKET_PATH_LIMIT = 90  # sun_path holds 104 to 108 bytes, with the file name .s.PGSQL.<port>
+#: The length of a path, from which on the server gets no Unix socket. The field sun_path of the operating system holds
+#: 104 to 108 bytes, for the folder and the file name .s.PGSQL.<port>.
+_SOCKET_PATH_LIMIT = 90
 _START_SECONDS = 60.0
 _FAST_STOP_SECONDS = 20.0
 _IMMEDIATE_STOP_SECONDS = 10.0
 _PORT_ATTEMPTS = 5
 
-#: Starts the server, prints its pid, and stops it once standard input ends. Standard input is a pipe that ends
-#: with this process, so the server stops even if this process is killed.
+#: A shell script that starts the server, prints its process id, and stops it once standard input ends. Standard
+#: input is a pipe from this process. It ends with this process, so the server stops even if this process is
+#: killed.
 _SUPERVISOR = """
 exec 3<&0
 "$@" 3<&- >&2 &
@@ -84,10 +91,11 @@ class EmbeddedServerError(PgsieveError):
 
 
 class EmbeddedServer:
-    """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
+    """One PostgreSQL server that this process starts and stops: `with EmbeddedServer(folder) as server: ...`.
 
-    The server stops at `stop`, or when this process ends, even by SIGKILL. Another `start` uses the same port.
-    `programs` is the folder of initdb and postgres, if they are not the wheel's.
+    The server stops at `stop`, or when this process ends, even if this process is killed. If it is started again,
+    it has the same port. `programs` is the folder of the programs initdb and postgres, if the server shall not use
+    those of the Python package.
     """
 
     def __init__(
@@ -137,18 +145,21 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1. Without a given port the first start chooses one."""
+        """The TCP port on 127.0.0.1. If the caller gave no port, the first start chooses one."""
         if self._port is None:
             raise EmbeddedServerError("the embedded server has no port yet", hint="call start() first")
         return self._port
 
     @property
     def is_running(self) -> bool:
-        """Whether the server of this object is running."""
+        """True if the server of this object is running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def conninfo(self, **extra: str) -> str:
-        """A libpq conninfo for the superuser and the database `postgres`; `extra` replaces or adds parameters."""
+        """A libpq conninfo for the superuser and the database `postgres`.
+
+        `extra` adds parameters, or replaces those with its names.
+        """
         base = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
         return make_conninfo("", **{**base, **extra})
 
@@ -178,10 +189,10 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server and wait for its end, if it is running.
+        """Stop the server if it is running, and wait until it has ended.
 
-        `immediate` is pg_ctl's mode of that name: without a checkpoint, so the next start recovers as after a
-        crash.
+        With `immediate` the server stops without a checkpoint, as in the mode `immediate` of pg_ctl. The next
+        start then recovers the data directory as after a crash.
         """
         supervisor = self._supervisor
         if supervisor is None or self._owner != os.getpid():
@@ -194,16 +205,16 @@ class EmbeddedServer:
             self._signal(signal.SIGQUIT)
         else:
             supervisor.stdin.close()  # Fast mode, through the supervisor.
-        for patience, stronger in (
+        for seconds, stronger_signal in (
             (_FAST_STOP_SECONDS, signal.SIGQUIT),
             (_IMMEDIATE_STOP_SECONDS, signal.SIGKILL),
             (_IMMEDIATE_STOP_SECONDS, signal.SIGKILL),
         ):
             try:
-                supervisor.wait(patience)
+                supervisor.wait(seconds)
                 break
             except subprocess.TimeoutExpired:
-                self._signal(stronger)
+                self._signal(stronger_signal)
         supervisor.stdin.close()
         supervisor.stdout.close()
         supervisor.wait()
@@ -217,7 +228,11 @@ class EmbeddedServer:
         self.stop()
 
     def _open_data_folder(self) -> None:
-        """Create the data directory; if this process is root's, make it and the programs accessible to the system user."""
+        """Create the data directory if it is missing.
+
+        If this process runs as root, also give the system user access to the data directory and to PostgreSQL's
+        programs.
+        """
         try:
             self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.geteuid() != 0:
@@ -234,7 +249,10 @@ class EmbeddedServer:
             raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
 
     def _account_arguments(self) -> dict[str, object]:
-        """Popen's arguments that make the data directory's owner run the server, if this process is root's."""
+        """The arguments of Popen that make the owner of the data directory run the server.
+
+        Empty unless this process runs as root.
+        """
         if os.geteuid() != 0:
             return {}
         owner = self._data.stat()
@@ -282,7 +300,7 @@ class EmbeddedServer:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
 
     def _initdb_error(self, reason: str, prefix: list[str]) -> EmbeddedServerError:
-        """The error of a failed initdb; `prefix` is the result of `_user_name_prefix`."""
+        """The error for a failed initdb. `prefix` is the result of `_user_name_prefix`."""
         user, group = os.geteuid(), os.getegid()
         return EmbeddedServerError(
             f'initdb of "{self._data}" failed: {reason}',
@@ -293,7 +311,7 @@ class EmbeddedServer:
         )
 
     def _launch(self, port: int) -> None:
-        """Start the server on `port`, and wait until it is ready."""
+        """Start the server on `port`, and wait until it accepts connections."""
         has_short_path = len(os.fsencode(self._data)) < _SOCKET_PATH_LIMIT
         log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
@@ -333,7 +351,10 @@ class EmbeddedServer:
             )
 
     def _ready(self) -> bool:
-        """Whether the pid file (miscadmin.h, LOCK_FILE_LINE_*) is this server's, with the status ready."""
+        """True if the pid file is the file of this server, and says that the server is ready.
+
+        The lines of the file are described in miscadmin.h, LOCK_FILE_LINE_*.
+        """
         try:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -347,14 +368,16 @@ class EmbeddedServer:
 
 
 class _PortTakenError(EmbeddedServerError):
-    """Another process listens on the port."""
+    """Another process already listens on the port."""
 
 
 def _user_name_prefix() -> list[str]:
-    """The command prefix for initdb, which needs a user id with a name (get_id in src/bin/initdb/initdb.c).
+    """The words to put before the initdb command.
 
-    Empty if this process' user id has a name. Otherwise the prefix starts the program in a user namespace,
-    where it has the id of a user in /etc/passwd. Its files belong to this process' id (user_namespaces(7)).
+    initdb needs a user id that has a name (get_id in src/bin/initdb/initdb.c). The result is empty if the user id
+    of this process has a name. Otherwise the prefix starts initdb in a user namespace. Within the namespace initdb
+    has the id of a user in /etc/passwd; the files that it creates belong to the id of this process
+    (user_namespaces(7)).
     """
     try:
         pwd.getpwuid(os.geteuid())
@@ -365,11 +388,12 @@ def _user_name_prefix() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without the variables of libpq and the server, which could hold secrets."""
+    """The environment of this process without the variables of libpq and the server, which could hold secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 def _free_port() -> int:
+    """A TCP port on which no process listens at the moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -377,7 +401,7 @@ def _free_port() -> int:
 
 
 def _allow_traversal(folder: Path) -> None:
-    """Let other users pass through the folders above `folder`."""
+    """Give all users the permission to pass through the folders above `folder`."""
     for parent in folder.resolve().parents:
         mode = parent.stat().st_mode
         if not mode & stat.S_IXOTH:

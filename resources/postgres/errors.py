@@ -1,7 +1,9 @@
-"""Turns errors of a PostgreSQL server or connection into pgsieve's: with the operation and a remedy, without cell values.
+"""Turns errors of a PostgreSQL server or connection into pgsieve's errors.
 
-In: errors of psycopg, ADBC, Arrow or a socket. Out: `SourceError` and its subclasses, with PostgreSQL's
-SQLSTATE.
+pgsieve's errors name the operation that failed and a remedy. They never contain the value of a cell of a table.
+
+In: errors of psycopg, ADBC, Arrow or a socket.
+Out: `SourceError` and its subclasses, with PostgreSQL's SQLSTATE.
 """
 
 import re
@@ -17,21 +19,21 @@ from pgsieve.resources.passwords import conceal_passwords
 
 
 class SourceError(PgsieveError):
-    """The publisher cannot be used as it is."""
+    """The publisher cannot be used as it is configured."""
 
 
 class SourceUnreachableError(SourceError):
-    """No connection: wrong conninfo, server down, or authentication refused."""
+    """There is no connection, because the conninfo is wrong, the server is down, or it refuses the authentication."""
 
 
 class SourcePermissionError(SourceError):
-    """The role lacks a right."""
+    """The role lacks a privilege that an operation needs, or the server is a read-only standby."""
 
 
 class TransientError(SourceError):
-    """An error that no table has caused, and after which the same operation may succeed a moment later.
+    """An error that has no cause in a table, and after which the same operation may succeed a moment later.
 
-    Examples are a lost connection, a server that shuts down, and too few resources.
+    Examples are a lost connection, a server that is shutting down, and too few resources.
     """
 
 
@@ -40,7 +42,7 @@ class LockedTableError(TransientError):
 
 
 class ForeignServerError(SourceError):
-    """The server cannot connect to the foreign server that a statement needs."""
+    """The publisher cannot connect to the foreign server that a statement needs, for example through postgres_fdw."""
 
 
 class LockHeldError(SourceError):
@@ -55,11 +57,12 @@ class UntestedServerError(SourceError):
     """The server is newer than the tested versions, and the configuration does not allow it."""
 
 
-#: The first characters of the SQLSTATEs of transient errors: connection lost, resources exhausted, operator
-#: intervention and statement_timeout, a session's other timeouts, serialization failure, deadlock,
-#: lock_timeout (PostgreSQL documentation, Error Codes).
+#: The first characters of the SQLSTATEs of transient errors (PostgreSQL documentation, Error Codes). In this
+#: order: lost connections; exhausted resources; operator intervention and statement_timeout; two timeouts of a
+#: session; serialization failure; deadlock; lock_timeout.
 _TRANSIENT_SQLSTATES = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
-#: Connection exceptions, and fdw_unable_to_establish_connection, which some foreign data wrappers raise instead.
+#: The first characters of the SQLSTATEs of connection exceptions. HV00N is fdw_unable_to_establish_connection,
+#: which some foreign data wrappers raise instead of class 08.
 _CONNECTION_SQLSTATES = ("08", "HV00N")
 #: The SQLSTATE of lock_timeout.
 LOCK_TIMEOUT_SQLSTATE = "55P03"
@@ -70,10 +73,10 @@ FOREIGN_SERVER_HINT = (
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a driver's error is transient; an error without a SQLSTATE is a failed connection.
+    """True if a driver's error is transient. An error without a SQLSTATE is a failed connection, and transient.
 
-    If libpq reports a failed connection without a result, psycopg raises OperationalError. If the result has
-    no SQLSTATE, psycopg raises a plain DatabaseError.
+    If libpq reports a failed connection without a result, psycopg raises OperationalError. If libpq returns a
+    result without a SQLSTATE, psycopg raises a plain DatabaseError.
     """
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is not None:
@@ -84,10 +87,11 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_of_foreign_server(error: BaseException) -> bool:
-    """Whether a driver's error is about a connection from the server to a foreign server, such as postgres_fdw's.
+    """True if a driver's error is about the server's connection to a foreign server, for example by postgres_fdw.
 
-    Its severity is ERROR, which ends only the statement. An error of pgsieve's own connection is FATAL, or has
-    no severity if it is from libpq itself (PostgreSQL documentation, Message Severity Levels).
+    Such an error has the severity ERROR, which ends only the statement. An error about pgsieve's own connection
+    has the severity FATAL, or no severity if libpq itself reports it (PostgreSQL documentation, Message Severity
+    Levels).
     """
     if not str(getattr(error, "sqlstate", None)).startswith(_CONNECTION_SQLSTATES):
         return False
@@ -97,7 +101,7 @@ def is_of_foreign_server(error: BaseException) -> bool:
 
 
 def source_error(error: BaseException, message: str) -> SourceError:
-    """Choose pgsieve's class for a driver's error by the SQLSTATE."""
+    """Make the error of pgsieve that fits the SQLSTATE of a driver's error."""
     sqlstate = getattr(error, "sqlstate", None)
     if is_of_foreign_server(error):
         return ForeignServerError(message, hint=FOREIGN_SERVER_HINT, sqlstate=sqlstate)
@@ -106,8 +110,9 @@ def source_error(error: BaseException, message: str) -> SourceError:
     return SourceError(message, sqlstate=sqlstate)
 
 
-#: Messages of a server that refuses a new session, and their SQLSTATEs, which libpq does not pass on
-#: (src/backend/libpq/auth.c, utils/init/postinit.c, miscinit.c and postmaster/postmaster.c).
+#: Maps patterns of messages with which a server refuses a new session to the SQLSTATEs of these messages
+#: (src/backend/libpq/auth.c, utils/init/postinit.c, miscinit.c and postmaster/postmaster.c). libpq passes on the
+#: messages, but not their SQLSTATEs.
 _REFUSED_SESSION_SQLSTATES = {
     r"password authentication failed": "28P01",
     r"pg_hba\.conf|authentication failed for user|role \".*\" does not exist|not permitted to log in": "28000",
@@ -117,20 +122,25 @@ _REFUSED_SESSION_SQLSTATES = {
     r"is not currently accepting connections": "55000",
     r"database system is (?:starting up|shutting down|in recovery|not yet accepting)": "57P03",
 }
-#: The SQLSTATE of a subscriber's own error (libpqrcv_connect in
+#: The SQLSTATE that PostgreSQL's own subscriber reports if it cannot connect (libpqrcv_connect in
 #: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
 _CONNECTION_FAILURE = "08006"
 
 
 def sqlstate_of_connection(error: psycopg.Error) -> str:
-    """The SQLSTATE of an error that ended a connection attempt."""
-    states = (state for words, state in _REFUSED_SESSION_SQLSTATES.items() if re.search(words, str(error)))
-    return error.sqlstate or next(states, _CONNECTION_FAILURE)
+    """The SQLSTATE of an error that ended an attempt to connect."""
+    matching_states = (
+        state for words, state in _REFUSED_SESSION_SQLSTATES.items() if re.search(words, str(error))
+    )
+    return error.sqlstate or next(matching_states, _CONNECTION_FAILURE)
 
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Turn the block's errors into errors without cell values: Spark's log shows an executor's error unaltered."""
+    """Turn the block's errors into errors without cell values.
+
+    Spark's log shows the error of an executor as it was raised.
+    """
     try:
         yield
     except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
@@ -139,7 +149,7 @@ def without_values() -> Iterator[None]:
 
 @contextmanager
 def translate_errors(source: str, operation: str) -> Iterator[None]:
-    """Turn the block's errors into a SourceError that names the operation, as in "cannot drop the slot"."""
+    """Turn the block's errors into a SourceError whose message names the operation, as in "cannot drop the slot"."""
     try:
         yield
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
@@ -157,15 +167,18 @@ def translate_errors(source: str, operation: str) -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """The message of libpq's error on one line, without any part of a password."""
+    """The message of libpq's error on one line, with all parts of passwords concealed."""
     return conceal_passwords(" ".join(str(error).split()))
 
 
 def message_without_values(error: Exception) -> str:
-    """The first line of the server's message, without cell values. DETAIL and CONTEXT show rows.
+    """The first line of the server's message, without cell values.
 
-    Data exceptions (SQLSTATE class 22) show a value in the first line, too: at the end, quoted or as a
-    number, or as `value "..."`. Messages in another language (lc_messages) use its quotation marks.
+    The lines DETAIL and CONTEXT, which show rows, are left out.
+
+    The messages of data exceptions (SQLSTATE class 22) show a value in their first line, too. The value is at the
+    end of the line, in quotation marks or as a number; or it follows the word `value`. If the server's messages
+    are in another language (lc_messages), the quotation marks are those of that language.
     """
     text = str(error)
     if isinstance(error, adbc_driver_manager.Error):
@@ -176,15 +189,18 @@ def message_without_values(error: Exception) -> str:
         line = line.removeprefix(f"{error.status_code.name}: ")
         request = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
         line = re.sub(rf"^\[libpq\] (?:{request}): \w+: +", "", line)
-    shown = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
-    return conceal_passwords(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", shown))
+    message = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
+    return conceal_passwords(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", message))
 
 
 def cause_without_values(error: Exception) -> Exception | None:
-    """The driver's error without cell values, as the cause of pgsieve's error: a traceback shows causes, too."""
-    shown = message_without_values(error)
+    """The driver's error without cell values, to be the cause of pgsieve's error.
+
+    A traceback shows the causes of an error, too.
+    """
+    message = message_without_values(error)
     if isinstance(error, psycopg.Error):
-        return type(error)(shown, info=error.pgresult)
+        return type(error)(message, info=error.pgresult)
     if isinstance(error, OSError) and error.errno:
-        return OSError(error.errno, shown)
+        return OSError(error.errno, message)
     return None

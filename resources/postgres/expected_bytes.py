@@ -1,8 +1,11 @@
-"""Estimates how much a slot will deliver, before it is read.
+"""Estimates how many bytes a slot will deliver, before the slot is read.
 
-In: a session, a slot and the published tables. Out: bytes. The estimate decides only whether work is prepared
-early, for example whether Spark is started. No query waits for a lock that another session could hold for long.
-PostgreSQL documentation, Statistics Collection Configuration, and Database Object Management Functions.
+In: a session, a slot and the published tables.
+Out: a number of bytes.
+
+The estimate only decides whether work is prepared early, for example whether Spark is started. So it may be wrong,
+and no query waits for a lock that another session could hold for long (PostgreSQL documentation, Statistics
+Collection Configuration, and Database Object Management Functions).
 """
 
 from collections.abc import Collection
@@ -13,12 +16,13 @@ import psycopg
 from pgsieve.resources.postgres.slot import slot_state
 from pgsieve.resources.postgres.snapshot import table_bytes
 
-#: Bytes of WAL per byte of a table's changes: WAL also has changes of indexes, whole pages, and headers.
+#: The bytes of WAL for each byte of a table's changes. WAL also contains changes of indexes, whole pages, and
+#: headers.
 _WAL_RATIO = 8
 
 _PUBLISHED = "select schemaname, tablename from pg_publication_tables where pubname = any(%s)"
-#: The share of the table with the most written rows in all written rows of the database, since its statistics
-#: began. The rows of partitions count as rows of their root.
+#: Of all rows that were written in the database since its statistics began, the share that was written to one table:
+#: the table to which most rows were written. The rows of partitions count as rows of their root.
 _SHARE = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from unnest(%s::text[], %s::text[]) w(schema, name)
@@ -40,15 +44,16 @@ def expected_bytes(
     tables: Collection[tuple[str, str]] = (),
     limit: int = 0,
 ) -> int:
-    """Estimate the bytes of the table that will get the most, among the tables of these publications and `tables`.
+    """Estimate how many bytes will be written to one table: the one to which most bytes will be written.
 
-    If the slot does not exist, tables will be copied, so the estimate is the size of the largest table. Otherwise
-    it is the largest share of one table in the slot's unconfirmed WAL. If the whole unconfirmed WAL is within
-    `limit`, as in most runs, its size is returned without a further query.
+    The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
+    copied, so the estimate is the size of the largest table. If the slot exists, the estimate is the largest share
+    of one table in the unconfirmed WAL of the slot. If the whole unconfirmed WAL is within `limit`, as in most
+    runs, its size is returned, and no further query is needed.
     """
     state = slot_state(connection, slot)
-    if state is not None and (waiting := state.lag // _WAL_RATIO) <= limit:
-        return waiting
+    if state is not None and (waiting_bytes := state.lag // _WAL_RATIO) <= limit:
+        return waiting_bytes
     names = {*tables, *connection.execute(_PUBLISHED, [list(publications)]).fetchall()}
     if not names:
         return 0

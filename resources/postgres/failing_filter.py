@@ -1,8 +1,14 @@
-"""Row filters that fail at the publisher: finds the table with the filter, and makes a publication without it.
+"""Finds the table whose row filter fails at the publisher, and makes a publication of this table without row filters.
 
-In: a session, and the peek that fails. Out: the table's name; a publication that lists tables without filters.
-If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of that table
-(PostgreSQL documentation, Combining Multiple Row Filters). Raises SourceError.
+For example, the filter `1 / a > 0` fails for a row with a = 0, and the publisher then cannot send any more
+changes. If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of that
+table (PostgreSQL documentation, Combining Multiple Row Filters).
+
+In: a session, and a peek (a query that reads the slot and confirms nothing) that fails.
+Out: - the name of the table with the failing filter
+     - a publication that lists tables without filters
+
+Raises SourceError.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,26 +21,28 @@ from pgsieve.resources.postgres.capture import CREATED_COMMENT, preparation_of, 
 from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import literal, quote
 
-#: Parts of pgoutput's messages at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in
-#: src/backend/replication/pgoutput/pgoutput.c).
-_BEFORE, _AFTER = '" has row filter', "row filter evaluates to "
-#: Data exceptions that the server may also raise when it sends a row: errors of encodings and output functions.
+#: The end of pgoutput's message before it evaluates a filter, and the start of its message after it. Both messages have
+#: the level DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
+_START_MESSAGE_END, _RESULT_MESSAGE_START = '" has row filter', "row filter evaluates to "
+#: The SQLSTATEs of the data exceptions that the server may also raise while it sends a row: those of encodings and
+#: of output functions.
 _SENDING_SQLSTATES = {"22021", "22P02", "22P03", "22P05"}
 
 
 def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
-    """The `schema.table` whose row filter fails in a peek; None if that is not certain.
+    """The `schema.table` whose row filter fails in a peek; None if this is not certain.
 
-    After a successful evaluation for one row of a change, the error may come from the evaluation for the
-    other row, or from sending the row. Sending raises only the `_SENDING_SQLSTATES`.
+    For an UPDATE, pgoutput evaluates the filter for the old and the new row. After one evaluation has succeeded,
+    the error may come from the other evaluation, or from sending the row. Sending raises only the
+    `_SENDING_SQLSTATES`.
     """
     messages: list[str] = []
 
     def collect(diagnostic: psycopg.errors.Diagnostic) -> None:
         message = diagnostic.message_primary or ""
-        if message.startswith(_AFTER):
+        if message.startswith(_RESULT_MESSAGE_START):
             messages.append(message)
-        elif message.endswith(_BEFORE):
+        elif message.endswith(_START_MESSAGE_END):
             messages[:] = [message]
 
     connection.add_notice_handler(collect)
@@ -45,7 +53,11 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
     except psycopg.Error as error:
         state = error.sqlstate or ""
         is_certain = state.startswith("22") and (len(messages) == 1 or state not in _SENDING_SQLSTATES)
-        return messages[0].removeprefix('table "').removesuffix(_BEFORE) if messages and is_certain else None
+        return (
+            messages[0].removeprefix('table "').removesuffix(_START_MESSAGE_END)
+            if messages and is_certain
+            else None
+        )
     finally:
         connection.remove_notice_handler(collect)
     return None
@@ -56,8 +68,8 @@ def unfiltered_statements(
 ) -> list[str]:
     """The SQL that makes a publication of these tables like `publications`, but without row filters.
 
-    Empty if the publication already matches. Its column lists are those of `publications`, as pgoutput refuses a table
-    with different lists.
+    Empty if the publication already matches. The publication has the same column lists as `publications`, because
+    pgoutput refuses a table that has different column lists in the requested publications.
     """
     existing = catalog.publications.get(name)
     drop_statements = [] if existing is None else [f"drop publication {quote(name)}"]
@@ -89,12 +101,16 @@ def unfiltered_statements(
 
 
 def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
-    """The column list of a table, which is the same in all publications: otherwise pgoutput refuses to decode."""
+    """The column list of a table; None if the table is published with all columns.
+
+    It is the same in all publications, because pgoutput refuses to decode a table with different column lists.
+    """
     lists = [entry.columns for p in publications if (entry := p.table_entry(table.oid)) is not None]
     return None if not lists or None in lists else lists[0]
 
 
 def _entry(table: Table, columns: frozenset[str] | None) -> str:
+    """A table with its column list, as it is written in CREATE PUBLICATION."""
     if columns is None:
         return table_clause(table)
     return (
@@ -105,10 +121,10 @@ def _entry(table: Table, columns: frozenset[str] | None) -> str:
 def publish_unfiltered(
     connection: psycopg.Connection[Any], source: str, name: str, statements: Collection[str]
 ) -> None:
-    """Run the statements of `unfiltered_statements`.
+    """Run the statements that `unfiltered_statements` has returned.
 
-    Raises SourceError if the role lacks the right, or an event trigger fails.
+    Raises SourceError if the role lacks the privilege, or an event trigger fails.
     """
-    # Flush the commit: pgoutput uses the publication only for changes after it.
+    # Return only after the commit was flushed: pgoutput uses the publication only for changes after the commit.
     connection.execute("set synchronous_commit = local")
     execute_ddl(connection, source, preparation_of(name), [*statements])

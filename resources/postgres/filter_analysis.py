@@ -1,11 +1,14 @@
-"""Lets the publisher analyse row filters of pgsieve.yaml as CREATE PUBLICATION would.
+"""Makes the publisher analyse the row filters of pgsieve.yaml, as CREATE PUBLICATION would.
 
-In: a table and the text of a row filter. Out: the columns that the filter reads. Raises RejectedFilterError
-for a filter that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError if the publisher
-cannot analyse filters.
+In: a table, and the text of a row filter.
+Out: the names of the columns that the filter reads.
 
-The filter becomes the WHERE of a temporary view in a transaction that is rolled back. So the role needs no
-right to create publications, and the server need not support row filters. It never evaluates the filter.
+Raises RejectedFilterError, with PostgreSQL's wording and SQLSTATE, for a filter that PostgreSQL would refuse.
+Raises UncheckedFilterError if the publisher cannot analyse filters.
+
+The filter becomes the WHERE clause of a temporary view, in a transaction that is rolled back. So the role needs no
+privilege to create publications, and the server may be one of a version without row filters. The server never
+evaluates the filter.
 """
 
 from collections.abc import Iterator
@@ -27,16 +30,16 @@ from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
 
 class RejectedFilterError(PublicationError):
-    """A row filter that CREATE PUBLICATION refuses."""
+    """CREATE PUBLICATION would refuse the row filter."""
 
 
 class UncheckedFilterError(PgsieveError):
-    """The publisher cannot analyse a row filter."""
+    """The publisher cannot analyse row filters, so it is unknown whether it would accept them."""
 
 
 @contextmanager
 def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction for `filter_columns`, rolled back at its end; raises UncheckedFilterError."""
+    """A transaction in which `filter_columns` can be called. It is rolled back at the end. Raises UncheckedFilterError."""
     row = connection.execute(
         "select pg_is_in_recovery(), has_database_privilege(current_database(), 'TEMPORARY')"
     ).fetchone()
@@ -56,15 +59,19 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
-    """The columns that a row filter of the table reads; raises RejectedFilterError. Call it within `analysis`."""
+    """The columns of the table that a row filter reads. Must be called within `analysis`.
+
+    Raises RejectedFilterError if PostgreSQL refuses the filter, and UncheckedFilterError if it cannot analyse the
+    filter.
+    """
     try:
         try:
             expression, reason = _analyse_filter(connection, table, where)
         except psycopg.Error as error:
             if is_transient(error) or failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may rely on the role's own search_path. A filter that uses objects
-            # of users in that path is refused.
+            # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. A
+            # filter that uses objects of users in the path is refused all the same.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
             expression, reason = _analyse_filter(connection, table, where, path)
     except psycopg.errors.LockNotAvailable as error:
@@ -74,14 +81,14 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
             sqlstate=error.sqlstate,
         ) from None
     except psycopg.Error as error:
-        if (failed := failed_trigger(connection, error)) is not None:
+        if (trigger_and_function := failed_trigger(connection, error)) is not None:
             raise UncheckedFilterError(
                 f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: the event trigger"
-                f' "{failed[0]}" fails when a temporary view is created ({message_without_values(error)})',
-                hint=f"correct its function {failed[1]}",
+                f' "{trigger_and_function[0]}" fails when a temporary view is created ({message_without_values(error)})',
+                hint=f"correct its function {trigger_and_function[1]}",
                 sqlstate=error.sqlstate,
             ) from None
-        # The parser's message names the clause of the view, WHERE.
+        # The message names the WHERE clause of the view. CREATE PUBLICATION would name the clause PUBLICATION WHERE.
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
         )
@@ -94,7 +101,10 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
 def _analyse_filter(
     connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
 ) -> tuple[Expression, str | None]:
-    """The analysed filter, and PostgreSQL's reason to refuse it, if any. `path` replaces the session's search_path."""
+    """The analysed filter, and PostgreSQL's reason to refuse it; None if PostgreSQL accepts it.
+
+    `path` replaces the session's search_path.
+    """
     with connection.transaction(force_rollback=True):
         if path is not None:
             connection.execute("select set_config('search_path', %s, true)", [path])
@@ -115,8 +125,8 @@ def _rejection_error(
 def _parse(connection: psycopg.Connection[Any], where: str) -> None:
     """Make the server parse the filter as one expression in parentheses, as CREATE PUBLICATION does.
 
-    In all versions CREATE POLICY has the same grammar rule for its expression. The rule refuses a text that
-    closes the parenthesis and continues as a SELECT. The statement is parsed, but not run.
+    The statement CREATE POLICY has the same grammar rule for its expression, in all versions. This rule refuses a
+    text that closes the parenthesis and goes on as a SELECT. The statement is only parsed, and not run.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())
@@ -125,7 +135,8 @@ def _parse(connection: psycopg.Connection[Any], where: str) -> None:
 
 
 def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
-    # `binary` selects the extended protocol, which refuses several statements in one text.
+    """Create the temporary view, and read the analysed filter and the table's generation expressions from the catalog."""
+    # `binary` selects the extended query protocol, which refuses a text with several statements.
     connection.execute(
         f"create temporary view pgsieve_filter as select 1 from only {quote(table.schema, table.name)} where ({where}\n)",
         binary=True,
@@ -145,7 +156,7 @@ def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> E
 
 
 def _quals(action: str) -> TreeNode:
-    """The WHERE of a view's only rule."""
+    """The WHERE clause of the view, from the action of the view's only rule."""
     actions = parse_node_tree(action)
     query = actions[0] if isinstance(actions, tuple) else actions
     assert isinstance(query, TreeNode)
@@ -159,7 +170,10 @@ def _quals(action: str) -> TreeNode:
 def _mutable_functions(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The functions and operators (oids) of the expression that a user defined, or that are not immutable."""
+    """The oids of two kinds of functions, and of operators of such functions, in the expression.
+
+    They are functions that a user defined, and functions that are not immutable.
+    """
     functions = connection.execute(
         "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",
         [list(expression.functions())],

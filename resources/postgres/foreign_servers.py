@@ -1,9 +1,14 @@
-"""Checks whether the foreign servers of a partition tree's leaves answer.
+"""Checks whether the foreign servers of a partition tree answer.
 
-In: a `Source`, and the name of a partition tree. Raises ForeignServerError. A foreign server may accept a
-connection and then send nothing. A query of its table would wait for ever, and before PostgreSQL 16
-postgres_fdw cannot be interrupted while it connects (contrib/postgres_fdw/connection.c). So the check has its
-own session, which can be abandoned.
+A leaf of a partition tree may be a foreign table, whose rows are on another server, the foreign server. A foreign
+server may accept a connection and then send nothing. A query of the foreign table would then wait forever. Before
+PostgreSQL 16, not even a cancel request ends the wait, because postgres_fdw cannot be interrupted while it
+connects (contrib/postgres_fdw/connection.c). So the check has its own session, which can be abandoned.
+
+In: a `Source`, and the name of a partition tree.
+Out: nothing, if all foreign servers answer.
+
+Raises ForeignServerError if one does not.
 """
 
 import select
@@ -31,7 +36,8 @@ ANSWER_SECONDS = 5.0
 #: How long a request to cancel the check may take.
 _CANCEL_SECONDS = 1.0
 
-#: The foreign leaves of a tree. For a leaf that the role may not read, the check reads the root.
+#: The root of a tree and the tables to read, so that each foreign leaf is reached. For a leaf that the role may
+#: not read, the root is read instead.
 _LEAVES = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from pg_class c join pg_namespace n on n.oid = relnamespace where (nspname, relname) = (%s, %s)
@@ -43,7 +49,8 @@ select distinct root::bigint, format('%%I.%%I', nspname, read.relname) from tree
    and has_table_privilege(leaf.oid, 'select') then leaf.oid else root end
   join pg_namespace n on n.oid = read.relnamespace where leaf.relkind = 'f' order by 2
 """
-#: Whether it is too early for another check: each unanswered check doubles the time until the next one.
+#: True if it is too early for another check. Each check that is still unanswered doubles the time until the next
+#: one.
 _TOO_EARLY = """
 select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*), false) from pg_stat_activity
  where starts_with(query, %(mark)s) and state = 'active' and query_start < now() - %(seconds)s::interval
@@ -51,23 +58,23 @@ select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*),
 
 
 def verify_foreign_servers(source: Source, name: tuple[str, str]) -> None:
-    """Raise ForeignServerError if the server of a foreign leaf of this tree refuses connections or does not answer.
+    """Raise ForeignServerError if the foreign server of a leaf of this tree refuses connections or does not answer.
 
-    Other errors are ignored, because a query of the table raises them, too.
+    Other errors are ignored here, because a query of the table raises them, too.
     """
     with source.connect() as connection:
         leaves = connection.execute(_LEAVES, list(name)).fetchall()
         if not leaves:
             return
-        # The server process may outlive an abandoned check: it ends only when its connection to the foreign server
-        # does. The mark identifies such processes in pg_stat_activity.
+        # If a check is abandoned, the server process goes on until its connection to the foreign server ends. The mark,
+        # a comment in the query, identifies the processes of abandoned checks in pg_stat_activity.
         mark = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
         if connection.execute(_TOO_EARLY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}).fetchone() == (
             True,
         ):
             raise _no_answer_error(", ".join(leaf for _, leaf in leaves))
-        # A foreign scan connects to its server before it requests a row, so `limit 0` suffices. The lock_timeout
-        # is shorter than ANSWER_SECONDS, so that a locked table does not count as a silent server.
+        # A foreign scan connects to the foreign server before it requests a row, so `limit 0` suffices. The
+        # lock_timeout is shorter than ANSWER_SECONDS, so that a locked table is not taken for a silent server.
         queries = [f"select from {leaf} limit 0" for _, leaf in leaves]
         results = _query_results(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries))
         if results is None:
@@ -83,7 +90,7 @@ def verify_foreign_servers(source: Source, name: tuple[str, str]) -> None:
 
 
 def _query_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
-    """The results of statements; None if they do not arrive within `ANSWER_SECONDS`."""
+    """The results of statements; None if not all of them arrive within `ANSWER_SECONDS`."""
     pgconn.send_query(statements.encode())
     deadline, results = time.monotonic() + ANSWER_SECONDS, list["PGresult"]()
     events = select.poll()

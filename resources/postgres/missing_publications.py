@@ -1,6 +1,9 @@
-"""Finds requested publications that did not exist when the WAL was written: for these the server refuses to decode.
+"""Finds the requested publications that did not exist when the WAL was written.
 
-In: the server's error for a list of publications. Out: the missing publications, and the others.
+If a requested publication is missing, the server refuses to decode the WAL at all.
+
+In: the server's error for a list of publications.
+Out: the publications that are missing, and those that exist.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,23 +16,24 @@ from pgsieve.resources.postgres.errors import SourceError
 UNDEFINED_OBJECT = "42704"
 
 
-def missing_publications(refused: SourceError, requested: Sequence[str]) -> list[str]:
+def missing_publications(error: SourceError, requested: Sequence[str]) -> list[str]:
     """The requested publications that the server's error names as missing.
 
-    Before 18 a publication that was created after the change is missing, too, because LoadPublications() in
-    src/backend/replication/pgoutput/pgoutput.c reads the catalog as of the change.
+    Before PostgreSQL 18, a publication that was created after the change counts as missing, too:
+    LoadPublications() in src/backend/replication/pgoutput/pgoutput.c reads the catalog as it was at the change.
     """
-    cause = refused.__cause__
+    cause = error.__cause__
     message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
-    return [name for name in requested if refused.sqlstate == UNDEFINED_OBJECT and f'"{name}"' in message]
+    return [name for name in requested if error.sqlstate == UNDEFINED_OBJECT and f'"{name}"' in message]
 
 
 def existing_publications(
     requested: Sequence[str], error_for: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
-    """The requested publications that existed, and the server's error for these, if any.
+    """The requested publications that existed, and the error that the server raises for these alone.
 
-    `error_for` returns the server's error for a list of publications.
+    The error is None if the server raises none. `error_for` returns the server's error for a list of publications,
+    or None.
     """
     existing, error = tuple(requested), None
     while (

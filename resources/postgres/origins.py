@@ -1,9 +1,12 @@
-"""Finds published tables whose rows may have reached the source by replication.
+"""Finds published tables whose rows the source may itself have received by replication.
 
-In: published tables. Out: the tables that subscriptions of the source write to. With `origin: none` the stream
-leaves out changes that such a subscription applied, but a copy cannot leave out the rows it wrote. PostgreSQL
-documentation, CREATE SUBSCRIPTION, `origin`; check_publications_origin() in
-src/backend/commands/subscriptioncmds.c.
+With `origin: none` a subscription gets only changes that were made at the source. The stream leaves out changes
+that a subscription of the source has applied. But the rows that such a subscription wrote before are in the table,
+and a copy cannot leave them out (PostgreSQL documentation, CREATE SUBSCRIPTION, `origin`;
+check_publications_origin() in src/backend/commands/subscriptioncmds.c).
+
+In: published tables.
+Out: the names of those tables that subscriptions of the source write to.
 """
 
 from collections.abc import Sequence
@@ -13,7 +16,8 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Table
 
-#: The query avoids pg_partition_tree(), which would lock each partition.
+#: The tables among the published ones to which a subscription writes, directly or by a partition or an ancestor. The
+#: query avoids pg_partition_tree(), which would lock each partition.
 _SUBSCRIBED = """
 with recursive tree(published, relid) as (
   select oid, oid from unnest(%s::oid[]) as published(oid)
@@ -31,5 +35,8 @@ order by 1, 2
 
 
 def subscribed_tables(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[tuple[str, str]]:
-    """The names of the tables that a subscription of this server writes to, directly or through partitions or roots."""
+    """The schema and name of each table that a subscription of this server writes to.
+
+    The subscription may also write to the table's partitions, or to a root that has the table as a partition.
+    """
     return connection.execute(_SUBSCRIBED, [[table.oid for table in tables]]).fetchall()

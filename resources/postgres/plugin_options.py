@@ -1,9 +1,12 @@
-"""The options of the output plugin pgoutput, for each version of the server.
+"""Lists the options to send to the output plugin pgoutput, for each version of the server.
 
-In: the options of a subscription. Out: the option names and values for START_REPLICATION and for the functions
-pg_logical_slot_peek_... (PostgreSQL documentation, Logical Streaming Replication Parameters;
-src/backend/replication/pgoutput/pgoutput.c). Raises nothing. Options that a server does not support are left
-out, as PostgreSQL's own subscriber does (src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
+In: the options of a subscription.
+Out: the names and values of the options, for START_REPLICATION and for the functions pg_logical_slot_peek_...
+     (PostgreSQL documentation, Logical Streaming Replication Parameters;
+     src/backend/replication/pgoutput/pgoutput.c).
+
+Options that a server does not support are left out, as PostgreSQL's own subscriber leaves them out
+(src/backend/replication/libpqwalreceiver/libpqwalreceiver.c). Raises nothing.
 """
 
 from dataclasses import dataclass
@@ -11,7 +14,8 @@ from typing import Literal
 
 from pgsieve.resources.postgres.source import quote
 
-#: (least server version, protocol version), newest first.
+#: Pairs of a server version and a protocol version, newest first. From the server version on, servers support the
+#: protocol version.
 PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 
@@ -22,9 +26,9 @@ def protocol_version(server_version: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PgoutputOptions:
-    """The options for pgoutput, under their names of CREATE SUBSCRIPTION; only `messages` is not an option there.
+    """The options for pgoutput. All but `messages` have the names of the options of CREATE SUBSCRIPTION.
 
-    Servers before 16 get "on" for "parallel", and send changes of every `origin`.
+    Servers before 16 get the value "on" instead of "parallel", and always send changes of every `origin`.
     """
 
     publications: tuple[str, ...] = ()
@@ -35,7 +39,10 @@ class PgoutputOptions:
     messages: bool = False
 
     def arguments(self, server_version: int) -> dict[str, str]:
-        """The options to send, in order; options at their default are left out."""
+        """Maps the names of the options to their values, in the order in which they are sent.
+
+        Options at their default are left out.
+        """
         protocol = protocol_version(server_version)
         streaming = "on" if self.streaming == "parallel" and protocol < 4 else self.streaming
         options = (
@@ -47,7 +54,7 @@ class PgoutputOptions:
         )
         return {
             "proto_version": str(protocol),
-            # A list of SQL identifiers; the server folds unquoted ones to lower case.
+            # A list of SQL identifiers. They are quoted, because the server folds unquoted names to lower case.
             "publication_names": ",".join(quote(p) for p in self.publications),
             **{
                 name: value

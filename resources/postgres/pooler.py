@@ -1,12 +1,13 @@
 """Recognises connection poolers between pgsieve and a server.
 
-In: a host's name, a driver's message, or two sessions. Out: the pooler, and whether it shares server processes
-among sessions. Raises only the errors of the sessions.
+A pooler in transaction mode may run each transaction of a session in another server process. Advisory locks, SET
+and temporary tables belong to one server process, and pgsieve needs all three. Replication needs a connection in
+replication mode (PostgreSQL documentation, Streaming Replication Protocol), which most poolers do not support.
 
-A pooler in transaction mode may give each transaction another server process. Advisory locks, SET and
-temporary tables belong to a process, and pgsieve needs all three. Replication needs a connection in
-replication mode (PostgreSQL documentation, Streaming Replication Protocol), which most poolers do not
-support.
+In: the name of a host, the message of a driver, or two sessions.
+Out: the pooler, and whether it shares server processes among sessions.
+
+Raises only the errors of the sessions.
 """
 
 import re
@@ -22,13 +23,13 @@ Connect = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """A kind of pooler, and the hint for a user whose connection goes through it."""
+    """A kind of pooler, and a hint that tells users how to connect to the server itself."""
 
     name: str
     hint: str
 
 
-#: Poolers by patterns of the host's name, which the provider chooses.
+#: Patterns of the names that providers give to the hosts of their poolers, each with its pooler.
 _HOST_PATTERNS: tuple[tuple[str, Pooler], ...] = (
     (
         r"\.pooler\.supabase\.com$",
@@ -53,7 +54,7 @@ _UNKNOWN = Pooler(
 )
 _PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN.hint)
 
-#: Poolers by patterns of messages that only poolers send.
+#: Patterns of messages that only poolers send, each with its pooler.
 _MESSAGE_PATTERNS: tuple[tuple[str, Pooler], ...] = (
     (r"unsupported startup parameter", _PGBOUNCER),
     (r"pgbouncer", _PGBOUNCER),
@@ -62,7 +63,7 @@ _MESSAGE_PATTERNS: tuple[tuple[str, Pooler], ...] = (
 
 
 def pooler_at(host: str | None, text: str = "") -> Pooler | None:
-    """The pooler that a host's name or a message indicates, or None."""
+    """The pooler that the name of a host or a message is typical of; None if neither is."""
     for pattern, pooler in _HOST_PATTERNS:
         if re.search(pattern, host or "", re.IGNORECASE):
             return pooler
@@ -72,17 +73,26 @@ def pooler_at(host: str | None, text: str = "") -> Pooler | None:
 
 
 def some_pooler(host: str | None) -> Pooler:
-    """The pooler of a session that goes through one: by the host's name, or an unknown one."""
+    """The pooler of a session that certainly goes through one.
+
+    If the host's name does not show which one, a pooler without a name.
+    """
     return pooler_at(host) or _UNKNOWN
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the session goes through a pooler, which reports another process id than the server."""
+    """True if the session goes through a pooler.
+
+    The process id that a pooler reports differs from the id of the server process.
+    """
     return _server_pid(connection) != connection.info.backend_pid
 
 
 def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
-    """Whether the pooler is in transaction mode, in which two sessions share or exchange their server processes."""
+    """True if the pooler is in transaction mode.
+
+    In this mode, two sessions share their server processes, or exchange them.
+    """
     first_pid = _server_pid(connection)
     with connect() as second_session, second_session.transaction():
         return _server_pid(second_session) == first_pid or _server_pid(connection) != first_pid

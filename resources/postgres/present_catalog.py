@@ -1,8 +1,12 @@
-"""Caches the publisher's catalog, and reads it again only if one of its rows has changed.
+"""Caches the publisher's catalog, and reads it again only if a row of it has changed.
 
-In: a connection. Out: the `Catalog` that `read_catalog` would read. A run needs the catalog in each of its
-steps, a continuous run several times per slice. One query returns a checksum over the xmin of all rows that
-`read_catalog` reads, which shows whether a row has changed.
+In: a connection.
+Out: the same `Catalog` that `read_catalog` would read now.
+
+Each step of a run needs the catalog, and a continuous run needs it several times per slice (the changes between
+two positions of the slot). Reading the catalog takes several large queries. To find out whether a cached catalog
+is still right, one small query suffices: its checksum covers the xmin of each row that `read_catalog` reads, and a
+row that has changed has another xmin.
 """
 
 import threading
@@ -15,12 +19,13 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
-#: Enough for a few sources, with their catalogs before and after an alteration.
+#: The number of cached catalogs. It is enough for a few sources, each with its catalog before and after an
+#: alteration.
 _MAX_CATALOGS = 8
 
-#: The server, its start, and the checksum of the rows that `read_catalog` reads. A rewritten row has another
-#: xmin. Printed expressions contain names of functions, operators, types and collations, so the checksum
-#: covers the rows of these, too.
+#: A text of the server, its start time, and the checksum of the rows that `read_catalog` reads. A row that has
+#: changed has another xmin. The text of an expression contains names of functions, operators, types and
+#: collations, so the checksum covers the rows of these, too.
 _STAMP = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
@@ -58,7 +63,10 @@ _lock = threading.Lock()
 
 
 def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
-    """All user tables, publications and types of the database, as `read_catalog` returns them."""
+    """All user tables, publications and types of the database, as `read_catalog` returns them.
+
+    A catalog is cached only if no row changed while it was read.
+    """
     stamp = _stamp(connection)
     while True:
         with _lock:
@@ -67,7 +75,9 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
                 return cached
         catalog = read_catalog(connection)
         former_stamp, stamp = stamp, _stamp(connection)
-        if catalog.locked:  # Expressions are missing that may be readable in a moment.
+        if (
+            catalog.locked
+        ):  # Some expressions are missing now, but may be readable in a moment, so this is not cached.
             return catalog
         if stamp == former_stamp:
             with _lock:
@@ -78,7 +88,7 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
 
 
 def _stamp(connection: psycopg.Connection[Any]) -> str:
-    """A text that changes with every change of rows that `read_catalog` reads, and differs between servers."""
+    """A text that differs between servers, and changes whenever a row that `read_catalog` reads has changed."""
     schemas = _SCHEMAS if connection.info.server_version >= 150000 else ""
     row = connection.execute(_STAMP.format(schemas=schemas)).fetchone()
     assert row is not None

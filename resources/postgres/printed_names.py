@@ -1,17 +1,22 @@
-"""Digests of the names of objects that values of regclass, aclitem and similar types print.
+"""Provides SQL that shows whether an object was renamed that a stored value may name.
 
-`PRINTED_NAMES` is a list of CTEs for queries of the catalog, without parameters. Its relation
-`printed_names(kind, digest)` has a row for each kind of `pgsieve.decoding.values.printed_names`; no row if no
-column has a type that prints names. Of the server's own objects it covers only roles and schemas, because
-other ones cannot be renamed. No value names a temporary object.
+Some types store the oid of an object, and print its name. For example, a value of regclass prints the name of a
+table. If the table is renamed, the value prints another name, although no row has changed.
+
+`PRINTED_NAMES` is a list of common table expressions without parameters, for queries of the catalog. One of them
+is `printed_names(kind, digest)`. It has a row for each kind of object in `pgsieve.decoding.values.printed_names`,
+with a digest of the names of all these objects. It has no rows if no column has a type that prints names. Of the
+server's own objects only roles and schemas are covered, because the others cannot be renamed. Temporary objects
+are not covered, because no published value names them.
 """
 
 from pgsieve.decoding.values.printed_names import PRINTING_TYPES
 
 _TYPES = ", ".join(map(str, sorted(PRINTING_TYPES)))
 
-#: The xmin shows a name that was changed and changed back, too. For a relation it is the xmin of its row type,
-#: because TRUNCATE rewrites the relation's own row.
+#: The digests cover the xmin of the row with the name. So they also change if a name was changed and changed back.
+#: For a relation they cover the xmin of its row type instead, because TRUNCATE writes the relation's own row
+#: again.
 PRINTED_NAMES = f"""
 printing as (
   select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_TYPES}))

@@ -1,10 +1,14 @@
-"""Receives from one connection in streaming replication: a thread prefetches messages, and answers the server.
+"""Receives messages from a connection in streaming replication.
 
-In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of unaltered
-messages. The thread reports positions even while the consumer is busy. Once `buffer_bytes` wait for the
-consumer, the thread stops reading, so that the server waits, too. Raises the psycopg.Error that ended the
-connection, and ProtocolError. PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION;
-src/backend/replication/walreceiver.c and logical/worker.c.
+A thread reads messages before the consumer asks for them, and answers the server's requests even while the
+consumer is busy. Once `buffer_bytes` of messages wait for the consumer, the thread stops reading, so that the
+server waits, too.
+
+In: a connection on which START_REPLICATION succeeded.
+Out: `Received` items with Arrow batches of unaltered messages.
+
+Raises ProtocolError, and the psycopg.Error that ended the connection (PostgreSQL documentation, Streaming
+Replication Protocol, START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c).
 """
 
 import math
@@ -38,30 +42,36 @@ from pgsieve.decoding.protocol.envelope import (
 #: A message, and its LSN: the start of the data in XLogData, or 0 if the message introduces the next one.
 MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
-#: `items` yields at least this often, even without messages, so that a consumer can use items as a clock.
+#: `items` yields an item at least this often, even if no message has arrived. So a consumer can rely on items to
+#: do its regular work.
 TICK_SECONDS = 1.0
 
-#: The consumer gets batches of `_BATCH_BYTES`. A consumer that waits gets a smaller batch `_LINGER_SECONDS` after
-#: the last batch.
+#: The consumer gets batches of about `_BATCH_BYTES`. If the consumer is waiting, it gets a smaller batch once
+#: `_LINGER_SECONDS` have passed since the last batch.
 _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
-#: The server sends each message separately. A short wait for more messages saves both sides most wake-ups.
+#: The server sends each message on its own. Waiting this long for more messages before each read saves both sides
+#: most wake-ups.
 _COALESCE_SECONDS = 0.0005
-#: After a read of more bytes than this, the next messages have already arrived.
+#: If a read returned at least this many bytes, more messages have already arrived, so the next read begins without
+#: the wait.
 _FEW_BYTES = 8192
-#: How long the server may take to end a stream. Then the connection is closed all the same.
+#: How long the server may take to end a stream. After this time the connection is closed even if the server has
+#: not answered.
 _END_TIMEOUT_SECONDS = 1.0
 
-#: Messages that end a transaction (Commit, Prepare, ...). Only the LSN of such a message is the end of a WAL record.
+#: The kinds of messages that end a transaction (Commit, Prepare and others). Only for these messages the LSN is
+#: the end of a WAL record.
 _TRANSACTION_ENDS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Messages (lsn, data) in order, and the server's position after them.
+    """Messages (columns lsn, data) in order, and the position of the server after them.
 
-    All sent transactions that commit before `position` are in this item or an earlier one.
+    All transactions that the server has sent, and that commit before `position`, are in this item or in an earlier
+    item.
     """
 
     messages: pa.RecordBatch
@@ -69,9 +79,10 @@ class Received:
 
 
 class Wakeup:
-    """Ends another thread's wait: a socket pair, which a thread can poll together with a connection.
+    """Lets one thread end the wait of another thread.
 
-    Any thread, and a signal handler, may call `ring`; after `close` it does nothing.
+    It is a pair of sockets, so a thread can wait for it and for a connection at the same time by poll(). Any
+    thread, and a signal handler, may call `ring`. After `close`, `ring` does nothing.
     """
 
     def __init__(self) -> None:
@@ -84,14 +95,16 @@ class Wakeup:
         return self._waits.fileno()
 
     def ring(self) -> None:
-        """End the current wait or, if there is none, the next one."""
+        """End the current wait; or, if no thread is waiting, the next wait."""
         try:
             self._rings.send(b"\0")
-        except OSError:  # The socket is full, so it has rung already; or it is closed, so no thread waits.
+        except (
+            OSError
+        ):  # The socket is full, so earlier rings will end the wait; or it is closed, so no thread waits.
             return
 
     def clear(self) -> None:
-        """Cancel all earlier rings."""
+        """Forget all earlier rings, so that they do not end the next wait."""
         try:
             self._waits.recv(4096)
         except BlockingIOError:
@@ -104,7 +117,12 @@ class Wakeup:
 
 
 class Receiver:
-    """Receives messages from `start_lsn` on until its connection is closed or lost, and reports the confirmed position."""
+    """Receives messages from `start_lsn` on until its connection is closed or lost.
+
+    It also reports the confirmed position.
+
+    The receiving thread is the object's own. The consumer is the thread that calls `items`.
+    """
 
     def __init__(
         self,
@@ -123,13 +141,13 @@ class Receiver:
         self._buffer_bytes = buffer_bytes
         self._status_seconds = status_seconds
         self._silence_seconds = silence_seconds
-        # Both threads read these attributes. Each of them is written by one thread only.
+        # Both threads read these attributes, but only one of the threads writes each of them.
         self._ended = False
         self._confirmed = start_lsn
         self._taken_bytes = 0
         self._handed_bytes = 0
         self._arrived: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
-        # Used only by the receiving thread.
+        # Only the receiving thread uses these attributes.
         self._octets, self._lengths = bytearray(), array("i")
         self._position = self._handed_position = self._reported = start_lsn
         self._reported_at = self._handed_at = -math.inf
@@ -139,12 +157,12 @@ class Receiver:
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
-        """Report everything before `lsn` as flushed from now on, so that the slot can release it."""
+        """From now on report to the server that everything before `lsn` is flushed, so that the slot can release it."""
         self._confirmed = lsn
         self._wakeup.ring()
 
     def end(self) -> None:
-        """Make the thread and `items` end soon."""
+        """Make the receiving thread and `items` end soon."""
         self._ended = True
         self._wakeup.ring()
 
@@ -155,7 +173,12 @@ class Receiver:
         self._connection.close()
 
     def items(self) -> Iterator[Received]:
-        """The items that arrive, in order, until the end; raises the error that ended the connection."""
+        """The items in the order in which they arrive, until the end of the stream.
+
+        Raises the error that ended the connection.
+
+        If no item arrives for `TICK_SECONDS`, an item without messages is yielded.
+        """
         latest = Received(pa.RecordBatch.from_pylist([], MESSAGES), self._confirmed)
         while True:
             try:
@@ -186,21 +209,22 @@ class Receiver:
             self._arrived.put(error)
 
     def _receive(self) -> None:
-        reading, resting = select.poll(), select.poll()
-        reading.register(self._pgconn.socket, select.POLLIN)
-        for waiting in (reading, resting):
-            waiting.register(self._wakeup, select.POLLIN)
-        read = 0
+        # While the buffer is full, the thread waits only for the consumer, not for the server.
+        server_or_consumer, consumer_only = select.poll(), select.poll()
+        server_or_consumer.register(self._pgconn.socket, select.POLLIN)
+        for events in (server_or_consumer, consumer_only):
+            events.register(self._wakeup, select.POLLIN)
+        bytes_read = 0
         while not self._ended:
-            full = self._handed_bytes - self._taken_bytes >= self._buffer_bytes
-            (resting if full else reading).poll(self._pause() * 1000)
+            is_full = self._handed_bytes - self._taken_bytes >= self._buffer_bytes
+            (consumer_only if is_full else server_or_consumer).poll(self._pause() * 1000)
             self._wakeup.clear()
-            if full:
+            if is_full:
                 self._last_message_at = time.monotonic()
             else:
-                if read < _FEW_BYTES:
+                if bytes_read < _FEW_BYTES:
                     time.sleep(_COALESCE_SECONDS)
-                read = self._read()
+                bytes_read = self._read()
             time_of_wakeup = time.monotonic()
             if len(self._octets) >= _BATCH_BYTES or (
                 time_of_wakeup >= self._handed_at + _LINGER_SECONDS and self._arrived.empty()
@@ -214,25 +238,25 @@ class Receiver:
                 self._report(time_of_wakeup)
 
     def _pause(self) -> float:
-        """How long to wait for the server or the consumer: until the next batch or report is due."""
+        """How long to wait for the server or the consumer: until the next batch or the next report is due."""
         if self._octets or self._position > self._handed_position:
             return _LINGER_SECONDS
         return max(0.0, self._reported_at + self._status_seconds - time.monotonic())
 
     def _read(self) -> int:
-        """Take all messages that have arrived; return the number of their bytes."""
+        """Read all messages that have arrived, and return the number of their bytes."""
         self._pgconn.consume_input()
         messages: list[memoryview] = []
-        append, length = messages.append, 0
-        nothing: tuple[int, memoryview | bytes] = (0, b"")
-        for length, message in iter(self._next_message, nothing):
+        length = 0
+        no_message: tuple[int, memoryview | bytes] = (0, b"")
+        for length, message in iter(self._next_message, no_message):
             if length > XLOG_DATA_HEADER_BYTES:
-                append(message)
+                messages.append(message)
             elif length > 0:
                 self._handle_control(message)
             else:
                 break
-        # Joined at once, as thousands of small long-lived buffers would cost more than everything else here.
+        # Join the messages at once. Keeping thousands of small buffers would take longer than everything else here.
         octets = b"".join(messages)
         if messages:
             self._octets += octets
@@ -243,7 +267,7 @@ class Receiver:
         return len(octets)
 
     def _handle_control(self, message: memoryview) -> None:
-        """Take a message that is too short for data. Messages other than keepalives are ignored."""
+        """Handle a message that is too short to contain data. Only keepalives have an effect."""
         self._last_message_at = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
@@ -251,7 +275,7 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Give the pending messages to the consumer as one batch, without the headers of XLogData."""
+        """Give the messages that were read to the consumer as one batch, without their XLogData headers."""
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
@@ -265,31 +289,31 @@ class Receiver:
         self._arrived.put(Received(batch, self._position))
 
     def _report(self, time_of_report: float) -> None:
-        """Report the position to the server; request an answer if no message came since the last report."""
+        """Report the position to the server. If no message has arrived since the last report, request an answer."""
         if time_of_report >= self._last_message_at + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed = self._confirmed
-        silent = self._last_message_at < self._reported_at
+        is_silent = self._last_message_at < self._reported_at
         written = max(self._handed_position, confirmed)
-        self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=silent))
+        self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=is_silent))
         self._pgconn.flush()
         self._reported, self._reported_at, self._answer_wanted = confirmed, time_of_report, False
 
     def _end_of_copy(self) -> psycopg.Error:
-        """Why the server ended the stream: the server's error, or a shutdown."""
+        """The error that says why the server ended the stream: the server's own error, or that the server shut down."""
         result = self._pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return psycopg.errors.error_from_result(result, self._connection.info.encoding)
         return psycopg.OperationalError("the server ended the stream")
 
     def _end_stream(self) -> None:
-        """End the stream after a last report, and wait until the server has released the slot."""
+        """Send a last report, end the stream, and wait until the server has released the slot."""
         self._report(time.monotonic())
         end_copy(self._pgconn)
 
 
 def status_update(written: int, flushed: int, *, reply_requested: bool = False) -> bytes:
-    """A standby status update as of now, which reports the flushed position also as applied."""
+    """A status update for the server, with the present time. It reports the flushed position as the applied position, too."""
     return encode_envelope(
         StandbyStatusUpdate(
             written=written,
@@ -302,17 +326,17 @@ def status_update(written: int, flushed: int, *, reply_requested: bool = False) 
 
 
 def end_copy(pgconn: PGconn) -> None:
-    """End a stream, and wait until the server has handled all earlier messages and ended the stream, too."""
+    """End a stream. Wait until the server has handled all earlier messages, and has ended the stream, too."""
     pgconn.put_copy_end()
     pgconn.flush()
     deadline = time.monotonic() + _END_TIMEOUT_SECONDS
-    incoming = select.poll()
-    incoming.register(pgconn.socket, select.POLLIN)
-    copying = True
+    events = select.poll()
+    events.register(pgconn.socket, select.POLLIN)
+    is_copying = True
     while time.monotonic() < deadline:
-        while copying and (length := pgconn.get_copy_data(1)[0]):
-            copying = length > 0
-        if not copying and not pgconn.is_busy():
+        while is_copying and (length := pgconn.get_copy_data(1)[0]):
+            is_copying = length > 0
+        if not is_copying and not pgconn.is_busy():
             return
-        incoming.poll(_END_TIMEOUT_SECONDS * 1000)
+        events.poll(_END_TIMEOUT_SECONDS * 1000)
         pgconn.consume_input()

@@ -1,15 +1,20 @@
-"""Detects deleted rows of system catalogs that the server still stores: indexes have entries for them.
+"""Detects deleted rows of system catalogs that the server still stores, by the index entries of these rows.
 
-In: a connection, and selections: the text after FROM of a query of a catalog, with a condition on an indexed
-column. Out: whether the index has more entries for a selection than the selection has rows.
+In: - a connection
+    - selections; a selection is the text after FROM of a query of one catalog, with a condition on an indexed
+      column
+Out: whether the index has more entries for a selection than the selection has rows.
 
-A slot retains the rows of system catalogs that unconfirmed changes need (catalog_xmin; PostgreSQL
-documentation, view pg_replication_slots). Among them are rows that were deleted since, even rows that one
-transaction both inserted and deleted. VACUUM removes the index entry of a row before the row (Index Locking
-Considerations). A bitmap index scan counts entries, and the heap scan above it counts present rows. EXPLAIN
-ANALYZE shows both numbers to every role, even on a standby. Equal numbers prove that no row of the selection
-was deleted. Different numbers prove nothing, because rows of uncommitted or aborted transactions, and rows
-that are stored for another reason, also have entries.
+A slot makes the server keep the rows of system catalogs that unconfirmed changes need (catalog_xmin; PostgreSQL
+documentation, view pg_replication_slots). The server also keeps rows that were deleted since, and rows that one
+transaction both inserted and deleted. VACUUM removes the index entry of a row before it removes the row
+(PostgreSQL documentation, Index Locking Considerations). So as long as a deleted row is stored, its index entry
+may be stored, too.
+
+A bitmap index scan counts index entries, and the heap scan above it counts rows that exist. EXPLAIN ANALYZE shows
+both numbers to every role, even on a standby. If the numbers are equal, no row of the selection was deleted. If
+they differ, this proves nothing: rows of uncommitted or aborted transactions, and rows that are stored for another
+reason, have index entries, too.
 """
 
 import json
@@ -18,25 +23,26 @@ from typing import Any
 
 import psycopg
 
+#: Settings with which the server chooses bitmap scans, which count index entries.
 _BITMAP_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off;"
     " set local enable_bitmapscan = on; set local max_parallel_workers_per_gather = 0;"
 )
-#: Index scans mark the entries of rows that no transaction or slot needs any more. Bitmap scans skip marked
-#: entries.
+#: Settings with which the server chooses index scans. An index scan marks the entries of rows that no transaction or
+#: slot needs any more. Later bitmap scans do not count the marked entries.
 _INDEX_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = on; set local enable_indexonlyscan = on;"
     " set local enable_bitmapscan = off;"
 )
 
-#: The number of pieces that a range of oids is divided into.
+#: The number of pieces into which a range of oids is divided.
 _PIECES_PER_RANGE = 16
 #: The largest number of removed rows that are listed.
 _MAX_OIDS = 16
 
 
 def has_removed_rows(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
-    """For each selection, whether the server may still store deleted rows of it."""
+    """For each selection True if the server may still store deleted rows of it."""
     have_removed_rows = _have_more_entries(connection, selections)
     if any(have_removed_rows):
         _last_value(
@@ -47,10 +53,11 @@ def has_removed_rows(connection: psycopg.Connection[Any], selections: Sequence[s
 
 
 def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int] | None:
-    """The oids of a catalog's rows that may be deleted; None if they are more than `_MAX_OIDS`.
+    """The oids of rows of a catalog that may be deleted; None if there are more than `_MAX_OIDS`.
 
-    The range of all oids is divided repeatedly. While the server stores a deleted row, no other row gets its
-    oid (GetNewOidWithIndex() in src/backend/catalog/catalog.c).
+    The range of all oids is divided again and again, and pieces without deleted rows are dropped, until each piece
+    is one oid. As long as the server stores a deleted row, it gives the row's oid to no other row
+    (GetNewOidWithIndex() in src/backend/catalog/catalog.c).
     """
     ranges = [range(2**32)]
     while ranges and len(ranges[0]) > 1:
@@ -69,19 +76,21 @@ def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int
 
 
 def _have_more_entries(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
-    """For each selection, whether its index has more entries than it has rows."""
+    """For each selection True if its index has more entries than the selection has rows."""
     counts = " union all ".join(f"select count(*) from {each}" for each in selections)
     statement = "explain (analyze, costs off, timing off, summary off, format json) " + counts
     plan = _last_value(connection, _BITMAP_SCANS + statement)
     plans = json.loads(plan) if isinstance(plan, str) else plan
     scans = list(_scans(plans[0]["Plan"]))
-    if len(scans) != len(selections):  # The server has chosen another plan, which counts no entries.
+    if len(scans) != len(
+        selections
+    ):  # The server has chosen another plan, which does not count index entries.
         return [True] * len(selections)
     return scans
 
 
 def _scans(node: dict[str, Any]) -> Iterator[bool]:
-    """For each bitmap scan of a plan, in order, whether its index has more entries than its heap has rows."""
+    """For each bitmap scan of a plan, in order, True if its index has more entries than its heap has rows."""
     children = node.get("Plans", [])
     if node["Node Type"] == "Bitmap Heap Scan" and [b["Node Type"] for b in children] == [
         "Bitmap Index Scan"
@@ -92,7 +101,10 @@ def _scans(node: dict[str, Any]) -> Iterator[bool]:
 
 
 def _last_value(connection: psycopg.Connection[Any], statements: str) -> Any:
-    """The only value of the last statement; one message sends all statements, so they share a transaction."""
+    """The only value in the result of the last statement.
+
+    All statements are sent in one message, so they run in one transaction.
+    """
     cursor = connection.execute(statements.encode())
     while cursor.nextset():
         pass

@@ -1,9 +1,13 @@
 """Reads the values of a publisher's sequences, as a subscriber of PostgreSQL 19 does.
 
-In: a connection, and the sequences that publications select. Out: one `SequenceValue` per sequence, even for a
-sequence that cannot be read. On 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one
-statement lists them, and others read them. Raises psycopg's errors. PostgreSQL 19 documentation, Replicating
-Sequences.
+In: a connection, and the sequences that publications select.
+Out: one `SequenceValue` per sequence. If a sequence cannot be read, its `SequenceValue` has the problem instead of
+     a value.
+
+On PostgreSQL 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one statement lists the
+sequences, and further statements read them (PostgreSQL 19 documentation, Replicating Sequences).
+
+Raises psycopg's errors.
 """
 
 from collections.abc import Sequence
@@ -16,7 +20,7 @@ from psycopg import sql
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.postgres.texts import Texts, read_legibly
 
-#: The published sequences, as GetAllPublicationRelations() in pg_publication.c selects them.
+#: Lists the published sequences, as GetAllPublicationRelations() in pg_publication.c selects them.
 _LISTED = """
 select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
   from pg_sequence s join pg_class c on c.oid = s.seqrelid join pg_namespace n on n.oid = c.relnamespace {data}
@@ -36,7 +40,7 @@ _LIST_WITH_RIGHTS = _LISTED.format(
     published="false",
 )
 _SEQUENCES_PER_STATEMENT = 200
-#: The attempts to read all sequences, if some are dropped meanwhile.
+#: How often the sequences are read if one of them is dropped meanwhile.
 _MAX_ATTEMPTS = 5
 
 _FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
@@ -50,7 +54,12 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PublishedSequences:
-    """The sequences that a subscription selects: by publications of the server, or in pgsieve.yaml by name or all."""
+    """The sequences that a subscription selects.
+
+    - `publications`: publications of the server; before PostgreSQL 19 a publication cannot contain sequences
+    - `names`: sequences that pgsieve.yaml names
+    - `all_sequences`: whether pgsieve.yaml selects all sequences
+    """
 
     publications: Sequence[str]
     names: frozenset[Name] = frozenset()
@@ -59,9 +68,10 @@ class PublishedSequences:
 
 @dataclass(frozen=True, slots=True)
 class SequenceValue:
-    """A sequence's value, or the problem that prevented the read.
+    """The value of a sequence, or the problem that prevented reading it.
 
-    `page_lsn` exists from 19 on. `ascending` says whether the increment is positive; None if it was not read.
+    Servers before PostgreSQL 19 do not show a `page_lsn`. `ascending` says whether the increment is positive; None
+    if the increment was not read.
     """
 
     schema: str
@@ -78,7 +88,7 @@ def read_sequences(
 ) -> tuple[SequenceValue, ...]:
     """The values of the published sequences, ordered by schema and name. Sequences that do not exist come last.
 
-    Runs no statement if no sequence can be published.
+    If no sequence can be published, no statement is run.
     """
     by_function = connection.info.server_version >= 190000
     if not (by_function or published.names or published.all_sequences):
@@ -90,15 +100,15 @@ def read_sequences(
         "names": [name for _, name in names_to_read],
         "publications": list(published.publications),
     }
-    read = _read_at_once(connection, parameters) if by_function else _read_each(connection, parameters)
-    missing = published.names - {(v.schema, v.name) for v in read}
-    return (*read, *(SequenceValue(*name, problem=_MISSING) for name in sorted(missing)))
+    values = _read_at_once(connection, parameters) if by_function else _read_each(connection, parameters)
+    missing = published.names - {(v.schema, v.name) for v in values}
+    return (*values, *(SequenceValue(*name, problem=_MISSING) for name in sorted(missing)))
 
 
 def _list_sequences(
     connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """The rows of a query that lists sequences, and the illegible names among them."""
+    """The rows of a query that lists sequences, and those names in the rows that are illegible."""
 
     def read(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
         with connection.transaction():
@@ -109,7 +119,7 @@ def _list_sequences(
 
 
 def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
-    """The values by pg_get_sequence_data(), which returns nulls for sequences that the role may not read."""
+    """The values by pg_get_sequence_data(). For sequences that the role may not read, this function returns nulls."""
     rows, illegible = _list_sequences(connection, _LIST_WITH_VALUES, parameters)
     return [
         SequenceValue(schema, name, value, is_called, parse_lsn(lsn), ascending=ascending)
@@ -122,25 +132,27 @@ def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, obj
 def _read_each(
     connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _MAX_ATTEMPTS
 ) -> list[SequenceValue]:
-    """The values by a SELECT from each sequence; a problem for sequences that the role may not read."""
+    """The values by a SELECT from each sequence. Sequences that the role may not read get a problem instead of a value."""
     rows, illegible = _list_sequences(connection, _LIST_WITH_RIGHTS, parameters)
-    readable, read = list[tuple[Any, ...]](), list[SequenceValue]()
+    readable, sequence_values = list[tuple[Any, ...]](), list[SequenceValue]()
     for schema, name, ascending, is_permitted in rows:
         if is_permitted and illegible.isdisjoint((schema, name)):
             readable.append((schema, name, ascending))
         else:
-            read.append(SequenceValue(schema, name, problem=_ILLEGIBLE if is_permitted else _FORBIDDEN))
+            sequence_values.append(
+                SequenceValue(schema, name, problem=_ILLEGIBLE if is_permitted else _FORBIDDEN)
+            )
     try:
         for first in range(0, len(readable), _SEQUENCES_PER_STATEMENT):
             batch = readable[first : first + _SEQUENCES_PER_STATEMENT]
             values = _values(connection, [(schema, name) for schema, name, _ in batch])
             for (schema, name, ascending), (_, value, is_called) in zip(batch, values, strict=True):
-                read.append(SequenceValue(schema, name, value, is_called, ascending=ascending))
+                sequence_values.append(SequenceValue(schema, name, value, is_called, ascending=ascending))
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
         if attempts == 1:
             raise
         return _read_each(connection, parameters, attempts - 1)
-    return read
+    return sequence_values
 
 
 def _values(connection: psycopg.Connection[Any], names: Sequence[Name]) -> list[tuple[Any, ...]]:

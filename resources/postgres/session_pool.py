@@ -1,7 +1,10 @@
-"""A pool of publisher sessions, which a command reuses for its many short queries.
+"""Keeps a pool of publisher sessions, which a command uses again for its many short queries.
 
-In: conninfos. Out: sessions in the state of a new one, for one caller at a time. A new session costs the
-server a process and its catalog caches: some ten milliseconds of CPU, more than most queries. Raises nothing.
+In: conninfos.
+Out: sessions with the settings of a new session. Only one caller at a time has a session.
+
+A new session costs the server a new process with new catalog caches. That is some ten milliseconds of processor
+time, which is more than most queries take. Raises nothing.
 """
 
 import time
@@ -19,9 +22,10 @@ from psycopg.pq import TransactionStatus
 from pgsieve.resources.context import assign_within
 from pgsieve.resources.postgres.sessions import Conninfo, reset_settings
 
-#: A session that was idle for longer is closed, as a firewall may have dropped it.
+#: A session that has been idle for longer than this is closed, because a firewall may have dropped its connection.
 IDLE_SECONDS = 10.0
-#: The server may limit a role's number of sessions, so further idle sessions are closed.
+#: The number of idle sessions that the pool keeps. The server may limit the number of sessions of a role, so
+#: further idle sessions are closed.
 MAX_IDLE_SESSIONS = 3
 #: How long a request to cancel a statement may take.
 CANCEL_SECONDS = 5.0
@@ -31,17 +35,17 @@ _POOL: ContextVar["SessionPool | None"] = ContextVar("sessions", default=None)
 
 
 class SessionPool:
-    """The idle sessions of a command; the one that was used last is reused first."""
+    """The idle sessions of a command. The session that was used last is used again first."""
 
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
         self._in_use = set[_Session]()
-        #: For each session the statements that give it the settings of a new one.
+        #: For each session the statements that give it the settings of a new session again.
         self._reset_statements = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
-        """Take an idle session, with the settings of a new one; None if no idle session answers."""
+        """Take an idle session, and give it the settings of a new session. None if no idle session answers."""
         while True:
             with self._lock:
                 if not self._idle[conninfo]:
@@ -56,7 +60,7 @@ class SessionPool:
 
     @contextmanager
     def lend(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
-        """Lend a session to the block, and keep it for reuse unless the block fails."""
+        """Use a session in the block, and keep it in the pool afterwards. If the block fails, the session is closed."""
         with self._lock:
             self._in_use.add(session)
         try:
@@ -70,7 +74,7 @@ class SessionPool:
         self._take_back(conninfo, session)
 
     def cancel(self) -> None:
-        """Make the server cancel the statements in progress, so that their callers get an error."""
+        """Make the server cancel the statements that are running, so that their callers get an error."""
         with self._lock:
             sessions = list(self._in_use)
         for session in sessions:
@@ -78,7 +82,11 @@ class SessionPool:
                 session.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _take_back(self, conninfo: Conninfo, session: _Session) -> None:
-        """Add a session to the idle ones; close it if it is lost, within a transaction or statement, or surplus."""
+        """Add a session to the idle sessions.
+
+        The session is closed instead if its connection was lost, if it is within a transaction or a statement, or
+        if the pool already has `MAX_IDLE_SESSIONS`.
+        """
         if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
             with self._lock:
                 if len(idle := self._idle[conninfo]) < MAX_IDLE_SESSIONS:
@@ -97,11 +105,11 @@ class SessionPool:
 
 @contextmanager
 def pool_sessions() -> Iterator[None]:
-    """Reuse sessions within the block, and in threads with a copy of its context."""
+    """Use sessions again within the block, and in threads that have a copy of the block's context."""
     with closing(SessionPool()) as pool, assign_within(_POOL, pool):
         yield
 
 
 def current_pool() -> SessionPool | None:
-    """The pool of the enclosing `pool_sessions`; None outside of one."""
+    """The pool of the enclosing `pool_sessions`; None if the caller is not within `pool_sessions`."""
     return _POOL.get()

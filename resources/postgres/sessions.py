@@ -1,12 +1,15 @@
-"""Opens all sessions of a publisher: with psycopg, also as a client of a walsender, and with ADBC.
+"""Opens all sessions of a publisher: sessions of psycopg, including those in replication mode, and sessions of ADBC.
 
-In: a `Conninfo`. Out: sessions, all with the same settings. Raises UnreadableConninfoError,
-PasswordCommandError, and the drivers' errors if there is no connection.
+In: a `Conninfo`.
+Out: sessions, all of which have the same settings.
 
-The sessions search only PostgreSQL's own objects, whatever the role's search_path is, as PostgreSQL's own
-workers do (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h). Otherwise a function that another
-user made in `public` could run with the rights of pgsieve's role (PostgreSQL documentation, Usage Patterns of
-schemas). No timeout of the server ends a session, and keepalives detect a lost peer.
+Raises UnreadableConninfoError, PasswordCommandError, and the errors of the drivers if there is no connection.
+
+A session finds only PostgreSQL's own objects by unqualified names, whatever the search_path of the role is.
+PostgreSQL's own workers have the same search_path (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h).
+Otherwise pgsieve could call a function that another user made in the schema `public`, and this function would run
+with the privileges of pgsieve's role (PostgreSQL documentation, Usage Patterns of schemas). No timeout of the
+server ends a session. Keepalives detect that the server is gone.
 """
 
 import os
@@ -32,8 +35,9 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
     from psycopg.pq.abc import PGresult
 
-#: How values are printed: as PostgreSQL's own apply worker requests it (libpqrcv_connect in
-#: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), plus UTC and hex bytea.
+#: Settings that decide how the server prints values. PostgreSQL's own apply worker requests the first three
+#: (libpqrcv_connect in src/backend/replication/libpqwalreceiver/libpqwalreceiver.c). pgsieve adds the time zone
+#: UTC, bytea as hexadecimal digits, and UTF-8.
 OUTPUT_SETTINGS: Mapping[str, str] = {
     "datestyle": "ISO,MDY",
     "intervalstyle": "postgres",
@@ -43,13 +47,13 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "client_encoding": "UTF8",
 }
 
-#: Temporary tables come last. If the path did not list them, the server would search them before pg_catalog
-#: (PostgreSQL documentation, setting search_path).
+#: Temporary tables come last. If the path did not contain them, the server would look for tables there before
+#: pg_catalog (PostgreSQL documentation, setting search_path).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: The server's defaults of the settings that alter the meaning of literals, conditions and transactions, or
-#: the effect of errors. docs/connections.md describes each; `tests/resources/test_settings.py` lists the
-#: other settings.
+#: Settings that change the meaning of literals, conditions and transactions, or the effect of errors. They get the
+#: server's defaults, whatever the role has. docs/connections.md describes each of them;
+#: `tests/resources/test_settings.py` lists all other settings.
 _SERVER_DEFAULTS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
@@ -64,14 +68,16 @@ _SERVER_DEFAULTS: Mapping[str, str] = {
     "client_min_messages": "notice",
 }
 
-#: Settings that the user's options cannot change. The encoding is a separate parameter.
+#: Settings that the user's own options cannot change. The encoding is missing because it is a separate parameter
+#: of a connection.
 _PINNED_SETTINGS = {
     **{k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"},
     **_SERVER_DEFAULTS,
     "search_path": _SEARCH_PATH,
 }
 
-#: The settings that limit the time of statements and sessions, each with the first version that has it.
+#: The settings that limit the time of statements and sessions, each with the first server version that has it (0:
+#: every version).
 _TIMEOUTS: Mapping[str, int] = {
     "statement_timeout": 0,
     "lock_timeout": 0,
@@ -80,7 +86,8 @@ _TIMEOUTS: Mapping[str, int] = {
     "transaction_timeout": 170000,
 }
 
-#: A lost peer is noticed after two minutes: a firewall that drops a connection sends nothing.
+#: Parameters with which a lost connection is noticed after two minutes. Without them it might not be noticed at
+#: all, because a firewall that drops a connection tells neither side.
 _KEEPALIVES: Mapping[str, str] = {
     "keepalives": "1",
     "keepalives_idle": "60",
@@ -89,18 +96,19 @@ _KEEPALIVES: Mapping[str, str] = {
     "tcp_user_timeout": "120000",
 }
 
-#: How often the server checks whether the client still exists. A session that reads a slot or a table may
-#: send nothing for minutes; without the check it would continue after its client was killed. From 14 on, not
-#: on every platform (PostgreSQL documentation, TCP Settings).
+#: How often the server checks whether its client still exists. A session that reads a slot or a table may send
+#: nothing for minutes. Without the check the session would go on after its client was killed. The setting exists
+#: from PostgreSQL 14 on, and not on every platform (PostgreSQL documentation, TCP Settings).
 _CLIENT_CHECK = ("client_connection_check_interval", "2s")
 
-#: Statements for a session that did not get our options: a service file has its own, and a pooler may drop
-#: them. They set the path first, and call no function before.
+#: Statements that apply the pinned settings. Sessions need them if they did not get the settings as options: a
+#: service file may have its own options, and a pooler may drop options. The search_path is set first, and before
+#: that no function is called, so that no function of another user can be called.
 _SET_ALL = f"set search_path = {_SEARCH_PATH};" + "".join(
     f"set {name} = '{value}';" for name, value in _PINNED_SETTINGS.items() if name != "search_path"
 )
-#: Switches off the timeouts that the server has. A timeout in the user's own options, whose source is
-#: "client", stays.
+#: A query that switches off all timeouts of the server, and returns their names. A timeout that the user has set
+#: in the conninfo's options has the source "client", and stays.
 _DISABLE_TIMEOUTS = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
@@ -109,12 +117,15 @@ _DISABLE_TIMEOUTS = (
 #: The pause between two requests to cancel a query.
 _CANCEL_INTERVAL_SECONDS = 0.1
 
-#: How long a password command may take: it may request the password from a server.
+#: How long a password command may take. It may have to request the password from a server.
 PASSWORD_SECONDS = 30.0
 
 
 class UnreadableConninfoError(PgsieveError):
-    """libpq cannot parse the conninfo. The message leaves out libpq's own, which may quote a part of a password."""
+    """libpq cannot parse the conninfo.
+
+    The message does not contain libpq's message, because that may quote a part of a password.
+    """
 
 
 class PasswordCommandError(PgsieveError):
@@ -122,32 +133,32 @@ class PasswordCommandError(PgsieveError):
 
 
 def execute(cursor: "dbapi.Cursor", query: str) -> None:
-    """Run a query of an ADBC session. An interrupt of this thread cancels the query, and is raised.
+    """Run a query in an ADBC session. An interrupt (Ctrl-C) cancels the query, and is raised.
 
-    In the main thread the driver would handle SIGINT itself, and Python would not notice. The caller would
-    take the cancelled query for a fault of the server, and repeat it. So the query runs in another thread.
+    In the main thread the driver would handle SIGINT itself, and Python would not notice the interrupt. The caller
+    would take the cancelled query for an error of the server, and repeat it. So the query runs in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         cursor.execute(query)
         return
     with ThreadPoolExecutor(1, "pgsieve-query") as pool:
-        running = pool.submit(cursor.execute, query)
+        query_result = pool.submit(cursor.execute, query)
         try:
-            running.result()
+            query_result.result()
         finally:
-            while not running.done():
-                # A cancel before the query begins has no effect, so it is repeated.
+            while not query_result.done():
+                # A cancel request before the query begins has no effect, so the request is repeated.
                 with suppress(adbc_driver_manager.Error):
                     cursor.adbc_cancel()
-                wait([running], _CANCEL_INTERVAL_SECONDS)
+                wait([query_result], _CANCEL_INTERVAL_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """How to open sessions of a database: libpq's conninfo, and the source of its password.
+    """How to open sessions of a database: the conninfo of libpq, and where the password comes from.
 
-    No repr shows them. `password_command` is a program and its arguments, run for each session without a
-    shell.
+    The repr shows neither the conninfo nor the password. `password_command` is a program and its arguments. It is
+    run for each new session, without a shell.
     """
 
     text: str = field(repr=False)
@@ -155,23 +166,27 @@ class Conninfo:
     password_command: tuple[str, ...] = field(default=(), repr=False)
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """An autocommit session; the conninfo's parameters take precedence over `options` (psycopg's and libpq's)."""
+        """Open an autocommit session.
+
+        `options` are parameters of psycopg and libpq. If the conninfo has a parameter, too, the conninfo's value
+        counts.
+        """
         parameters = self._parameters(options)
         connection = self._open(parameters)
         version = connection.info.server_version
         try:
             _apply_settings(connection)
         except BaseException as error:
-            switches = self._options_without_timeouts(connection, version)
+            options_without_timeouts = self._options_without_timeouts(connection, version)
             has_ended = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
             connection.close()
             if not has_ended:
                 raise
         else:
             return connection
-        # One of the role's timeouts may have ended the session. Now the server's version is known, so all of its
-        # timeouts can be switched off by options.
-        connection = self._open({**parameters, "options": switches})
+        # One of the role's timeouts may have ended the session. The first attempt switched off only the timeouts that
+        # every version has. Now the server's version is known, so options can switch off all of its timeouts.
+        connection = self._open({**parameters, "options": options_without_timeouts})
         try:
             _apply_settings(connection)
         except BaseException:
@@ -184,15 +199,15 @@ class Conninfo:
 
     @contextmanager
     def connect_adbc(self) -> Iterator["dbapi.Connection"]:
-        """An ADBC session with an open transaction; the conninfo must be a result of `for_executors`."""
+        """An ADBC session with an open transaction. This conninfo must be a result of `for_executors`."""
         from adbc_driver_postgresql import dbapi
 
         remember_conninfo(self.text)
         password = self._password()
-        secret = {} if password is None else {"password": password}
-        # The driver first reads the names of all types. With another encoding than SQL_ASCII, an illegible name
-        # would prevent the session.
-        uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **secret)
+        password_parameter = {} if password is None else {"password": password}
+        # The driver begins by reading the names of all types. With another encoding than SQL_ASCII the server would
+        # refuse to send a name with invalid bytes, and there would be no session.
+        uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **password_parameter)
         try:
             connection = dbapi.connect(uri)
         except adbc_driver_manager.Error as error:
@@ -205,13 +220,18 @@ class Conninfo:
             yield connection
 
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
-        """The conninfo of an open session, for machines with another environment (PGPASSWORD, service files)."""
+        """The conninfo of an open session, complete enough for other machines.
+
+        Executors run on machines with another environment, so the result does not depend on variables such as
+        PGPASSWORD, or on service files.
+        """
         parameters: dict[str, Any] = _parameters(connection)
         check = _CLIENT_CHECK if _can_be_set(connection, *_CLIENT_CHECK) else None
         parameters["options"] = self._options_without_timeouts(
             connection, connection.info.server_version, check
         )
-        # libpq does not list the two passwords: of the user, even from a file, and of the client's key.
+        # The list of parameters lacks the two passwords: the password of the client's key, which is read here, and the
+        # password of the user, which is read below and may come from a file.
         for option in connection.pgconn.info:
             if option.keyword == b"sslpassword" and option.val:
                 parameters["sslpassword"] = option.val.decode()
@@ -224,7 +244,7 @@ class Conninfo:
 
     @property
     def host(self) -> str | None:
-        """The host that the conninfo names."""
+        """The host that the conninfo names, or None."""
         host = parameters_of(self.text).get("host")
         return None if host is None else str(host)
 
@@ -234,15 +254,15 @@ class Conninfo:
 
     @property
     def _user_options(self) -> str | None:
-        """The user's own `options`."""
+        """The options that the user has set, in the conninfo or in PGOPTIONS."""
         options = parameters_of(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
     def _options_without_timeouts(
         self, connection: psycopg.Connection[Any], version: int, check: tuple[str, str] | None = None
     ) -> str:
-        """The options of a session like this one that switch off all timeouts of the server's version."""
-        # This works even if the server has ended the session.
+        """The options for a session like this one, with which all timeouts of the server's version are switched off."""
+        # The client still has these parameters if the server has ended the session.
         user_options = _parameters(connection).get("options") if self._has_service else self._user_options
         return _options(
             user_options,
@@ -251,11 +271,11 @@ class Conninfo:
         )
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters to add to the conninfo's."""
+        """The parameters to add to those of the conninfo."""
         given_parameters = parameters_of(self.text)
         remember_conninfo(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
-        if not self._has_service:  # Added parameters would override those of the service file.
+        if not self._has_service:  # With a service file, these parameters would override those of the file.
             defaults |= _KEEPALIVES
         parameters = {k: v for k, v in defaults.items() if k not in given_parameters}
         if not self._has_service:
@@ -272,7 +292,7 @@ class Conninfo:
 
 
 def parameters_of(conninfo: str) -> Mapping[str, Any]:
-    """The parameters of a connection string; raises UnreadableConninfoError."""
+    """The parameters of a connection string. Raises UnreadableConninfoError."""
     try:
         return conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError:
@@ -284,11 +304,11 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
 
 
 def reset_settings(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
-    """Give a session the settings of a new one, in one round trip; return the `statements` for the next time.
+    """Give a session the settings of a new session, in one round trip. Return the `statements` to pass the next time.
 
-    Without `statements` a query switches off the timeouts that it finds. This query is slow, because the server
-    builds rows of all settings; the returned statements name the timeouts, which stay the same during a
-    session. Raises psycopg.Error if the session does not answer.
+    Without `statements`, a query finds the timeouts of the server and switches them off. This query is slow,
+    because the server makes rows of all its settings. The returned statements name the timeouts, which stay the
+    same during a session, so the query is not needed again. Raises psycopg.Error if the session does not answer.
     """
     if statements is None:
         names = _apply_settings(connection, "reset all;")
@@ -298,15 +318,16 @@ def reset_settings(connection: psycopg.Connection[Any], statements: str | None =
 
 
 def _apply_settings(connection: psycopg.Connection[Any], first_statements: str = "") -> list[str]:
-    """Apply the settings in one round trip; return the timeouts that were switched off.
+    """Apply the settings in one round trip. Return the names of the timeouts that were switched off.
 
-    It uses the simple protocol, the only protocol that a walsender supports.
+    The statements are sent by the simple query protocol, the only one that a session in replication mode supports.
     """
     names = _execute_simple(connection, first_statements + _SET_ALL + _DISABLE_TIMEOUTS, ExecStatus.TUPLES_OK)
     return [(names.get_value(row, 0) or b"").decode() for row in range(names.ntuples)]
 
 
 def _execute_simple(connection: psycopg.Connection[Any], statements: str, status: ExecStatus) -> "PGresult":
+    """Run statements by the simple query protocol. Raises psycopg.Error if the result does not have this status."""
     result = connection.pgconn.exec_(statements.encode())
     if result.status != status:
         raise psycopg.errors.error_from_result(result, connection.info.encoding)
@@ -316,7 +337,8 @@ def _execute_simple(connection: psycopg.Connection[Any], statements: str, status
 def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """The parameters of a connection.
 
-    If the user has no home directory, which psycopg needs, HOME is set to a folder that does not exist.
+    psycopg looks for files in the home directory of the user, and fails if there is none. In this case HOME is set
+    to a folder that does not exist.
     """
     if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - Path.expanduser raises if there is none
         os.environ["HOME"] = "/nonexistent"
@@ -324,13 +346,13 @@ def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
 
 
 def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> bool:
-    """Whether the server accepts this value of a setting."""
+    """True if the server accepts this value of a setting."""
     result = connection.pgconn.exec_(f"set {name} = '{value}'; reset {name}".encode())
     return result.status == ExecStatus.COMMAND_OK
 
 
 def _options(user_options: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:
-    """The parameter `options` of a session. Of two values of a setting the server takes the later."""
+    """The parameter `options` of a session. If a setting is in it twice, the server takes the later value."""
     switches = [f"-c {name}=0" for name in timeouts]
     switches += [f"-c {'='.join(check)}"] if check else []
     pinned_options = [
@@ -340,12 +362,12 @@ def _options(user_options: str | None, timeouts: Sequence[str], check: tuple[str
 
 
 def _command_output(command: Sequence[str]) -> str:
-    """The first line that a command prints. No message shows its output or its arguments."""
+    """The first line that a command prints. No message shows the output of the command, or its arguments."""
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # os.environ has a token that `hide_token` hides from the lake's requests; the environment
-            # that a child inherits by default lacks it.
+            # `hide_token` removes a token from the environment of this process, so that requests to the lake do not use
+            # it. os.environ still has the token, and the command may need it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -376,7 +398,7 @@ def _command_output(command: Sequence[str]) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a command, and the processes that it started."""
+    """Kill a command and all processes that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -1,9 +1,12 @@
-"""The replication slot of a source: creates, reads, confirms and drops it.
+"""Creates, reads, confirms and drops the replication slot of a source.
 
-In: a `Source`. Out: the slot's state, and its messages as Arrow batches. pg_logical_slot_peek_binary_changes
-reads a slot. pg_replication_slot_advance confirms it (`advance`), after the messages are durable (PostgreSQL
-documentation, Replication Management Functions). Raises `SlotError` subclasses for a slot that is missing, in
-use, ahead of the durable position, or invalidated.
+In: a `Source`.
+Out: the state of the slot, and its messages as Arrow batches.
+
+pg_logical_slot_peek_binary_changes() reads a slot without confirming anything; such a query is called a peek.
+After the messages are durable, pg_replication_slot_advance() confirms the slot (PostgreSQL documentation,
+Replication Management Functions). Raises `SlotError` subclasses for a slot that is missing, in use, invalidated,
+or ahead of the durable position.
 """
 
 import logging
@@ -42,7 +45,7 @@ from pgsieve.resources.postgres.source import Source, fetch_batches, literal, qu
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: Options of the driver: Arrow batches of about 4 MiB, since a writer has several of them in memory.
+#: The driver makes Arrow batches of about 4 MiB. They are small because a writer has several of them in memory.
 _ADBC_OPTIONS = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,19 +56,19 @@ class SlotError(SourceError):
 
 
 class SlotMissingError(SlotError):
-    """The slot no longer exists, but the lake has changes of it."""
+    """The slot no longer exists, although the lake has changes that were read from it."""
 
 
 class SlotAheadError(SlotError):
-    """The slot was confirmed past the lake's position, so changes are lost."""
+    """The slot was confirmed beyond the lake's position, so the changes between these positions are lost."""
 
 
 class ServerSetBackError(SlotError):
-    """The server's WAL ends before the lake's position, so the server was put back to an earlier state."""
+    """The server's WAL ends before the lake's position, so the server's data was replaced by data of an earlier time."""
 
 
 class SlotInvalidatedError(SlotError):
-    """The server removed WAL that the slot still needed."""
+    """The server has invalidated the slot, for example because it removed WAL that the slot still needed."""
 
 
 class SlotInUseError(SlotError):
@@ -74,11 +77,11 @@ class SlotInUseError(SlotError):
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A row of pg_replication_slots.
+    """A row of the view pg_replication_slots.
 
-    Three fields count bytes of WAL: `lag` those after the confirmed position, `retained` those after the restart
-    position, and `safe` those that may be written before the slot can be lost (None without a limit).
-    `invalidation` is the server's invalidation_reason, empty before version 17.
+    Three fields are numbers of bytes of WAL. `lag` counts the WAL after the confirmed position, `retained` the WAL
+    after the restart position. `safe` is the WAL that may still be written before the slot can be lost; None
+    without a limit. `invalidation` is the server's invalidation_reason; it is empty before version 17.
     """
 
     name: str
@@ -95,7 +98,8 @@ class SlotState:
     invalidation: str
 
 
-#: How to prevent another invalidation, by the reason (PostgreSQL documentation, view pg_replication_slots).
+#: Maps the reason of an invalidation to what prevents another one (PostgreSQL documentation, view
+#: pg_replication_slots).
 _REMEDIES: Mapping[str, str] = {
     "wal_removed": "raise max_slot_wal_keep_size",
     "idle_timeout": "raise idle_replication_slot_timeout, or run more often",
@@ -131,7 +135,7 @@ def create_slot(
     two_phase: bool = False,
     failover: bool = False,
 ) -> int:
-    """Create the slot with pgoutput; return the LSN from which on it delivers changes."""
+    """Create the slot with the output plugin pgoutput. Return the LSN from which on it delivers changes."""
     # The arguments temporary, two_phase (from 14 on) and failover (from 17 on).
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
@@ -152,9 +156,10 @@ def create_slot(
 
 
 def warn_of_standby_wait(connection: psycopg.Connection[Any], source: str) -> None:
-    """Warn that a standby creates a slot only once its primary has logged its running transactions.
+    """Log a warning if the server is a standby, because creating a slot may then take long.
 
-    PostgreSQL documentation, Replication Slots.
+    A standby creates a slot only once its primary has logged its running transactions (PostgreSQL documentation,
+    Replication Slots).
     """
     recovering = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
     if recovering == b"t":
@@ -166,7 +171,7 @@ def warn_of_standby_wait(connection: psycopg.Connection[Any], source: str) -> No
 
 
 def verify_failover_support(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
-    """Raise SlotError if the server's slots cannot be synchronized to standbys."""
+    """Raise SlotError if the server is too old to synchronize slots to standbys."""
     if connection.info.server_version < 170000:
         raise SlotError(
             f'source "{source}": replication slot "{slot}" cannot have `failover` before PostgreSQL 17',
@@ -184,7 +189,7 @@ def enable_failover(source: Source, slot: str) -> None:
 
 
 def resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
-    """The hint of an error after which these subscriptions must copy their tables again."""
+    """The hint of an error that only a new copy of the tables of these subscriptions can end."""
     commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
     return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
 
@@ -194,9 +199,9 @@ def verify_slot(
 ) -> None:
     """Raise SlotError if the slot cannot deliver all changes that the lake lacks.
 
-    `durable` is the LSN up to which the lake has the slot's changes; None if it has none. A slot may be
-    behind this position: the changes that it sends again are left out. `subscriptions` are the subscriptions
-    that read the slot.
+    - `durable`: the LSN up to which the lake has the slot's changes; None if the lake has none. The slot may be
+      behind this LSN. In that case it sends some changes again, and they are left out.
+    - `subscriptions`: the subscriptions that read the slot
     """
     resync = resync_hint(subscriptions)
     if state is None:
@@ -235,10 +240,12 @@ def verify_wal_end(
 ) -> None:
     """Raise ServerSetBackError if the server's WAL ends before `durable`, the lake's position.
 
-    The server would give new commits positions that the lake already has, and these commits would be left
-    out. A standby is not checked, because after a restart it replays again from an earlier position.
+    The server would give new commits positions up to which the lake already has all changes, so pgsieve would
+    leave these commits out. A standby is not checked, because after a restart it replays from an earlier position
+    again.
     """
-    # `durable` must be read before this position, or another process may advance it beyond.
+    # The caller has read `durable` before this position is read. In the other order another process could advance the
+    # lake beyond this position in between.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
@@ -252,7 +259,8 @@ def verify_wal_end(
         )
 
 
-#: Repeats a function for up to 10 seconds: a killed run occupies the slot until the server notices.
+#: Repeats a function for up to 10 seconds. If a run was killed, its slot counts as in use until the server notices
+#: that the run is gone.
 _retry_while_in_use = retry(
     retry=retry_if_exception_type(psycopg.errors.ObjectInUse),
     stop=stop_after_delay(10),
@@ -267,14 +275,14 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
 
 
 def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`; the server decodes the WAL up to it. The slot never moves back."""
+    """Confirm everything that commits before `lsn`. The server decodes the WAL up to `lsn`. The slot never moves back."""
     with translate_slot_errors(source, slot, "advance"):
         _advance(connection, slot, lsn)
 
 
 @contextmanager
 def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[None]:
-    """Turn the block's errors into a SourceError that names the operation, or SlotInUseError if the slot is in use."""
+    """Turn the block's errors into a SourceError that names the operation. It is a SlotInUseError if the slot is in use."""
     try:
         with translate_errors(source, f'{operation} the replication slot "{slot}"'):
             yield
@@ -293,7 +301,7 @@ def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[No
 
 
 def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
-    """Wait up to 10 seconds until no process reads the slot: a walsender ends a moment after its client."""
+    """Wait up to 10 seconds until no process reads the slot. A walsender ends a moment after its client."""
     while_active = retry_if_result(lambda state: state is not None and state.active)
     Retrying(
         retry=while_active,
@@ -314,7 +322,7 @@ def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
 
 
 def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
-    """Drop the slot; False if it does not exist. Raises SlotInUseError if another process reads it."""
+    """Drop the slot. False if it does not exist. Raises SlotInUseError if another process reads it."""
     with translate_slot_errors(source, slot, "drop"):
         return _drop(connection, slot)
 
@@ -322,11 +330,11 @@ def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bo
 def peek_query(
     slot: str, upto: int, options: PgoutputOptions, server_version: int, limit: int | None = None
 ) -> str:
-    """The query that reads a slot up to `upto` without confirming anything: a peek.
+    """The query that peeks: it reads a slot up to `upto` without confirming anything.
 
-    It delivers the transactions whose commit record begins before `upto`, each as a whole;
-    pg_replication_slot_advance(slot, upto) confirms exactly these. With `limit` the peek ends at the first
-    commit after this many messages.
+    The query delivers the transactions whose commit record begins before `upto`, each of them as a whole.
+    pg_replication_slot_advance(slot, upto) confirms exactly these transactions. With `limit` the peek ends at the
+    first commit after this many messages.
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
@@ -336,21 +344,21 @@ def peek_query(
 
 
 def _upto_sql(upto: int) -> str:
-    """The SQL of the position where a peek ends, so that it delivers no record that begins at `upto` or later.
+    """The SQL of the position where a peek ends, chosen so that it delivers no record that begins at `upto` or later.
 
-    The server reads records until one ends at `upto` or later. If `upto` lies within the header of a page of
-    WAL, the last record before it ends where the page begins. The server would go on to the next record,
-    which begins after the header, and a later peek would deliver that record again. So the peek ends where
-    the page begins.
+    The server reads records until one ends at `upto` or later. WAL is divided into pages, which begin with a
+    header. If `upto` lies within the header of a page, the last record before `upto` ends where the page begins.
+    This is before `upto`, so the server would read the next record, too, which begins after the header; and a
+    later peek would deliver this record again. So in this case the peek ends where the page begins.
     """
     page = upto - upto % _MIN_PAGE_BYTES
-    plain = literal(format_lsn(upto))
+    upto_literal = literal(format_lsn(upto))
     if not page < upto <= page + _LONG_HEADER_BYTES:
-        return plain
+        return upto_literal
     return (
         f"case when {page} % current_setting('wal_block_size')::bigint = 0 and {upto - page} <= case when"
         f" {page} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER_BYTES} else {_SHORT_HEADER_BYTES} end"
-        f" then {literal(format_lsn(page))} else {plain} end::pg_lsn"
+        f" then {literal(format_lsn(page))} else {upto_literal} end::pg_lsn"
     )
 
 
@@ -360,15 +368,15 @@ _MIN_PAGE_BYTES, _LONG_HEADER_BYTES, _SHORT_HEADER_BYTES = 1024, 40, 24
 
 
 def exclude_relations(query: str, relations: Iterable[int]) -> str:
-    """A peek's query that omits the row changes of some relations. The peek must not stream transactions."""
+    """The query of a peek without the row changes of some relations. The peek must not stream transactions in progress."""
     oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
     rows = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: The start of a CASE that sets the session's encoding to SQL_ASCII if the database's is. Then the plugin
-#: sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Otherwise bytes that are
-#: not UTF-8 would end the query, whatever table they are in.
+#: The start of a CASE that sets the session's encoding to SQL_ASCII if this is the database's encoding. With this
+#: setting pgoutput sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Without it,
+#: bytes that are not UTF-8 would end the query with an error, even bytes of a table that pgsieve does not need.
 _SQL_ASCII_CASE = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
     " or set_config('client_encoding', 'SQL_ASCII', true) is not null then"
@@ -376,7 +384,7 @@ _SQL_ASCII_CASE = (
 
 
 def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The qualified names of types that are not built in, by oid, as pg_recvlogical prints them."""
+    """Maps the oid of each type that is not built in to its qualified name, as pg_recvlogical prints it."""
     with connection.transaction():
         connection.execute("set local search_path to ''")
         rows = connection.execute(
@@ -386,7 +394,7 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """Whether a peek delivers any message. A peek with `limit=1` decodes no further than the first commit.
+    """True if a peek delivers any message. A peek with `limit=1` decodes no further than the first commit.
 
     Raises SlotInUseError or SourceError if the server refuses to read the slot.
     """
@@ -394,14 +402,14 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
 
 def first_message(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bytes | None:
-    """The first message of a peek; raises as `has_changes` does."""
+    """The first message of a peek; None if the peek delivers none. Raises the same errors as `has_changes`."""
     with translate_slot_errors(source, slot, "read"):
         row = connection.execute(f"select data from ({query}) m limit 1").fetchone()
     return None if row is None else bytes(row[0])
 
 
 def is_decoding_error(error: SourceError) -> bool:
-    """Whether the cause of an error may be a change in the slot, rather than the access to the slot."""
+    """True if the cause of an error may be a change in the slot. False if the slot cannot be accessed at all."""
     return not isinstance(error, TransientError | SourceUnreachableError | SourcePermissionError | SlotError)
 
 
@@ -410,7 +418,7 @@ def decoding_error(
 ) -> SourceError | None:
     """The server's error if it cannot decode what a peek would deliver; None if it can.
 
-    The server only counts the messages. Raises errors about the access to the slot.
+    The server only counts the messages, and does not send them. Errors about the access to the slot are raised.
     """
     try:
         with translate_slot_errors(source, slot, "read"):
@@ -425,7 +433,7 @@ def decoding_error(
 def truncated_relations(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> list[frozenset[int]]:
-    """The relations (oids) of each TRUNCATE that a peek delivers. Raises as `has_changes` does."""
+    """For each TRUNCATE that a peek delivers, the oids of its relations. Raises the same errors as `has_changes`."""
     with translate_slot_errors(source, slot, "read"):
         truncates = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
         rows = connection.execute(truncates).fetchall()
@@ -436,9 +444,9 @@ def truncated_relations(
 def transactions_and_relations(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> tuple[set[int], set[int]]:
-    """The transactions (xids) that a peek delivers, and the relations (oids) that it describes.
+    """The xids of the transactions that a peek delivers, and the oids of the relations that it describes.
 
-    Raises as `has_changes` does.
+    Raises the same errors as `has_changes`.
     """
     with translate_slot_errors(source, slot, "read"):
         messages_query = (
@@ -451,9 +459,9 @@ def transactions_and_relations(
 
 
 def changed_relations(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:
-    """The relations (oids) that a peek's messages insert into, update, delete from or truncate.
+    """The oids of the relations in which a peek's messages insert, update or delete rows, or that they truncate.
 
-    Raises as `has_changes` does.
+    Raises the same errors as `has_changes`.
     """
     tag, row_changes = "get_byte(data, 0)", bytes([Insert.tag, Update.tag, Delete.tag])
     with translate_slot_errors(source, slot, "read"):
@@ -471,13 +479,13 @@ def changed_relations(connection: psycopg.Connection[Any], source: str, slot: st
 
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek in a new session, and yield its messages in Arrow batches (column data). Executors use it, too."""
+    """Peek in a new session, and yield the messages in Arrow batches (column data). Spark's executors call this, too."""
     with conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         yield from message_batches(cursor, query)
 
 
 def message_batches(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek in an existing session, and yield its messages in Arrow batches (column data)."""
+    """Peek in an existing session, and yield the messages in Arrow batches (column data)."""
     cursor.adbc_statement.set_options(**_ADBC_OPTIONS)
     execute(cursor, query)
     for batch in fetch_batches(cursor):

@@ -1,10 +1,15 @@
-"""A temporary copy of a slot, so that a second session reads the later part of the slot in parallel with the first.
+"""Makes a temporary copy of a slot, so that a second session can read the later part of the slot's changes.
 
-In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of the transactions that
-commit from that LSN on. Only one session at a time can read a slot, and it decodes on one core. A copy begins
-at the slot's position (pg_copy_logical_replication_slot; PostgreSQL documentation, Replication Management
-Functions). An advance moves the copy to the LSN, for which the server decodes the WAL without output. After the
-advance the copy is read like any slot. It ends with its session.
+A slot can be read by only one session at a time, which decodes on one core. With a copy of the slot, two sessions
+read at the same time. A copy begins at the position of its slot (pg_copy_logical_replication_slot; PostgreSQL
+documentation, Replication Management Functions). An advance moves the copy to the LSN where its part begins. For
+this the server decodes the WAL before the LSN, but produces no messages, which is faster. After the advance the
+copy is read like any slot. It ends with its session.
+
+In: - a slot that no process moves meanwhile
+    - an LSN
+    - a peek (a query that reads a slot without confirming anything)
+Out: the messages of the transactions that commit from this LSN on.
 """
 
 import uuid
@@ -24,17 +29,20 @@ from pgsieve.resources.postgres.source import literal
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: With fewer spare slots no copy is made, since the server might then refuse another client's slot, or the
-#: slot of an exported snapshot.
+#: The number of free slots that the server must have before a copy is made. With fewer, the server might
+#: afterwards refuse the slot of another client, or the slot for an exported snapshot.
 _SPARE_SLOTS = 2
 
 
 class CopyRefusedError(Exception):
-    """The server does not advance the copy, so the changes have to be read from the slot itself."""
+    """The server does not advance the copy, so the changes must be read from the slot itself."""
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has spare slots (max_replication_slots). Slots of REPACK have their own limit, and do not count."""
+    """True if the server has enough free slots (setting max_replication_slots).
+
+    Slots of REPACK have a limit of their own, so they are not counted.
+    """
     row = connection.execute(
         "select current_setting('max_replication_slots')::int - count(*) from pg_replication_slots"
         " where plugin is distinct from 'pgrepack'"
@@ -44,15 +52,16 @@ def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
 
 
 class SlotCopy:
-    """A copy of a slot in its own session. One thread reads it, and another thread may stop the reader."""
+    """A copy of a slot, with its own session. One thread reads the copy; another thread may stop that thread."""
 
     def __init__(self, cursor: "Cursor", name: str) -> None:
         self._cursor, self._name = cursor, name
 
     def read(self, begin: int, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-        """The batches (column data) of a peek from `begin` on; `query` returns the peek of the slot with a given name.
+        """Yield the batches (column data) of the peek from `begin` on.
 
-        Raises CopyRefusedError before the first batch, and ADBC's errors later.
+        `query` takes the name of a slot, and returns the peek of this slot. Raises CopyRefusedError before the
+        first batch, and ADBC's errors later.
         """
         try:
             _call(
@@ -64,7 +73,7 @@ class SlotCopy:
         yield from message_batches(self._cursor, query(self._name))
 
     def stop(self) -> None:
-        """Cancel the running query, if there is one; then `read` raises."""
+        """Cancel the query that is running. `read` then raises an error. Does nothing if no query is running."""
         with suppress(adbc_driver_manager.Error):
             self._cursor.adbc_cancel()
 
@@ -76,8 +85,8 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
     with ExitStack() as stack:
         copy = None
         try:
-            # The transaction stays open: if this process dies, a pooler ends a session only in a transaction. The
-            # copy ends with the session.
+            # The transaction stays open, for the case that this process dies: a pooler ends the server's session only
+            # if it is in a transaction. The copy of the slot ends with this session.
             cursor = stack.enter_context(stack.enter_context(conninfo.connect_adbc()).cursor())
             _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
             copy = SlotCopy(cursor, name)
@@ -87,6 +96,6 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
 
 
 def _call(cursor: "Cursor", function: str) -> None:
-    """Call a function, and fetch its result: only then does ADBC raise the function's error."""
+    """Call a function, and fetch its result. ADBC raises an error of the function only when the result is fetched."""
     cursor.execute(f"select {function}::text")
     cursor.fetchall()

@@ -1,9 +1,13 @@
-"""An exported snapshot at a known LSN, and the queries that copy tables at this snapshot in parallel.
+"""Exports a snapshot at a known LSN, and copies tables at this snapshot in parallel.
 
-In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`export_snapshot`),
-one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
-CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') makes a snapshot of everything that committed before an LSN,
-and of nothing else (PostgreSQL documentation, Streaming Replication Protocol).
+In: a `Source`, and the tables to copy.
+Out: - `export_snapshot`: the name and LSN of a snapshot, for the length of a block
+     - `chunk_queries`: the queries that copy a table; each of them reads a chunk, a range of the table's pages
+     - `read_chunk`: the rows of a chunk as Arrow batches; executors call it
+
+A copy and the changes after it must fit together without a gap. So the snapshot must contain everything that
+committed before an LSN, and nothing else. Only CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') makes such a
+snapshot (PostgreSQL documentation, Streaming Replication Protocol).
 """
 
 import uuid
@@ -34,31 +38,34 @@ from pgsieve.resources.postgres.slot import warn_of_standby_wait
 from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, LOCKED_RELATIONS, limit_wait
 
-#: A chunk of a table has at most about this many bytes.
+#: A chunk has at most about this many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024
 
 
-#: The server's time, as a text that does not depend on the session's settings.
+#: A query for the server's time, as a text that does not depend on the session's settings.
 _CLOCK = b"select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'"
 
 
 class SnapshotLostError(TransientError):
-    """The session that exported the snapshot has ended, so the table has to be copied at a new snapshot."""
+    """The session that exported the snapshot has ended, so the table must be copied at a new snapshot."""
 
 
 class AlteredTableError(SnapshotLostError):
-    """The table was altered, renamed or dropped since the catalog was read; a query at a snapshot uses the present one."""
+    """The table was altered, renamed or dropped after the catalog was read.
+
+    A query at a snapshot reads the rows of the snapshot, but it uses the present columns and names.
+    """
 
 
-#: Limits how long a session waits for a lock on a table that it reads.
+#: Limits how long a session waits for a lock on a table that it wants to read.
 _SET_LOCK_TIMEOUT = f"set lock_timeout = '{BRIEF_SECONDS:g}s'"
-#: SQLSTATEs of a query whose column, table or schema no longer exists.
+#: The SQLSTATEs of a query with a column, table or schema that does not exist.
 _ALTERED_SQLSTATES = ("42703", "42P01", "3F000")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot, and the LSN from which on changes follow it.
+    """An exported snapshot. A subscription that copied at this snapshot needs the changes from `lsn` on.
 
     `time` is the server's time just before the export (ISO 8601, UTC).
     """
@@ -70,7 +77,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The queries that copy a table, and the table's bytes on disk, including TOAST."""
+    """The queries that copy a table, one per chunk, and the table's bytes on disk, including TOAST."""
 
     queries: list[str]
     bytes: int
@@ -78,10 +85,10 @@ class Chunks:
 
 @contextmanager
 def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
-    """Export a snapshot for the block, by a temporary slot, which ends with the block.
+    """Export a snapshot for the block. This takes a temporary slot, which ends with the block.
 
-    Raises OpenTransactionsError if the export waits for open transactions longer than `seconds` (None: no
-    limit).
+    Raises OpenTransactionsError if the export waits for open transactions longer than `seconds`. None means no
+    limit.
     """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
@@ -104,11 +111,12 @@ def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Sn
         assert name is not None
         assert time is not None
         yield Snapshot(name.decode(), parse_lsn(lsn.decode()), time.decode())
-        # Sessions that imported the snapshot keep it, so this session may end.
+        # Sessions that have imported the snapshot keep it after this session has ended.
         connection.close()
 
 
-#: Tables that another session has locked exclusively count as empty, because pg_table_size() locks a table.
+#: The bytes of tables on disk. pg_table_size() locks a table, so tables that another session has locked
+#: exclusively count as empty.
 _TABLE_BYTES = f"""
 with recursive tree(schema, name, oid, relkind) as (
   select w.schema, w.name, c.oid, relkind from unnest(%s::text[], %s::text[]) w(schema, name)
@@ -125,7 +133,10 @@ select schema, name, coalesce(sum(case when oid <> all(array({LOCKED_RELATIONS})
 def table_bytes(
     connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """The bytes of tables on disk with TOAST and partitions; 0 for a table that is missing or cannot be read now."""
+    """Maps each table to its bytes on disk, including TOAST and partitions.
+
+    The number is 0 for a table that is missing, or that another session has locked exclusively.
+    """
     rows = connection.execute(_TABLE_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
     return dict.fromkeys(names, 0) | {(schema, table): size for schema, table, size in rows}
 
@@ -137,11 +148,13 @@ def chunk_queries(
     catalog: Catalog,
     parallelism: Callable[[int], int],
 ) -> "Chunks":
-    """The queries that together select a table's published rows: one per ctid range of each of its leaves.
+    """The queries that together select the published rows of a table. Each reads a range of ctids of one of its leaves.
 
-    `expressions` are the select list; `parallelism` maps a table's bytes to the number of parallel queries. The
-    server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
-    Synchronization). If the role may not read the leaves of a partition tree, one query selects from its
+    - `expressions`: the select list
+    - `parallelism`: maps the bytes of a table to the number of queries that run at the same time
+
+    The server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
+    Synchronization). If the role may not read the leaves of a partition tree, a single query selects from the
     root, as a built-in subscription does. Raises LockedTableError.
     """
     table = replicated.table
@@ -170,7 +183,7 @@ def chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{ctid_condition}"
             )
-    # A built-in subscription copies these leaves, too, although the publisher sends none of their changes.
+    # Foreign and unlogged leaves. The publisher sends no changes of them, but a built-in subscription copies their rows.
     queries += [f"select {columns} from only {name} where {condition}true" for name in table.unsent_leaves]
     if table.kind == "p" and _must_read_root(connection, table.oid, [leaf.oid for leaf in leaves]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
@@ -179,7 +192,7 @@ def chunk_queries(
 
 @contextmanager
 def _limit_lock_wait(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raise LockedTableError if a statement of the block waits for a lock for longer than `BRIEF_SECONDS`."""
+    """Raise LockedTableError if a statement of the block waits for a lock longer than `BRIEF_SECONDS`."""
     connection.execute(_SET_LOCK_TIMEOUT)
     try:
         yield
@@ -189,14 +202,14 @@ def _limit_lock_wait(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """The pages of a table's main fork, and the table's bytes including TOAST."""
+    """The number of pages of a table's main fork, and the table's bytes including TOAST."""
 
     pages: int
     bytes: int
 
     @classmethod
     def read(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
-        """The size of a table without partitions; raises AlteredTableError if it was dropped."""
+        """The size of a table that is not partitioned. Raises AlteredTableError if the table was dropped."""
         row = connection.execute(
             "select ceil(pg_relation_size(%(oid)s::oid) / current_setting('block_size')::numeric)::bigint,"
             " pg_table_size(%(oid)s::oid)::bigint",
@@ -209,7 +222,8 @@ class _Size:
         return cls(*row)
 
 
-#: A query of the root uses the root's rights and policies, and ignores the partitions' own.
+#: A query of the root needs only privileges on the root and obeys only the policies of the root. Those of the
+#: partitions have no effect.
 _NEEDS_ROOT = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
@@ -218,11 +232,15 @@ select row_security_active(%s::oid) or exists (
 
 
 def _must_read_root(connection: psycopg.Connection[Any], root: int, leaves: Sequence[int]) -> bool:
-    """Whether the role reads other rows from a tree's leaves than from its root, or may not read the leaves."""
+    """True if the leaves of a tree cannot be read instead of the root.
+
+    This is so if the role may not read the leaves, or if row-level security makes the leaves show other rows than
+    the root.
+    """
     return connection.execute(_NEEDS_ROOT, [root, list(leaves)]).fetchone() == (True,)
 
 
-#: Tables with an active row-level policy, except where a permissive policy lets all rows pass, and no
+#: The tables with active row-level security. A table is left out if a permissive policy lets all rows pass, and no
 #: restrictive policy hides any.
 _TABLES_WITH_HIDDEN_ROWS = f"""
 select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED_RELATIONS}))
@@ -236,12 +254,16 @@ select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_act
 
 
 def tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
-    """The tables (oids) in which row-level security may hide rows from the role, whose slot has their changes."""
+    """The oids of the tables in which row-level security may hide rows from the role.
+
+    The slot delivers the changes of these hidden rows all the same, so a copy without them would not fit to the
+    changes.
+    """
     return {oid for (oid,) in connection.execute(_TABLES_WITH_HIDDEN_ROWS, [list(oids)])}
 
 
 def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:
-    """Run one chunk's query at the exported snapshot, and yield its Arrow batches."""
+    """Run the query of one chunk at the exported snapshot, and yield its Arrow batches."""
     with without_values(), conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute("set transaction isolation level repeatable read, read only")
         try:

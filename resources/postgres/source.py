@@ -1,7 +1,10 @@
-"""The publisher: its sessions and locks, the checks of its settings, and quoting for its SQL.
+"""Represents the publisher: opens its sessions, takes its locks, checks its settings, and quotes names for its SQL.
 
-In: a libpq conninfo. Out: sessions and locks. Raises `SourceError` subclasses for errors that a user can
-correct, such as an unreachable server, wrong settings, or missing rights.
+In: a conninfo of libpq.
+Out: sessions and locks.
+
+Raises `SourceError` subclasses for errors that a user can correct, such as an unreachable server, wrong settings,
+or missing privileges.
 """
 
 import logging
@@ -41,35 +44,35 @@ if TYPE_CHECKING:
 
 
 def quote(*parts: str) -> str:
-    """A qualified, quoted SQL identifier; all SQL gets its identifiers from here."""
+    """A qualified and quoted SQL identifier. All SQL of pgsieve gets its identifiers from this function."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
 
 
 def literal(value: str) -> str:
-    """A quoted SQL string literal."""
+    """A string as a quoted SQL literal."""
     return sql.Literal(value).as_string(None)
 
 
-#: The WAL level in effect. From 19 on it is `logical` under wal_level = replica too, while a logical slot
-#: exists: the first slot switches decoding on, and dropping the last one switches it off (PostgreSQL
-#: documentation, setting wal_level).
+#: The WAL level in effect. From PostgreSQL 19 on, the level is `logical` even with wal_level = replica, as long as
+#: a logical slot exists: the first slot switches decoding on, and dropping the last slot switches it off
+#: (PostgreSQL documentation, setting wal_level).
 _WAL_LEVEL = "coalesce(current_setting('effective_wal_level', true), current_setting('wal_level'))"
 _SWITCHED_SINCE_VERSION = 190000
 
 _UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
-#: The server names the function that failed, but not its trigger.
+#: The hint if the trigger's function failed. The server's message names the function, but not the trigger.
 _LOGIN_TRIGGER = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
-#: A terminal shows these messages, the log of an orchestrator's step does not.
+#: A terminal shows these log messages, and the log of a Dagster step does not.
 _LOGGER = logging.getLogger(__name__)
 
-#: The locks that the context of this thread holds, by source and activity.
+#: The locks that the context of this thread holds, by their source and activity. A lock's activity is its name.
 _HELD_LOCKS: ContextVar[Mapping[tuple["Source", str], AdvisoryLock]] = ContextVar(
     "locks", default=MappingProxyType({})
 )
-#: The session of `share_lock_session`, and its source.
+#: The source and the session of the enclosing `share_lock_session`, or None.
 _LOCK_SESSION: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None] = ContextVar(
     "locking", default=None
 )
@@ -77,15 +80,15 @@ _LOCK_SESSION: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] |
 
 @dataclass(frozen=True)
 class Source:
-    """One PostgreSQL database, with its libpq conninfo, which no repr and no message shows."""
+    """One PostgreSQL database and its conninfo. No repr and no message shows the conninfo."""
 
     name: str
     _conninfo: str
     _password: str | None = None
     _password_command: tuple[str, ...] = ()
-    #: Whether the server may be a standby.
+    #: True if the user allows that the server is a standby.
     standby: bool = False
-    #: Whether the server may be newer than the versions that pgsieve is tested with.
+    #: True if the user allows a server that is newer than the versions with which pgsieve was tested.
     allow_untested_server: bool = False
 
     def __repr__(self) -> str:
@@ -97,11 +100,11 @@ class Source:
 
     @contextmanager
     def connect(self, **options: Any) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """An autocommit session for the block (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
+        """An autocommit session for the block (`pgsieve.resources.postgres.sessions`). Errors become SourceErrors.
 
-        Without `options` the session may come from the pool (`pgsieve.resources.postgres.session_pool`).
-        Raises SourceSettingError if the server is too old. Raises UntestedServerError if the server is newer
-        than the tested versions, unless `allow_untested_server`.
+        Without `options` the session may come from the pool (`pgsieve.resources.postgres.session_pool`). Raises
+        SourceSettingError if the server is too old. Raises UntestedServerError if the server is newer than the
+        tested versions, unless `allow_untested_server` is set.
         """
         pool, conninfo = None if options else current_pool(), self._sessions
         connection = pool.take(conninfo) if pool else None
@@ -134,11 +137,14 @@ class Source:
 
     @contextmanager
     def hold_lock(self, activity: str, seconds: float | None = None) -> Iterator[AdvisoryLock]:
-        """Hold an advisory lock of the database during the block, so that one process at a time does this activity.
+        """Hold an advisory lock of the database during the block, so that only one process at a time does this activity.
 
-        Blocks may be nested. Another process may hold the lock: raises LockHeldError after `seconds`. Without
-        `seconds` it waits, and logs a warning that names the process after a second. The lock ends silently
-        with its session, so the block must be correct without it.
+        Blocks may be nested. If another process holds the lock, LockHeldError is raised after `seconds`. Without
+        `seconds` this function waits for the lock. After a second it logs a warning that names the process with
+        the lock.
+
+        If the session of the lock is lost, the server releases the lock and tells nobody. So the block must be
+        correct even without the lock.
         """
         key = (self, activity)
         if (lock := _HELD_LOCKS.get().get(key)) is not None:
@@ -154,7 +160,7 @@ class Source:
 
     @contextmanager
     def _hold_new_lock(self, activity: str, seconds: float | None) -> Iterator[AdvisoryLock]:
-        """Take a lock that this context does not have yet, as `hold_lock` describes."""
+        """Take a lock that this context does not hold yet. The rules are those of `hold_lock`."""
         if (free := self._take_free_lock(activity)) is not None:
             yield free
             return
@@ -176,16 +182,22 @@ class Source:
 
     @contextmanager
     def share_lock_session(self) -> Iterator[None]:
-        """Take all free locks of the block and its threads in one session: a role's sessions may be limited."""
+        """Take all free locks of the block and its threads in one session.
+
+        The server may limit the number of sessions of a role, so pgsieve does not open one session per lock.
+        """
         with ExitStack() as stack:
-            # If the error persists, the next request for a lock raises it.
+            # Errors are ignored here. If the error persists, the next request for a lock raises it.
             with suppress(SourceError):
                 connection = stack.enter_context(self.connect())
                 stack.enter_context(assign_within(_LOCK_SESSION, (self, connection)))
             yield
 
     def _take_free_lock(self, activity: str) -> AdvisoryLock | None:
-        """Take a lock in the session of `share_lock_session`; None without such a session, or if the lock is not free."""
+        """Take a lock in the session of `share_lock_session`.
+
+        None if there is no such session, or if the lock is not free.
+        """
         source, connection = _LOCK_SESSION.get() or (None, None)
         if connection is None or source != self:
             return None
@@ -195,15 +207,15 @@ class Source:
         return None
 
     def executor_conninfo(self) -> Conninfo:
-        """The conninfo for Spark's executors, whose environment (PGPASSWORD, service files) may differ."""
+        """The conninfo for Spark's executors. Their environment may have no PGPASSWORD, and other service files."""
         with self.connect() as connection:
             return self._sessions.for_executors(connection)
 
     def check_ready(self) -> int:
-        """Return the server's version number, e.g. 170002.
+        """Check that the server can be read. Return its version number, for example 170002.
 
-        Raises SourceSettingError if the server cannot decode WAL, is an unexpected standby, or is behind an
-        unsuitable pooler.
+        Raises SourceSettingError if the server cannot decode WAL, is a standby that the user did not allow, or is
+        behind an unsuitable pooler.
         """
         with self.connect() as connection:
             version = connection.info.server_version
@@ -223,7 +235,10 @@ class Source:
         return version
 
     def _check_version(self, version: int) -> None:
-        """Raise SourceError for a version that must not be used; warn once of an untested version that is allowed."""
+        """Raise SourceError if the server's version may not be used.
+
+        If the version is untested, but the user allows it, log a warning once.
+        """
         major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
         subject = f'source "{self.name}": PostgreSQL {major} is'
         if major < oldest:
@@ -241,7 +256,7 @@ class Source:
         _warn_once(f"{message}: replicas may differ from a built-in subscription's")
 
     def _refuse_standby(self, version: int, *, is_streaming: bool) -> None:
-        """Raise SourceSettingError if the server, a standby, is unexpected or cannot decode."""
+        """Raise SourceSettingError if the server is a standby that the user did not allow, or that cannot decode."""
         message = f'source "{self.name}": the server is a standby, recovery is in progress'
         if not self.standby:
             raise SourceSettingError(
@@ -262,7 +277,7 @@ class Source:
             )
 
     def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
-        """Raise SourceSettingError: the server's wal_level prevents decoding, and a new slot would not change it."""
+        """Raise SourceSettingError, because the server's wal_level prevents decoding, even if a slot is created."""
         place, required_level = "in postgresql.conf", "logical"
         if version >= _SWITCHED_SINCE_VERSION:
             required_level = "logical" if in_recovery else "replica"
@@ -274,7 +289,7 @@ class Source:
         )
 
     def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise SourceSettingError if the pooler shares server processes, or does not support replication."""
+        """Raise SourceSettingError if the pooler shares server processes among sessions, or does not support replication."""
         pooler, reason = some_pooler(self._sessions.host), None
         if shares_processes(connection, self.connect):
             reason = "a session's locks and settings do not last there"
@@ -297,7 +312,7 @@ def _lock_name(activity: str) -> str:
 
 
 def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the first logical slot switches decoding on, and dropping the last one switches it off (from 19 on)."""
+    """True if the first logical slot switches decoding on, and dropping the last one switches it off (from 19 on)."""
     if connection.info.server_version < _SWITCHED_SINCE_VERSION:
         return False
     row = connection.execute("select current_setting('wal_level') <> 'logical'").fetchone()
@@ -311,6 +326,9 @@ def _warn_once(text: str) -> None:
 
 
 def fetch_batches(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
-    """The result of an ADBC cursor, as Arrow batches. Errors have their SQLSTATE, unlike with `fetch_record_batch`."""
+    """The result of an ADBC cursor, as Arrow batches.
+
+    The errors have their SQLSTATE. The errors of the cursor's own method `fetch_record_batch` have none.
+    """
     assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
     yield from cursor._results.reader  # noqa: SLF001

@@ -1,12 +1,14 @@
-"""Consumes a replication slot continuously by the streaming replication protocol; reconnects if a connection is lost.
+"""Consumes a replication slot continuously, by the streaming replication protocol. Reconnects if a connection is lost.
 
-In: a `Source`, its slot, options for pgoutput, and the LSN up to which the consumer has everything. Out:
-`Started` and `Received` items, in order. Raises SourceError and its subclasses if another attempt cannot
-help, or did not help in time.
+In: - a `Source`, its slot, and the options for pgoutput
+    - the LSN up to which the consumer (the caller that stores the messages) has everything
+Out: `Started` and `Received` items, in order.
 
-A consumer that gets `Started` must drop the messages that it received but did not confirm. The server sends
-again all transactions that commit at or after the LSN of `Started`, the last confirmed one (PostgreSQL
-documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
+Raises SourceError and its subclasses if another attempt cannot help, or did not help in time.
+
+A consumer that gets `Started` must discard the messages that it has received but not confirmed, because the server
+sends them again. It sends all transactions that commit at or after the last confirmed LSN, which is the LSN of
+`Started` (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
 """
 
 from collections.abc import Callable, Iterator
@@ -34,23 +36,24 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.source import Source, quote
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
 
-#: Bytes of messages that may wait for the consumer.
+#: The number of bytes of messages that may wait for the consumer.
 BUFFER_BYTES = 64 * 1024 * 1024
-#: How long to try at the start: a killed process may still occupy the slot for a moment.
+#: How long the first connection is tried. The process of a killed run may still occupy the slot for a moment.
 CONNECT_SECONDS = 10.0
-#: How long to try after a connection was lost.
+#: How long a new connection is tried after a connection was lost.
 RECONNECT_SECONDS = 600.0
-#: A server that sends nothing for this long, even on request, counts as gone; like wal_receiver_timeout.
+#: If the server sends nothing for this long, even on request, the connection counts as lost. PostgreSQL's setting
+#: wal_receiver_timeout has the same meaning.
 SILENCE_SECONDS = 60.0
-#: The longest time between two reports; like wal_receiver_status_interval.
+#: The longest time between two reports to the server, like PostgreSQL's setting wal_receiver_status_interval.
 _STATUS_SECONDS = 10.0
-#: The wait before each new connection, which limits the load on a server that ends every connection.
+#: The wait before each new connection. It limits the load on a server that ends every connection at once.
 _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The stream begins, or begins again, at `lsn`: the server sends all unconfirmed messages again.
+    """The stream begins at `lsn`, or begins there again. The server sends again all messages that were not confirmed.
 
     `timeline` is the server's timeline, which changes with a failover.
     """
@@ -61,10 +64,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """The limits of a stream: bytes that wait for the consumer, and seconds.
+    """The limits of a stream.
 
-    The seconds limit the first connection, each reconnection, and the silence after which a server counts as
-    gone.
+    - `buffer_bytes`: how many bytes of messages may wait for the consumer
+    - `connect_seconds`: how long the first connection is tried
+    - `reconnect_seconds`: how long a new connection is tried after a connection was lost
+    - `silence_seconds`: after how much silence of the server the connection counts as lost
     """
 
     buffer_bytes: int = BUFFER_BYTES
@@ -79,9 +84,9 @@ _LIMITS = StreamLimits()
 class ReplicationStream:
     """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
-    `timeline` is the timeline of `start_lsn`; None if it is unknown. `confirm` moves the slot. A consumer that
-    has made everything durable must confirm the position of the newest item, even of an item without
-    messages. Otherwise an idle database retains its WAL, and the server's shutdown waits.
+    `timeline` is the timeline of `start_lsn`; None if it is unknown. `confirm` moves the slot. Once a consumer has
+    made everything durable, it must confirm the position of the newest item, even if this item has no messages.
+    Otherwise the server keeps the WAL of an idle database, and waits when it shuts down.
     """
 
     def __init__(
@@ -115,20 +120,23 @@ class ReplicationStream:
         self._wakeup.close()
 
     def stop(self) -> None:
-        """Make `items` and the stream end soon; any thread, and a signal handler, may call this."""
+        """Make `items` and the stream end soon. Any thread may call this, and a signal handler, too."""
         self._stopped = True
         if (receiver := self._receiver) is not None:
             receiver.end()
         self._wakeup.ring()
 
     def restart(self) -> None:
-        """Make `items` connect again after the newest item; the server sends all unconfirmed messages again."""
+        """Make `items` connect again after the newest item.
+
+        The server then sends again all messages that were not confirmed.
+        """
         self._restarting = True
 
     def confirm(self, lsn: int) -> None:
-        """Confirm to the slot that everything that commits before `lsn` is durable; ignore an earlier `lsn`.
+        """Tell the slot that everything that commits before `lsn` is durable. An earlier `lsn` than before has no effect.
 
-        Raises ValueError for a position beyond the items since the last `Started`.
+        Raises ValueError for a position that no item since the last `Started` has reached.
         """
         if lsn > self._delivered:
             raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered)}")
@@ -138,7 +146,10 @@ class ReplicationStream:
                 self._receiver.confirm(lsn)
 
     def items(self) -> Iterator[Started | Received]:
-        """The items that arrive, in order, until `stop`; at least one per second while there is a connection."""
+        """The items in the order in which they arrive, until `stop`.
+
+        While there is a connection, at least one item per second.
+        """
         seconds = self._limits.connect_seconds
         try:
             while (receiver := self._connect(seconds)) is not None:
@@ -159,6 +170,7 @@ class ReplicationStream:
             self.disconnect()
 
     def _receive(self, receiver: Receiver) -> Iterator[Received]:
+        """Yield the items of one connection, until `stop` or `restart`."""
         for item in receiver.items():
             if self._stopped:
                 return
@@ -169,7 +181,7 @@ class ReplicationStream:
                 return
 
     def _connect(self, seconds: float) -> Receiver | None:
-        """A running receiver, within this many seconds; None if the stream was stopped meanwhile."""
+        """Try to connect for this many seconds. Return a running receiver; None if the stream was stopped meanwhile."""
 
         def is_over(state: RetryCallState) -> bool:
             return self._stopped or stop_after_delay(seconds)(state)
@@ -192,9 +204,10 @@ class ReplicationStream:
         return None if self._stopped else self._receiver
 
     def _start(self) -> Receiver:
+        """Open a connection, check that the slot has what the consumer needs, and start replication on the connection."""
         source, slot = self._source, self._slot
         with ExitStack() as stack:
-            # A walsender takes no parameters, so the cursor merges them into the query.
+            # A session in replication mode takes no query parameters, so ClientCursor writes them into the query.
             connection = stack.enter_context(
                 source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
             )
@@ -221,7 +234,7 @@ class ReplicationStream:
         return receiver
 
     def disconnect(self) -> None:
-        """End the connection; other processes can use the slot a moment later."""
+        """End the connection. A moment later other processes can use the slot."""
         self._receiver = None
         self._connection.close()
 
@@ -229,13 +242,16 @@ class ReplicationStream:
         """Wait this long, or until `stop`."""
         self._wakeup.clear()
         if not self._stopped:
-            waiting = poll()
-            waiting.register(self._wakeup, POLLIN)
-            waiting.poll(seconds * 1000)
+            events = poll()
+            events.register(self._wakeup, POLLIN)
+            events.poll(seconds * 1000)
 
 
 def _may_succeed_later(error: BaseException) -> bool:
-    """Whether another attempt may succeed: the connection was lost, the slot is in use, or the server's error is transient."""
+    """True if another attempt may succeed.
+
+    This is so if the connection was lost, if the slot is in use, or if the server's error is transient.
+    """
     if isinstance(error, SourceUnreachableError | SlotInUseError):
         return True
     cause = error.__cause__
@@ -243,7 +259,7 @@ def _may_succeed_later(error: BaseException) -> bool:
 
 
 def _status_seconds(connection: psycopg.Connection[Any]) -> float:
-    """The pause between two reports, short enough for the server's wal_sender_timeout."""
+    """The time between two reports. It is short enough for the server's wal_sender_timeout."""
     row = connection.execute(
         "select setting::integer from pg_settings where name = 'wal_sender_timeout'"
     ).fetchone()
@@ -254,13 +270,13 @@ def _status_seconds(connection: psycopg.Connection[Any]) -> float:
 def start_replication(
     connection: psycopg.Connection[Any], slot: str, lsn: int, options: PgoutputOptions
 ) -> None:
-    """Run START_REPLICATION. The only escape in its strings is the doubled quote (repl_scanner.l)."""
+    """Run START_REPLICATION. In its strings, a quote is doubled; there are no other escapes (repl_scanner.l)."""
     arguments = ", ".join(
         f"{quote(name)} '{value.replace(chr(39), chr(39) * 2)}'"
         for name, value in options.arguments(connection.info.server_version).items()
     )
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-        # Otherwise bytes that are not UTF-8 would end the whole stream; see `_SQL_ASCII_CASE` of slot.py.
+        # Without this, bytes that are not UTF-8 would end the whole stream; see `_SQL_ASCII_CASE` in slot.py.
         connection.pgconn.exec_(b"set client_encoding = 'SQL_ASCII'")
     result = connection.pgconn.exec_(
         f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({arguments})".encode()

@@ -1,10 +1,12 @@
-r"""Reads texts of the system catalogs exactly, including names that are invalid in the database's encoding.
+r"""Reads texts of the system catalogs exactly, even names that are invalid in the database's encoding.
 
-In: a session within a transaction. Out: a cursor that reads every text, and the set of illegible texts. A
-server refuses a whole result if it cannot convert one byte of it, or if one byte of a database in SQL_ASCII is
-not valid UTF-8 (PostgreSQL documentation, Character Set Support). So texts are read in the database's own
-encoding and decoded here, SQL_ASCII as UTF-8. A byte that is part of no character becomes an escape,
-`caf\xe9`.
+If the server cannot convert one byte of a result to the session's encoding, it refuses the whole result. In a
+database with the encoding SQL_ASCII one byte that is not valid UTF-8 has the same effect (PostgreSQL
+documentation, Character Set Support). So texts are read in the database's own encoding and decoded here. Texts of
+SQL_ASCII are decoded as UTF-8. A byte that is part of no character becomes an escape, as in `caf\xe9`.
+
+In: a session within a transaction.
+Out: a cursor that reads every text, and the set of illegible texts.
 """
 
 import json
@@ -16,12 +18,15 @@ from psycopg import adapt, errors
 
 Result = TypeVar("Result")
 
-#: The text types of system catalogs; loaders for them apply to elements of arrays, too.
+#: The types of texts in system catalogs. The loaders of these types load the elements of arrays, too.
 _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts and records the illegible ones; with `as_bytes` in the database's encoding."""
+    """A cursor that reads texts, and records which of them are illegible.
+
+    With `as_bytes` the server sends texts in the database's encoding, and converts nothing.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], *, as_bytes: bool) -> None:
         if as_bytes:
@@ -46,7 +51,7 @@ class Texts:
         self.cursor.adapters.register_loader("json", Json)
 
     def _escape(self, text: str) -> str:
-        """The text with escapes for bytes that are part of no character."""
+        """The text, in which bytes that are part of no character are replaced by escapes."""
         if text.isascii():
             return text
         escaped = "".join(
@@ -57,6 +62,7 @@ class Texts:
         return escaped
 
     def _escape_all(self, value: Any) -> Any:
+        """A value of JSON, in which `_escape` was applied to each text."""
         match value:
             case str():
                 return self._escape(value)
@@ -66,19 +72,22 @@ class Texts:
 
 
 def read_legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Result]) -> Result:
-    """The result of `read(as_bytes)`; if the server cannot convert a text, `read` is repeated with True."""
+    """The result of `read(as_bytes)`.
+
+    If the server cannot convert a text, `read` is called again with True.
+    """
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     try:
-        # From all other encodings the server converts texts itself.
+        # Texts in these two encodings need no conversion. Texts in other encodings are converted by the server.
         return read(encoding in {"SQL_ASCII", "UTF8"})
     except (errors.UntranslatableCharacter, errors.CharacterNotInRepertoire):
         return read(True)
 
 
 def _codec(connection: psycopg.Connection[Any]) -> str:
-    """Python's codec for a session's texts."""
+    """The name of Python's codec for the texts that a session receives."""
     try:
         codec = connection.info.encoding
-    except errors.NotSupportedError:  # Python does not know this encoding.
+    except errors.NotSupportedError:  # Python has no codec for this encoding.
         codec = "ascii"
     return "utf-8" if connection.info.parameter_status("client_encoding") == "SQL_ASCII" else codec

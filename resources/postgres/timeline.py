@@ -1,9 +1,13 @@
-"""Verifies that the server's history includes all changes that were read from it or from its former primary.
+"""Verifies that the server has all changes that were read from it, or from the primary that it has replaced.
 
-In: the timeline and LSN up to which changes were read. Raises TimelineError if the timeline ends before this LSN
-in the server's history, or is not in the history. A promoted standby has its primary's system identifier, but a
-new timeline. It lacks the transactions that the primary committed after the standby left the primary's timeline
-(PostgreSQL documentation, Timelines).
+If a primary fails, a standby is promoted, and takes its place. A promoted standby has the system identifier of its
+primary, but a new timeline. It lacks the transactions that the primary committed after the standby left the
+primary's timeline (PostgreSQL documentation, Timelines).
+
+In: the timeline and the LSN up to which changes were read.
+Out: nothing, if the server has these changes.
+
+Raises TimelineError if the server's history does not contain the timeline, or left it before the LSN.
 """
 
 import re
@@ -19,14 +23,14 @@ from pgsieve.resources.postgres.source import Source
 
 
 class TimelineError(SlotError):
-    """Some changes that were read are not in the present server's history."""
+    """The present server lacks some of the changes that were read from its former primary."""
 
 
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
-    """The timeline that the server writes to, by the names of its WAL files.
+    """The timeline that the server writes to, which is part of the names of its WAL files.
 
-    For a standby it is the newer one of the timeline that the standby receives and the timeline of its last
-    restartpoint: PostgreSQL does not show the timeline that a standby replays.
+    PostgreSQL does not show the timeline that a standby replays. For a standby the result is the newer of two
+    timelines: the one that the standby receives, and the one of its last restartpoint.
     """
     row = connection.execute(
         "select case when pg_is_in_recovery()"
@@ -40,7 +44,10 @@ def current_timeline(connection: psycopg.Connection[Any]) -> int:
 def refuse_divergence(
     source: Source, timeline: int, position: int, current: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise TimelineError unless the server, which is on timeline `current`, has all of `timeline` up to `position`."""
+    """Raise TimelineError unless the server has all changes of `timeline` up to `position`.
+
+    `current` is the timeline that the server is on now.
+    """
     left_at = _history(source, current).get(timeline)
     if left_at is not None and position <= left_at:
         return
@@ -54,7 +61,7 @@ def refuse_divergence(
 
 
 def _history(source: Source, timeline: int) -> dict[int, int]:
-    """The earlier timelines, and the LSN where each was left (Streaming Replication Protocol, TIMELINE_HISTORY)."""
+    """Maps each earlier timeline to the LSN where it was left (Streaming Replication Protocol, TIMELINE_HISTORY)."""
     if timeline == 1:
         return {}
     with (

@@ -1,10 +1,12 @@
 """Limits how long a session waits for other transactions, and names these transactions.
 
-In: a session that creates a slot, exports a snapshot, or locks a table. Out: the transactions that it waits
-for. A new slot waits for all transactions that run in any database of the cluster, including prepared ones
-(SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A session that adds a table to a
-publication waits for every conflicting lock, a session that reads a table only for ACCESS EXCLUSIVE
-(PostgreSQL documentation, Table-Level Locks).
+In: a session that creates a slot, exports a snapshot, or locks a table.
+Out: the transactions that the session waits for.
+
+A new slot waits for all transactions that are running in any database of the cluster, including prepared
+transactions (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A session that adds a table
+to a publication waits for each conflicting lock on the table. A session that reads a table waits only for ACCESS
+EXCLUSIVE locks (PostgreSQL documentation, Table-Level Locks).
 """
 
 import logging
@@ -21,15 +23,16 @@ from pgsieve.resources.postgres.errors import SourceError, TransientError
 if TYPE_CHECKING:
     from pgsieve.resources.postgres.source import Source
 
-#: How long a copy may wait: briefly if it keeps other work waiting, otherwise patiently.
+#: How long a copy may wait: `BRIEF_SECONDS` if other work has to wait for the copy, otherwise `PATIENT_SECONDS`.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
 #: The lock timeout of catalog queries and other brief statements.
 LOCK_SECONDS = 1.0
-#: How often the cause of a wait is queried, and after how long a wait the log names it.
+#: The time between two queries for the cause of a wait, and the time after which the log names the cause.
 POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
+#: The holders of the locks `held`: server processes, or prepared transactions, which have no process.
 _HOLDERS = """
 select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(a.datname, p.database), a.application_name,
        p.gid, date_trunc('second', coalesce(a.xact_start, p.prepared))
@@ -46,17 +49,19 @@ _AWAITED_TRANSACTIONS = _HOLDERS.format(
         or (held.database, held.relation) = (waiting.database, waiting.relation)
         and coalesce(held.pid, 0) = any(pg_blocking_pids(waiting.pid)))"""
 )
-#: The locks that forbid reading, held or only requested: readers wait behind a request, too.
+#: The locks that keep other sessions from reading a table. A lock that is only requested is included, because readers
+#: have to wait behind the request, too.
 _EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
 _EXCLUSIVE_HOLDERS = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
-#: The relations with such a lock, so that a query can leave them out.
+#: A query of the relations with a lock that keeps other sessions from reading, so that another query can leave
+#: them out.
 LOCKED_RELATIONS = f"select relation from ({_EXCLUSIVE}) held"
 _ARE_OPEN = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
 class OpenTransactionsError(TransientError):
-    """A snapshot or a lock waits for open transactions; `transactions` are their virtual ids."""
+    """A snapshot or a lock has to wait for open transactions. `transactions` are their virtual transaction ids."""
 
     def __init__(self, message: str, transactions: Sequence[str]) -> None:
         super().__init__(message, hint="end the transaction, or wait until it has ended")
@@ -65,11 +70,11 @@ class OpenTransactionsError(TransientError):
 
 @contextmanager
 def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
-    """Limit how long the session's statement in the block waits for transactions; None is no limit.
+    """Limit how long the session's statement in the block may wait for transactions. None means no limit.
 
     The log names the transactions after `LOG_SECONDS`. At the limit the statement is cancelled, and the block
-    raises OpenTransactionsError. Without the cancellation the server process would keep waiting, and retain
-    its slot.
+    raises OpenTransactionsError. The statement must be cancelled, because otherwise the server process would go on
+    waiting, and keep its slot.
     """
     is_over, timed_out = Event(), list[OpenTransactionsError]()
 
@@ -77,7 +82,7 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
         is_logged, start_time = False, time.monotonic()
         while not is_over.wait(POLL_SECONDS):
             message, transactions = "", list[str]()
-            with suppress(SourceError):  # If no second session can be opened, the wait goes on.
+            with suppress(SourceError):  # If no second session can be opened, the statement goes on waiting.
                 message, transactions = _awaited_transactions(source, session)
             if not transactions:
                 continue
@@ -103,7 +108,7 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
 
 
 def _awaited_transactions(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
-    """The transactions that a session waits for: a message, and their virtual ids."""
+    """A message about the transactions that a session waits for, and their virtual transaction ids."""
     with source.connect() as connection:
         rows = connection.execute(_AWAITED_TRANSACTIONS, [session.info.backend_pid]).fetchall()
     return _wait_message(source, rows), [row[1] for row in rows]
@@ -122,7 +127,7 @@ def _holder_text(row: tuple[Any, ...]) -> str:
 
 
 def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The tables of the database that cannot be read now, by oid, each with the names of its lock's holders."""
+    """Maps the oid of each table of the database that cannot be read now to the names of the sessions that lock it."""
     holders_by_table: dict[int, list[str]] = {}
     for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall():
         holders_by_table.setdefault(row[0], []).append(_holder_text(row))
@@ -130,14 +135,14 @@ def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, 
 
 
 def lock_error(source: "Source", relations: Collection[int]) -> OpenTransactionsError | None:
-    """The error that names the holders of exclusive locks on these relations (oids); None if none is locked."""
+    """The error that names the sessions with exclusive locks on these relations (oids). None if none of them is locked."""
     with source.connect() as connection:
         rows = [row for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall() if row[0] in relations]
     return OpenTransactionsError(_wait_message(source, rows), [row[1] for row in rows]) if rows else None
 
 
 def are_transactions_open(source: "Source", transactions: Collection[str]) -> bool:
-    """Whether at least one of these transactions (virtual ids) is still open."""
+    """True if at least one of these transactions (virtual transaction ids) is still open."""
     with source.connect() as connection:
         row = connection.execute(_ARE_OPEN, [list(transactions)]).fetchone()
     return bool(row and row[0])

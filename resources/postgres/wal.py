@@ -1,8 +1,10 @@
-"""Positions in a source's WAL: how far it is inserted, flushed and replayed, and which cluster wrote it.
+"""Reads positions in a source's WAL: how far it is inserted, flushed and replayed; and which cluster wrote it.
 
-In: a session. Out: LSNs and a transaction identifier as integers, the system identifier as text. Raises
-TransientError if a standby does not replay, and the session's errors. PostgreSQL documentation, Backup Control
-Functions, and Recovery Control Functions.
+In: a session.
+Out: LSNs and a transaction id as integers; the system identifier as a text.
+
+Raises TransientError if a standby does not replay, and the session's errors (PostgreSQL documentation, Backup
+Control Functions, and Recovery Control Functions).
 """
 
 from contextlib import suppress
@@ -16,16 +18,16 @@ from pgsieve.resources.postgres.errors import TransientError
 
 #: How long a standby may take to replay all WAL that it has received.
 _REPLAY_SECONDS = 60.0
-#: How long to wait for a commit of another session, which flushes the WAL up to the end of a record.
+#: How long to wait for a commit of another session. A commit flushes the WAL up to the end of a record.
 _FLUSH_SECONDS = 0.1
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL flush position, up to which a peek delivers commits.
+    """The publisher's current WAL flush position. A peek (a read of the slot) delivers the commits up to this position.
 
-    A later commit may be inserted but not yet flushed: a peek would miss it, and an advance would confirm it.
-    On a standby it is the replay position, which limits a peek and an advance (GetXLogReplayRecPtr in
-    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
+    A later commit may already be inserted but not yet flushed. A peek would miss it, but an advance would confirm
+    it, and it would be lost. On a standby the result is the replay position, which limits a peek and an advance
+    (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
         "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
@@ -35,19 +37,19 @@ def current_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL insert position; all transactions that have committed end before it.
+    """The publisher's current WAL insert position. All transactions that have committed end before it.
 
-    On a standby a commit is visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
-    src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL
-    that it has received. Raises TransientError if the standby takes too long.
+    On a standby a commit becomes visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
+    src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL that
+    it has received. Raises TransientError if this takes too long.
     """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery()"
         " then greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) else pg_current_wal_insert_lsn() end::text"
     ).fetchone()
     assert row is not None
-    recovering, lsn = row[0], parse_lsn(row[1])
-    if recovering:
+    is_standby, lsn = row[0], parse_lsn(row[1])
+    if is_standby:
         try:
             Retrying(
                 retry=retry_if_result(lambda replayed: replayed < lsn),
@@ -64,30 +66,33 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """`current_lsn` at the end of a record, so that a peek and an advance up to it do not wait.
+    """The same as `current_lsn`, but at the end of a record, so that a peek or an advance up to it does not wait.
 
-    A server also flushes full pages of open transactions, and a record may continue on the next page. A peek
-    up to the end of such a page waits until the server has flushed the whole record (read_local_xlog_page() in
-    src/backend/access/transam/xlogutils.c), up to 15 seconds if no session commits. So if no session commits
-    soon, this function commits an empty message.
+    The server also flushes full pages of WAL of open transactions, and a record may go on beyond the end of such a
+    page. A peek up to the end of the page waits until the whole record is flushed (read_local_xlog_page() in
+    src/backend/access/transam/xlogutils.c). If no session commits, this takes up to 15 seconds. So this function
+    waits a moment for a commit of another session; if there is none, it commits an empty message itself.
     """
     try:
-        flushed: int | None = Retrying(
+        position: int | None = Retrying(
             retry=retry_if_result(lambda lsn: lsn is None),
             stop=stop_after_delay(_FLUSH_SECONDS),
             wait=wait_fixed(0.01),
         )(_flushed_record, connection)
     except RetryError:
-        flushed = None
+        position = None
         with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
             # The commit must be flushed, whatever the role's setting is, but must not wait for standbys.
             connection.execute("set local synchronous_commit to local")
             connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
-    return flushed or current_lsn(connection)
+    return position or current_lsn(connection)
 
 
 def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
-    """`current_lsn`; None if it may lie within a record: at the end of a page, with WAL on the next page."""
+    """The same as `current_lsn`, or None if it may lie within a record.
+
+    This is so at the end of a page, if there is WAL on the next page.
+    """
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
         " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
@@ -97,16 +102,17 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
     assert row is not None
     position, written, page_bytes, segment_bytes = row
     lsn = parse_lsn(position)
-    # The first record of a page is inserted behind its header (XLogPageHeaderData, XLogLongPageHeaderData).
+    # A page begins with a header. WAL on the next page means more than this header (XLogPageHeaderData,
+    # XLogLongPageHeaderData).
     header_bytes = 40 if lsn % segment_bytes == 0 else 24
     return None if lsn % page_bytes == 0 and written > header_bytes else lsn
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
-    """The transaction identifier (xid) that the server assigns next, from which age() counts.
+    """The transaction id (xid) that the server will assign next. The function age() counts from it.
 
-    No transaction with this or a later identifier has changed anything yet (xid_age() in
-    src/backend/utils/adt/xid.c). The xmax of a snapshot lacks this property.
+    No transaction with this xid or a later one has changed anything yet (xid_age() in
+    src/backend/utils/adt/xid.c). This is not true of the xmax of a snapshot.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None
@@ -114,7 +120,10 @@ def next_transaction(connection: psycopg.Connection[Any]) -> int:
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """The identifier of the publisher's cluster and its physical standbys, which no other cluster has."""
+    """The system identifier of the publisher's cluster.
+
+    Its physical standbys have the same identifier, and no other cluster.
+    """
     row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
     assert row is not None
     return str(row[0])
