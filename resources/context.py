@@ -1,6 +1,7 @@
-"""Assigns a context variable within a block: `with assign_within(variable, value): …`.
+"""Assigns a value to a context variable within a block: `with assign_within(variable, value): …`.
 
-The value reaches the calling thread, and threads that start with a copy of its context. Raises nothing.
+Within the block the variable has the value in the calling thread, and in threads that start with a copy of its
+context. Raises nothing.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ Value = TypeVar("Value")
 
 @contextmanager
 def assign_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Give the variable the value within the block, and its former value afterwards."""
+    """Give the variable the value within the block, and its former value again afterwards."""
     token = variable.set(value)
     try:
         yield

@@ -1,4 +1,7 @@
-"""Keeps libraries from importing pandas and Polars, which pgsieve's commands do not need."""
+"""Keeps other libraries from importing pandas and Polars, which pgsieve's commands do not need.
+
+pyarrow and ADBC import these two libraries if they are installed, which takes half a second.
+"""
 
 import sys
 
@@ -6,16 +9,21 @@ import pyarrow as pa
 
 
 class _Hidden:
-    """An import finder that reports pandas and Polars as missing."""
+    """An import finder that reports pandas and Polars as not installed."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for a hidden module; leave others to the next finder (importlib's MetaPathFinder)."""
+        """Raise ModuleNotFoundError for pandas and Polars.
+
+        Return None for other modules, so that the next finder searches them.
+
+        This is the interface of finders (importlib's MetaPathFinder).
+        """
         if name in {"pandas", "polars"}:
             raise ModuleNotFoundError(f"{name} is hidden", name=name)
 
 
 def hide_data_frame_libraries() -> None:
-    """Make pyarrow and ADBC search for pandas and Polars now, and find neither: these imports take half a second.
+    """Make pyarrow and ADBC search for pandas and Polars now, while neither can be found.
 
     Only pgsieve's own processes should call this. A later import of either library still works. Until pyarrow
     makes its first data frame, it treats a pandas Series like any other sequence.

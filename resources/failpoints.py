@@ -1,10 +1,14 @@
-"""Failpoints, one after each durable step: at a failpoint a test can end the process, stop it, or make it fail.
+"""Lists the failpoints. A failpoint is a place in the program where a test can end the process, stop it, or make it fail.
 
-`PGSIEVE_FAILPOINT=slot_created` ends a process by SIGKILL when it reaches this point for the first time,
-`slot_created:3` at the third time. `slot_created!` raises an OSError, as if the answer to the preceding write
-were lost. `slot_created?` stops the process until it gets SIGCONT. Without the variable a point costs one
-comparison. Executors inherit the variable: the first one that reaches the point ends. ARCHITECTURE.md, "When a
-run dies", describes the next run.
+There is a failpoint after each durable step. The environment variable names the failpoint and what happens there:
+
+- `PGSIEVE_FAILPOINT=slot_created` ends the process by SIGKILL when it reaches this failpoint for the first time
+- `slot_created:3` does so when the process reaches it for the third time
+- `slot_created!` raises an OSError instead, as if the answer to the preceding write were lost
+- `slot_created?` stops the process until it gets SIGCONT
+
+Without the variable a failpoint costs one comparison. Spark's executors inherit the variable, and the first
+executor that reaches the failpoint ends. ARCHITECTURE.md, "When a run dies", describes what the next run does.
 """
 
 import errno
@@ -17,7 +21,7 @@ VARIABLE = "PGSIEVE_FAILPOINT"
 
 
 class Failpoint(StrEnum):
-    """The points, each named after what has just become durable."""
+    """The failpoints. Each has the name of what has just become durable."""
 
     CAPTURE_CREATED = "capture_created"
     SLOT_CREATED = "slot_created"
@@ -46,7 +50,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: Failpoint) -> None:
-    """If the variable names this point, end the process by SIGKILL, stop it, or raise OSError."""
+    """If the environment variable names this failpoint, end the process by SIGKILL, stop it, or raise OSError."""
     failpoint = os.environ.get(VARIABLE)
     if failpoint is None:
         return

@@ -1,7 +1,11 @@
-"""Divides work into parts by its bytes, so that parallel workers share it evenly.
+"""Divides work into parts by the number of its bytes, so that parallel workers get equal shares.
 
-In: the bytes of the work, the largest size of a part in bytes, and the number of parts that run at a time.
-Out: the number of parts. Raises nothing.
+It also defines how parts send messages to receivers, which continue the work of several parts.
+
+In: the bytes of the work, the largest size of a part, and the number of parts that run at the same time.
+Out: the number of parts.
+
+Raises nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,28 +13,30 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-#: Passes batches on, and ends the part by CancelledError once its result is no longer needed.
+#: Yields the batches that it gets. Once the result of the part is no longer needed, it raises CancelledError
+#: instead, which ends the part.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-#: Runs the part with a number: passes its rows through the guard, and yields results, usually a row
-#: (`FILE_SCHEMA`) for each file that it writes.
+#: Does the part of the work with the given number. It passes its rows through the guard, and yields its results.
+#: If it writes files, the results are a row for each file (`FILE_SCHEMA`).
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
-#: What parts send to receivers: the receiver's number, the part's or another number, and bytes.
+#: The columns of messages from parts to receivers: the number of the receiver (`to`), the number of the part or
+#: another number (`of`), and bytes.
 MESSAGE_SCHEMA = pa.schema({"to": pa.int32(), "of": pa.int32(), "content": pa.binary()})
-#: A number and bytes that a receiver gets.
+#: A message as its receiver gets it: the number (`of`) and the bytes.
 Message = tuple[int, pa.Buffer]
 
 
 @dataclass(frozen=True)
 class Receivers:
-    """A number of receivers; `receive` handles all messages to one of them, by its number, and yields rows."""
+    """A number of receivers. For one receiver, `receive` gets its number and all messages to it, and yields rows."""
 
     number: int
     receive: Callable[[int, Sequence[Message], Guard], Iterable[pa.RecordBatch]]
 
 
 def message(receiver: int, number: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
-    """A message, as a row."""
+    """A message, as a batch of one row."""
     octets = pa.py_buffer(content)
     offsets = pa.array([0, octets.size], pa.int32()).buffers()[1]
     column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, octets])
@@ -40,7 +46,10 @@ def message(receiver: int, number: int, content: bytes | pa.Buffer) -> pa.Record
 
 
 def by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Message]]]:
-    """The messages to each receiver, as far as they come one after the other."""
+    """Yield each receiver with the messages to it.
+
+    If the messages to a receiver are not all next to each other, the receiver is yielded several times.
+    """
     receiver, messages = -1, list[Message]()
     for batch in message_rows:
         numbers, contents = (batch.column(name) for name in ("of", "content"))
@@ -54,11 +63,15 @@ def by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, l
         yield receiver, messages
 
 
-#: A smaller part costs more than it saves.
+#: The least size of a part. Starting a smaller part would take longer than the part saves.
 MIN_PART_BYTES = 4 * 1024 * 1024
 
 
 def number_of_parts(size: int, max_bytes: int, parallelism: int) -> int:
-    """The number of parts of at most `max_bytes` each; a multiple of `parallelism`, unless parts would be too small."""
+    """The number of parts of at most `max_bytes` each.
+
+    It is a multiple of `parallelism`, unless parts would become too small, so that no worker is idle in the last
+    round.
+    """
     workers = max(1, min(parallelism, size // MIN_PART_BYTES))
     return -(-max(1, -(-size // max_bytes)) // workers) * workers

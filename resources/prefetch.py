@@ -1,7 +1,10 @@
-"""Prefetches items of an iterator: a thread makes the next items while the caller works with earlier ones.
+"""Makes the next items of an iterator in a thread, while the caller works with earlier items.
 
-In: an iterator, and the number of items that may wait. Out: the same items in the same order. Prefetching
-saves time if both threads mostly run without Python's lock, as when one receives data and one writes Parquet.
+This saves time if both threads mostly run without Python's global interpreter lock. For example, one thread
+receives data and the other writes Parquet.
+
+In: an iterator, and the number of items that may wait for the caller.
+Out: the same items in the same order.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -15,7 +18,7 @@ T = TypeVar("T")
 
 
 class _End:
-    """The last entry of the queue: the items have ended, or failed with an error."""
+    """The last entry of the queue: there are no more items, or an error has ended them."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -25,10 +28,11 @@ class _End:
 def prefetch(
     items: Iterable[T], max_waiting: int = 2, stop: Callable[[], None] | None = None
 ) -> Iterator[Iterator[T]]:
-    """Yield an iterator of the items, which a thread makes up to `max_waiting` in advance. Raises the errors of `items`.
+    """Yield an iterator of the items. A thread makes up to `max_waiting` items in advance.
 
-    The thread ends with the block. If the caller leaves the block early, the thread still makes the item in
-    progress. The end of the block waits for that, and calls `stop` repeatedly to cancel it.
+    The iterator raises the errors of `items`. The thread ends with the block. If the caller leaves the block
+    early, the thread still finishes the item that it is making. The end of the block waits for this item, and
+    calls `stop` again and again to cancel it.
     """
     queue, is_abandoned = Queue[T | _End](max_waiting), Event()
 
@@ -43,7 +47,7 @@ def prefetch(
         else:
             queue.put(_End())
         finally:
-            # Close the generator's resources now, not at some garbage collection.
+            # Without this, the resources of the generator would stay open until Python's garbage collector runs.
             if isinstance(items, Generator):
                 items.close()
 
@@ -60,7 +64,7 @@ def prefetch(
     finally:
         is_abandoned.set()
         while thread.is_alive():
-            # The thread may be waiting for room in the queue.
+            # The thread may be waiting for room in the queue, so make room.
             while not queue.empty():
                 queue.get()
             thread.join(0.01)

@@ -1,7 +1,10 @@
-"""The temporary folder of a process: only its user can read it, and it is removed even if the process is killed.
+"""Creates a temporary folder for a process. Only the user of the process can read it.
 
-In: the place for temporary files. Out: a folder of mode 0700, one per process, which the process has locked
-until its end. Before a process creates its folder, it removes its user's folders without a lock.
+In: the folder in which the temporary folder is to be.
+Out: a folder of mode 0700, one per process. The process has locked it until the process ends.
+
+The folder is removed when the process ends. If the process was killed, another process removes the folder: before
+a process creates its own folder, it removes all folders of the same user that are not locked.
 """
 
 import atexit
@@ -16,17 +19,18 @@ from pathlib import Path
 
 
 def private_folder(base: str | None = None) -> Path:
-    """The folder of this process, below `base` or the default place for temporary files; raises OSError."""
+    """The folder of this process. It is in `base`, or in the default folder for temporary files. Raises OSError."""
     return _create(base or tempfile.gettempdir(), os.getpid())
 
 
 @cache
 def _create(base: str, _process: int) -> Path:
+    """Create the folder of a process. The id of the process makes a forked process create its own folder."""
     Path(base).mkdir(parents=True, exist_ok=True)
     remove_abandoned_folders(Path(base))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
-        # Before the folder is locked, another process may consider it abandoned, and remove it.
+        # Until the folder is locked, another process may take it for a folder of a killed process, and remove it.
         if (lock := _lock(folder)) is not None:
             break
     atexit.register(_remove, folder, lock, os.getpid())
@@ -34,7 +38,10 @@ def _create(base: str, _process: int) -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder; return its descriptor. None if it is locked, gone, or not only this user's."""
+    """Lock a folder, and return its file descriptor.
+
+    None if the folder is locked already, no longer exists, belongs to another user, or can be read by other users.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -54,7 +61,7 @@ def _prefix() -> str:
 
 
 def remove_abandoned_folders(base: Path) -> None:
-    """Remove the folders below `base` of this user's processes that have ended."""
+    """Remove the folders in `base` that belong to this user, but to no running process."""
     for folder in base.glob(f"{_prefix()}*"):
         if (lock := _lock(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -62,7 +69,7 @@ def remove_abandoned_folders(base: Path) -> None:
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:
-    """Remove the folder of this process; a forked process leaves it."""
+    """Remove the folder of this process. In a forked process this does nothing."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

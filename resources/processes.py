@@ -1,16 +1,20 @@
-"""Lets a child process end with its parent."""
+"""Makes a child process end when its parent ends."""
 
 import ctypes
 import signal
 import sys
 
-#: prctl(2): the signal that a process gets when its parent ends.
+#: The option of prctl(2) for the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: Loaded at import, because little is allowed between a fork and its exec.
+#: The C library. It is loaded when this module is imported, because a process that has forked but not yet called
+#: exec may do little.
 _SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
-    """Make the system send SIGTERM to this process when its parent ends, even by SIGKILL (only Linux: prctl(2))."""
+    """Make the system send SIGTERM to this process when its parent ends, even if the parent is killed.
+
+    This works only on Linux (prctl(2)).
+    """
     if _SYSTEM:
         _SYSTEM.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

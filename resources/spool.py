@@ -1,8 +1,10 @@
-"""Stores messages that have to wait: in memory or, if they are many, on disk.
+"""Stores messages that have to wait, for example those of a transaction that has not committed yet.
 
-In: Arrow batches under a number, such as a transaction's. Out: the same batches. Each number has a temporary
-file, which stays in memory up to `MEMORY_BYTES`. PostgreSQL's apply worker also stores streamed transactions in
-files (src/backend/replication/logical/worker.c).
+In: Arrow batches under a number, such as the number of a transaction.
+Out: the same batches.
+
+Each number has a temporary file. The file stays in memory up to `MEMORY_BYTES`; a larger file is on disk.
+PostgreSQL's apply worker stores streamed transactions in files, too (src/backend/replication/logical/worker.c).
 """
 
 import os
@@ -14,7 +16,7 @@ from typing import Self
 
 import pyarrow as pa
 
-#: More bytes under one number go to a file in the folder for temporary files (TMPDIR).
+#: If there are more bytes under a number, they go to a file in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -22,18 +24,20 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """The messages under one number, and the writer that appends to them."""
+
     content: "SpooledTemporaryFile[bytes]"
     writer: pa.RecordBatchStreamWriter
 
 
 class FileSpool:
-    """A `pgsieve.decoding.protocol.transactions.Spool` of temporary files, which `close` removes."""
+    """Temporary files with the interface `pgsieve.decoding.protocol.transactions.Spool`. `close` removes them."""
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
-        """Add messages under a number; raises OSError if the disk is full."""
+        """Add messages under a number. Raises OSError if the disk is full."""
         if number not in self._files:
             content = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by drop
             self._files[number] = _File(
@@ -44,7 +48,7 @@ class FileSpool:
         file.writer.write_batch(messages)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The messages under a number. Read them all before the next `append`."""
+        """The messages under a number. The caller must read all of them before the next `append`."""
         file = self._files.get(number)
         if file is None:
             return

@@ -1,8 +1,13 @@
-"""Strands of work, such as subscriptions: one strand works at a time, while others wait for Spark or a server.
+"""Lets one strand work at a time, while other strands wait for Spark or a server.
 
-In: a lock that the strands share. Out: blocks in which the calling thread works, or waits. Python's own code
-does most of the work, so parallel strands would not be faster, but would need more memory and more sessions of
-the publisher. Raises nothing.
+A strand is work that one or more threads do, such as the work for one subscription. Most of the work is done by
+Python's own code, and only one thread at a time can run Python code. So parallel strands would not be faster, but
+would need more memory and more sessions of the publisher.
+
+In: a lock that the strands share.
+Out: blocks in which the calling thread works, or waits.
+
+Raises nothing.
 """
 
 from collections.abc import Iterator
@@ -16,21 +21,21 @@ _STRAND: ContextVar["Strand | None"] = ContextVar("strand", default=None)
 
 
 class TicketLock:
-    """A lock that strands get in the order of their requests, so that their results come in that order, too."""
+    """A lock that strands get in the order of their requests. So their results come in this order, too."""
 
     def __init__(self) -> None:
         self._changed, self._requested, self._released = Condition(), 0, 0
 
     @property
     def is_taken(self) -> bool:
-        """Whether a strand has the lock."""
+        """True if a strand has the lock."""
         return self._requested > self._released
 
     def acquire(self) -> None:
         """Wait until the caller has the lock."""
         with self._changed:
-            former_request, self._requested = self._requested, self._requested + 1
-            self._changed.wait_for(lambda: self._released == former_request)
+            ticket, self._requested = self._requested, self._requested + 1
+            self._changed.wait_for(lambda: self._released == ticket)
 
     def release(self) -> None:
         """Pass the lock to the next strand."""
@@ -40,26 +45,29 @@ class TicketLock:
 
 
 class Strand:
-    """The work of one or more threads. The strand has the lock while one of them works."""
+    """The work of one or more threads. The strand has the lock as long as at least one of its threads works."""
 
     def __init__(self, lock: TicketLock) -> None:
         self._lock, self._working, self._counted = lock, 0, Lock()
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Within the block the calling thread belongs to this strand, and so do threads with a copy of its context."""
+        """Make the calling thread a thread of this strand for the block.
+
+        Threads with a copy of its context belong to it, too.
+        """
         with assign_within(_STRAND, self), take_strand():
             yield
 
     def begin(self) -> None:
-        """Count a thread that works; the first one waits for the lock."""
+        """Count one more thread that works. If it is the only one, it waits for the lock."""
         with self._counted:
             if not self._working:
                 self._lock.acquire()
             self._working += 1
 
     def end(self) -> None:
-        """Count a thread that no longer works; the last one releases the lock."""
+        """Count one thread less that works. If it was the last one, it releases the lock."""
         with self._counted:
             self._working -= 1
             if not self._working:
@@ -68,7 +76,7 @@ class Strand:
 
 @contextmanager
 def take_strand() -> Iterator[None]:
-    """Count the calling thread as working within the block: it waits for the strand's lock if need be."""
+    """Count the calling thread as working within the block. If need be, it waits until its strand has the lock."""
     strand = _STRAND.get()
     if strand is not None:
         strand.begin()
@@ -81,7 +89,7 @@ def take_strand() -> Iterator[None]:
 
 @contextmanager
 def release_strand() -> Iterator[None]:
-    """Count the calling thread as waiting within the block, so that another strand may work."""
+    """Count the calling thread as waiting within the block, so that another strand can work."""
     strand = _STRAND.get()
     if strand is not None:
         strand.end()

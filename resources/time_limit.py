@@ -1,7 +1,10 @@
-"""Limits the time of a request that a process makes at its exit, to an engine that may hang or have died.
+"""Limits the time of a request that a process makes while it ends, to an engine that may hang or be gone.
 
-In: seconds. Out: a block that raises TimeoutError after them. SIGALRM works only in the main thread, in which
-exit functions run; Python 3.12 lets these start no other thread.
+In: a number of seconds.
+Out: a block that raises TimeoutError after this time.
+
+The time is limited by the signal SIGALRM, which works only in the main thread. Python runs exit functions in this
+thread, and from Python 3.12 on they cannot start another thread.
 """
 
 import signal

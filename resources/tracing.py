@@ -1,9 +1,12 @@
 """Sends OpenTelemetry traces, if OpenTelemetry's environment variables name an exporter.
 
-In: operations, as blocks. Out: spans, sent by OpenTelemetry's own exporters according to its variables
-(OTEL_EXPORTER_OTLP_…, OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables
-nothing is imported or sent. Attributes are names of tables and numbers, never values of cells. Raises
-PgsieveError if the variables request traces and OpenTelemetry's SDK is not installed.
+In: operations, as blocks.
+Out: spans. OpenTelemetry's own exporters send them as its variables say (OTEL_EXPORTER_OTLP_…,
+     OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables nothing is imported and
+     nothing is sent.
+
+The attributes of spans are names of tables, and numbers. They are never values of cells. Raises PgsieveError if
+the variables request traces, but OpenTelemetry's SDK is not installed.
 """
 
 import os
@@ -21,7 +24,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The name of the exporter that the variables request, or None."""
+    """The name of the exporter that the environment variables request; None if they request none."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     default = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
@@ -31,7 +34,10 @@ def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @cache
 def _tracer() -> "Tracer | None":
-    """The tracer of this process; it uses the provider of the surrounding program, if there is one."""
+    """The tracer of this process; None if no traces are requested.
+
+    If pgsieve runs within another program that has a provider of tracers, the tracer is one of this provider.
+    """
     name = _exporter_name()
     if name is None:
         return None
@@ -59,13 +65,13 @@ def _tracer() -> "Tracer | None":
 
 
 def is_traced() -> bool:
-    """Whether spans are sent."""
+    """True if spans are sent."""
     return _tracer() is not None
 
 
 @contextmanager
 def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
-    """Make the block a span within the current span. If the block fails, the span shows the error's class only."""
+    """Make the block a span within the current span. If the block fails, the span has only the class of the error."""
     tracer = _tracer()
     if tracer is None:
         yield
@@ -83,7 +89,10 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
 
 
 def send_span(name: str, started: float, ended: float, *, failed: bool = False, **attributes: str) -> None:
-    """Send a span of an operation that has ended. Its times are seconds since 1970, as of time.time."""
+    """Send a span for an operation that has ended.
+
+    `started` and `ended` are seconds since 1970, as time.time() returns them.
+    """
     tracer = _tracer()
     if tracer is None:
         return

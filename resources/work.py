@@ -1,7 +1,11 @@
-"""Names a step's jobs in Spark's UI, and measures its costs: engines, tasks, bytes and seconds.
+"""Gives the jobs of a step names in Spark's UI, and measures what the step costs: engines, tasks, bytes and seconds.
 
-In: blocks of the steps, and the engines that ran their parts. Out: Spark jobs with a group and a description,
-and a `Work`. Both belong to a thread's context, and to other threads with a copy of that context.
+In: - blocks of a step
+    - the engines that ran parts of the step; an engine is what executes the parts, for example Spark or threads
+Out: - Spark jobs with a group and a description
+     - the costs, as a `Work`
+
+The names and the costs belong to the context of a thread. Threads with a copy of the context share them.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,14 +21,14 @@ from pyspark.sql import SparkSession
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.context import assign_within
 
-#: The engine of small work: the calling thread.
+#: The name of the engine of small work, which is the calling thread.
 DRIVER = "driver"
 _COSTS_LOCK = Lock()
 
 
 @dataclass
 class Work:
-    """The costs of some work: the engines that ran it, the number of tasks, the written bytes, and the seconds."""
+    """The costs of some work: the engines that ran it, its number of tasks, the bytes that were written, and the seconds."""
 
     engines: set[str] = field(default_factory=set)
     tasks: int = 0
@@ -33,7 +37,7 @@ class Work:
 
     @property
     def engine(self) -> str:
-        """The names of the engines; the driver if no engine was needed."""
+        """The names of the engines. If no engine has run anything, the name of the driver."""
         return " + ".join(sorted(self.engines)) or DRIVER
 
     def add(self, other: "Work") -> None:
@@ -46,44 +50,48 @@ class Work:
 
 
 _MEASURED: ContextVar[tuple[Work, ...]] = ContextVar("measured", default=())
-#: The name of a job: its owner, usually a subscription, and its action.
+#: The name of a job: its owner, which is usually a subscription, and its action.
 Name = tuple[str, str]
 _JOB_NAME: ContextVar[Name | None] = ContextVar("job", default=None)
-#: The name of a joint job lists up to this many subscriptions, or else their number.
+#: The name of a joint job, which works for several subscriptions, lists up to this many of them. For more it has
+#: only their number.
 _MAX_LISTED_SUBSCRIPTIONS = 3
 
 
 @contextmanager
 def measure() -> Iterator[Work]:
-    """Measure the costs of the block, including the costs that `add_costs` reports."""
-    work, began = Work(), monotonic()
+    """Measure the costs of the block. They include the costs that `add_costs` reports within the block."""
+    work, start_time = Work(), monotonic()
     try:
         with assign_within(_MEASURED, (*_MEASURED.get(), work)):
             yield work
     finally:
-        work.seconds = monotonic() - began
+        work.seconds = monotonic() - start_time
 
 
 def add_costs(engine: str, tasks: int, size: int) -> None:
-    """Add tasks of an engine, and the bytes that they wrote, to the work of all enclosing `measure` blocks."""
+    """Add a number of tasks of an engine, and the bytes that they wrote, to the costs of all enclosing `measure` blocks."""
     for work in _MEASURED.get():
         work.add(Work({engine}, tasks, size))
 
 
 @contextmanager
 def name_jobs(owner: str, action: str) -> Iterator[None]:
-    """Name the Spark jobs of the block `owner: action` in Spark's UI, which groups the jobs of an owner."""
+    """Give the Spark jobs of the block the name `owner: action` in Spark's UI.
+
+    The UI shows the jobs of an owner as a group.
+    """
     with assign_within(_JOB_NAME, (owner, action)):
         yield
 
 
 def current_job_name() -> Name | None:
-    """The name for the next jobs of this thread; None outside of `name_jobs`."""
+    """The name for the next jobs of this thread; None if the thread is not within `name_jobs`."""
     return _JOB_NAME.get()
 
 
 def joint_job_name(names: Collection[Name]) -> Name:
-    """The name of one job that does the work of several jobs."""
+    """The name of one job that does the work of several jobs with these names."""
     owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
     rest_text = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
     owner = (
@@ -95,9 +103,10 @@ def joint_job_name(names: Collection[Name]) -> Name:
 
 
 def with_job_name(session: SparkSession) -> SparkSession:
-    """Give the next jobs of this thread the name of the enclosing `name_jobs`; return the session.
+    """Give the next jobs of this thread the name of the enclosing `name_jobs`. Return the session.
 
-    Spark Connect has no job descriptions. There the name becomes a tag, which must not contain a comma.
+    Spark Connect has no descriptions of jobs, so the name becomes a tag of the jobs. A tag must not contain a
+    comma.
     """
     if (name := _JOB_NAME.get()) is None:
         return session
@@ -112,7 +121,7 @@ def with_job_name(session: SparkSession) -> SparkSession:
 
 
 def engine_of(session: Any) -> str:
-    """The name of a session's engine, without its address, which may contain a secret."""
+    """The name of the engine of a session. It has no address, because an address may contain a secret."""
     if not isinstance(session, SparkSession):
         return "Spark Connect"
     master = session.conf.get("spark.master", "") or ""
