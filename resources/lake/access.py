@@ -1,7 +1,10 @@
-"""Checks the access to a lake before work begins, and explains later errors.
+"""Checks the access to a lake before work begins, and explains errors that occur later.
 
-In: a lake's address and storage options. Raises LakeUnavailableError, UnsafeStoreError or SparkLostError for an
-error of the whole lake or of Spark, and a `LakeError` that names the table for an error of one table.
+In: the address of a lake, and its storage options.
+Out: nothing, if the lake can be used.
+
+Raises LakeUnavailableError, UnsafeStoreError or SparkLostError for an error that concerns the whole lake, or
+Spark. Raises a `LakeError` that names the table for an error that concerns one table.
 """
 
 import errno
@@ -54,7 +57,7 @@ from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refus
 from pgsieve.resources.lake.unsynced import UnsyncedWrites, unsynced_writes
 from pgsieve.resources.lake.version_guard import NewerVersionError
 
-#: Spark's errors: from its own checks, and from Java.
+#: Errors of Spark. PySparkException comes from Spark's own checks, and Py4JError from Java.
 SPARK_ERRORS = (PySparkException, Py4JError)
 _ENGINE_ERRORS = (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS)
 _CONFLICT = re.compile(
@@ -62,41 +65,45 @@ _CONFLICT = re.compile(
 )
 
 
-#: The bytes and the name of a trial file. A full disk may still have room for an empty file.
+#: The bytes and the name of a trial file. The file is not empty, because a full disk may still have room for empty
+#: files.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
-#: The lakes and servers that passed `check_conditional_put`. The lock lets one thread at a time check a
+#: The lakes and servers that have passed `check_conditional_put`. The lock lets only one thread at a time check a
 #: server.
 _safe_stores: set[tuple[str, str]] = set()
 _TRIAL_LOCK = Lock()
 
 
 class LakeAccess:
-    """Checks that a lake can be written, and explains its errors."""
+    """Checks that a lake can be written, and translates errors of its libraries."""
 
     def __init__(self, storage: Storage, *, temporary: bool = False) -> None:
-        """With `temporary` no write has to outlive this process."""
+        """With `temporary` the lake is not needed after this process, so its writes need not reach the disk."""
         self.uri = storage.address
         self._is_temporary = temporary
-        #: The files of the lake, for this process and for executors.
         store = Store.of(storage)
+        #: The files of the lake. This process and Spark's executors use them.
         self.store = replace(store, objects=partial(objects_at, options=store.options))
         self._storage = storage
         self._unsynced: UnsyncedWrites | None = None
 
     def check_writable(self) -> None:
-        """Raise LakeUnavailableError if a lake in a folder cannot be written, and UnsafeStoreError.
+        """Raise LakeUnavailableError if the lake is in a folder that cannot be written.
 
-        No trial file is written to an object store. See `check_conditional_put`.
+        Raise UnsafeStoreError if commits may be lost.
+
+        If the lake is in an object store, no trial file is written. See `check_conditional_put`.
         """
         if not is_uri(self.uri):
             self.try_writing()
         self.check_conditional_put()
 
     def check_conditional_put(self, *, record: bool = True) -> None:
-        """Raise UnsafeStoreError if a store with S3's interface may lose commits; S3 itself is not checked.
+        """Raise UnsafeStoreError if a store with the interface of S3 may lose commits. S3 itself is not checked.
 
-        The objects of the check are removed. With `record` the lake records a good result.
+        The objects that the check creates are removed. With `record` the lake records a good result, and is not
+        checked again.
         """
         endpoint = self._storage.endpoint()
         if (
@@ -106,15 +113,15 @@ class LakeAccess:
         ):
             return
         with _TRIAL_LOCK:
-            if (place := (self.uri, endpoint)) not in _safe_stores:
+            if (lake_and_server := (self.uri, endpoint)) not in _safe_stores:
                 with self.translate_errors(self.uri):
                     check_conditional_put(self.uri, self.store, endpoint, record=record)
-                _safe_stores.add(place)
+                _safe_stores.add(lake_and_server)
 
     def check_permitted(self) -> None:
         """Raise LakeUnavailableError if this user may not write to the lake's folder.
 
-        Creates nothing, and sends no request to a store.
+        This creates nothing, and sends no request to an object store.
         """
         if is_uri(self.uri):
             return
@@ -126,9 +133,9 @@ class LakeAccess:
             raise self._unavailable_error(f"{os.strerror(errno.EACCES)} ({existing})")
 
     def try_writing(self) -> None:
-        """Write and remove a file; raise LakeUnavailableError if the lake refuses it.
+        """Write a file and remove it. Raise LakeUnavailableError if this fails.
 
-        Nothing is written to a lake at a URI that only Spark reaches.
+        If only Spark can reach the lake at its URI, nothing is written.
         """
         if is_uri(self.uri):
             if self._storage.is_reached_by_delta_rs:
@@ -148,18 +155,19 @@ class LakeAccess:
             raise self._unavailable_error(error.strerror or str(error)) from error
 
     def begin_writing(self) -> None:
-        """Before the first write, mark the lake's folder, so that a run after a power cut removes half-written commits.
+        """Mark the lake's folder before the first write of this process.
 
-        Raises LakeUnavailableError.
+        After a power cut, the mark makes the next run search for half-written commits, and remove them. Raises
+        LakeUnavailableError.
         """
         if not is_uri(self.uri) and self._unsynced is None and not self._is_temporary:
             self.try_writing()
 
     def make_durable(self) -> None:
-        """Make all writes so far survive a power cut, before an irreversible step that relies on them.
+        """Make sure that all writes so far survive a power cut. The next step relies on them and cannot be undone.
 
-        In a folder the file system is written to disk. An object store keeps all objects that it has
-        confirmed. Raises LakeUnavailableError.
+        If the lake is in a folder, its file system is written to disk. An object store keeps each object that it
+        has confirmed, so nothing has to be done for it. Raises LakeUnavailableError.
         """
         if is_uri(self.uri) or self._is_temporary:
             return
@@ -169,7 +177,7 @@ class LakeAccess:
             self._unsynced.sync()
 
     def _unavailable_error(self, reason: str) -> LakeUnavailableError:
-        """The error of a lake that cannot be written, with the reason and the free space."""
+        """The error for a lake that cannot be written. It has the reason, and the free space on the disks."""
         folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
         free = [
             f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
@@ -184,7 +192,10 @@ class LakeAccess:
 
     @contextmanager
     def translate_errors(self, path: str) -> Iterator[None]:
-        """Turn the errors of the block into errors that name the table, or the lake if the error concerns all of it."""
+        """Turn the errors of the block into errors that name the table.
+
+        If an error concerns the whole lake, name the lake.
+        """
         try:
             yield
         except Exception as error:
@@ -194,8 +205,8 @@ class LakeAccess:
             if isinstance(error, SPARK_ERRORS):
                 try:
                     raise_executor_error(error)
-                except ExecutorError as ours:
-                    if ours.kind == NewerVersionError.__name__:
+                except ExecutorError as executor_error:
+                    if executor_error.kind == NewerVersionError.__name__:
                         raise OvertakenError(path) from error
                     raise
             raise _table_error(path, error) from error
@@ -214,13 +225,13 @@ class LakeAccess:
             raise self._unavailable_error(os.strerror(code)) from error
 
     def _store_error(self, refusal: StoreRefusal) -> LakeUnavailableError:
-        """The error of a refusal by the lake's store."""
+        """The error for a request that the lake's store has refused."""
         kind = StoreUnavailableError if refusal.is_transient else LakeUnavailableError
         return kind(f'lake "{self.uri}": {refusal.reason}', hint=refusal.hint)
 
 
 def _table_error(path: str, error: Exception) -> LakeError:
-    """The error of one table."""
+    """The error of pgsieve for an error that concerns one table."""
     by_spark = isinstance(error, SPARK_ERRORS)
     if is_conflict(error) or (by_spark and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(

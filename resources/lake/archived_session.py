@@ -1,7 +1,12 @@
-"""Starts a session so that Java archives its classes (`pgsieve.resources.lake.java.class_archive`).
+"""Starts a Spark session once, so that Java writes an archive of the classes that the session has loaded.
 
-In: the path of the archive, as the argument. Out: the archive, which the JVM writes at its end. The session runs
-each typical operation once: a Python function of Arrow batches, a write to a Delta table, a MERGE.
+Later sessions load their classes from the archive, and start faster (`pgsieve.resources.lake.java.class_archive`).
+
+In: the path of the archive, as the argument of the program.
+Out: the archive, which the JVM writes when it ends.
+
+The session runs each typical operation once: a Python function of Arrow batches, a write to a Delta table, and a
+MERGE.
 """
 
 import os
@@ -17,12 +22,13 @@ from pgsieve.resources.lake.session import session_config
 from pgsieve.resources.lake.stores.storage import storage_of
 from pgsieve.resources.private_folder import private_folder
 
-#: How long the JVM's end may take: Java writes 150 MB of classes in ten seconds, or longer on a busy machine.
+#: How long the JVM may take to end. Java writes 150 MB of classes in ten seconds, but takes longer on a busy
+#: machine.
 _END_SECONDS = 300.0
 
 
 def load_classes(session: SparkSession, table: Path) -> None:
-    """Make the session load the classes that later sessions use; `table` is the path of a new table."""
+    """Make the session load the classes that later sessions need. `table` is the path where a Delta table can be created."""
     run_first_job(session, 2)
     session.range(4).write.format("delta").save(str(table))
     session.sql(
@@ -33,7 +39,7 @@ def load_classes(session: SparkSession, table: Path) -> None:
 
 
 def main(archive: Path) -> None:
-    """Start the session, and load the classes; the JVM ends with this process."""
+    """Start the session, and make it load the classes. The JVM ends with this process."""
     folder = private_folder()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = session_config(

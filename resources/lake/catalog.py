@@ -1,8 +1,10 @@
 """Registers existing Delta tables by name in the catalog of the Spark session.
 
-In: a session, names, the paths of Delta tables. Out: external tables of the Hive metastore, Glue, Unity
-Catalog, or another catalog of the session. Every catalog supports these statements. Callers call `location`
-first, so that they change no existing entry. Raises Spark's errors.
+In: a session, names, and the paths of Delta tables.
+Out: external tables in the session's catalog, for example the Hive metastore, Glue or Unity Catalog. The
+     statements here work in each of them.
+
+Callers call `location` first, so that they do not change an entry that exists already. Raises Spark's errors.
 
 https://docs.delta.io/latest/delta-batch.html#create-a-table
 """
@@ -17,7 +19,7 @@ from pgsieve.resources.lake.delta.records import literal, quoted
 
 
 def quoted_name(name: CatalogName) -> str:
-    """A name, quoted for Spark SQL."""
+    """A name of a table, quoted for Spark SQL."""
     return ".".join(map(quoted, name))
 
 
@@ -28,24 +30,30 @@ class SparkCatalog:
     spark: SparkSession
 
     def location(self, name: CatalogName) -> str | None:
-        """The location of the table of this name; "" for an entry without one (a view), None without an entry."""
+        """The location of the table with this name; "" for an entry without a location, such as a view.
+
+        None if there is no entry.
+        """
         if not self.spark.catalog.tableExists(quoted_name(name)):
             return None
         rows = self.spark.sql(f"describe table extended {quoted_name(name)}").collect()
         return next((row["data_type"] for row in rows if row["col_name"] == "Location"), "")
 
     def register(self, name: CatalogName, path: str) -> None:
-        """Register the Delta table at a path; create its database if it is missing."""
+        """Register the Delta table at a path. Create the database of the name if it is missing."""
         self.spark.sql(f"create database if not exists {quoted_name(name[:-1])}")
         self.spark.sql(f"create table {quoted_name(name)} using delta location {literal(path)}")
 
     def unregister(self, name: CatalogName) -> None:
-        """Remove an external table from the catalog; its files stay."""
+        """Remove an external table from the catalog. Its files stay."""
         self.spark.sql(f"drop table if exists {quoted_name(name)}")
 
 
 def is_at(location: str | None, path: str) -> bool:
-    """Whether a catalog's location is a path of the lake. Catalogs write `file:` before a folder, and may encode it."""
+    """True if a location of a catalog is this path of the lake.
+
+    Catalogs write `file:` before the path of a folder, and some of them encode it as a URI.
+    """
     return location is not None and _without_scheme(location) in {
         _without_scheme(path),
         _without_scheme(unquote(path)),

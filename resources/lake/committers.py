@@ -1,8 +1,10 @@
-"""The committers of a lake's tables: delta-rs in this process, with rows or with files, or Delta in Spark.
+"""Commits rows or files to the tables of a lake, by delta-rs in this process or by Delta in Spark.
 
-In: a table's path, and rows or files. Out: one commit; each position is committed only once. Raises a
-`LakeError` that names the table, and OvertakenError if the table has another version or position than the plan
-expects. `pgsieve.resources.lake.policy` chooses the committer.
+In: the path of a table, and rows or files.
+Out: one commit. A position is committed only once, so a commit that is repeated has no effect.
+
+Raises a `LakeError` that names the table. Raises OvertakenError if the table has another version or another
+position than the caller's plan expects. `pgsieve.resources.lake.policy` chooses the committer.
 """
 
 import logging
@@ -35,7 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InProcessCommitter:
-    """Commits few rows, which pass through this process, by delta-rs."""
+    """Commits rows that are few enough to pass through this process, by delta-rs."""
 
     local: LocalRecords
     access: LakeAccess
@@ -46,24 +48,27 @@ class InProcessCommitter:
         rows: pa.Table,
         commit: Commit,
     ) -> None:
-        """Append rows to a table, or overwrite it with them."""
+        """Append rows to a table, or overwrite the table with them."""
         with self.access.translate_errors(path):
             self.local.write(path, rows, commit)
 
     def merge(self, path: str, source: pa.Table, merge: Merge, commit: Commit) -> None:
-        """Merge a net change into a table with a key."""
+        """Merge a net change into a table that has a key. A net change has at most one row per key."""
         with self.access.translate_errors(path):
             self.local.merge(path, source, merge, commit)
 
     def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[Numbers, pa.Table]:
-        """The indices of the keys that a table has, and its rows with these keys in the columns of a schema."""
+        """Find the rows of a table that have one of these keys.
+
+        Returns the indices of the keys that the table has, and the rows in the columns of a schema.
+        """
         with self.access.translate_errors(path):
             return self.local.rows_of(path, keys, schema)
 
 
 @dataclass(frozen=True)
 class FileCommitter:
-    """Commits files that a runner has written: for many rows that need no Spark expression.
+    """Commits files that a runner has written. It suits many rows that need no Spark expression.
 
     `vectors` says whether the user wants deletion vectors in large tables.
     """
@@ -80,9 +85,9 @@ class FileCommitter:
         commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
-        """Let `write` write files, and commit them; return the rows that describe the files (`FILE_SCHEMA`).
+        """Call `write`, which writes files, and commit the files. Return the rows that describe the files (`FILE_SCHEMA`).
 
-        `removed` as in `Commits.commit`.
+        `removed` has the same meaning as in `Commits.commit`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
@@ -97,9 +102,9 @@ class FileCommitter:
         position: int | None,
         base: int,
     ) -> list[dict[str, Any]]:
-        """Let `write` write files as for `commit`, and commit them together with the rows that are `marked` as deleted.
+        """Call `write`, which writes files, and commit the files together with the rows that `marked` marks as deleted.
 
-        Returns the rows that describe the files. `base` as in `Commit`.
+        Returns the rows that describe the files (`FILE_SCHEMA`). `base` has the same meaning as in `Commit`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
@@ -107,18 +112,18 @@ class FileCommitter:
         return files
 
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile] | None:
-        """The files that have `matches`, with these rows marked as deleted, for `commit_marked`.
+        """The files that contain `matches`, with these rows marked as deleted. They are an argument of `commit_marked`.
 
-        None and OvertakenError as for `markable_files`.
+        Returns None and raises OvertakenError in the same cases as `markable_files`.
         """
         files = self.markable_files(path, {match.name for match in matches}, base)
         return None if files is None else row_removal.with_marks(files, matches)
 
     def markable_files(self, path: str, names: Collection[str], base: int) -> dict[str, Action] | None:
-        """The `add` actions of some files, by the files' names, to mark rows of them as deleted.
+        """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
 
-        Returns None if rows cannot be marked. Enables deletion vectors if need be, by a new version. Raises
-        OvertakenError if the table's version is not `base`.
+        Returns None if rows of the table cannot be marked. If need be, this enables deletion vectors, which makes
+        a new version of the table. Raises OvertakenError if the version of the table is not `base` afterwards.
         """
         with self.access.translate_errors(path):
             try:
@@ -134,7 +139,7 @@ class FileCommitter:
     def row_matches(
         self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """The rows of a table with one of these digests. The `keys` of a match are indices into the digests."""
+        """The rows of a table that have one of these digests. The `keys` of the result are indices into the digests."""
         with self.access.translate_errors(path):
             return row_matches(self.local.table_at(path), path, self.local.store, digests, schema, runner)
 
@@ -146,14 +151,14 @@ class FileCommitter:
         most_bytes: int | None,
         lacking: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table with some keys, file by file; the parameters are those of `matches_among`."""
+        """The rows of a table that have one of these keys, file by file. The parameters are those of `matches_among`."""
         with self.access.translate_errors(path):
             return self.local.matches(path, keys, among, most_bytes, lacking)
 
     def flagged_rows(
         self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows with a flag, file by file: those in `among`, or of the whole table (None)."""
+        """The rows that have a flag, file by file. Only the rows `among` are searched; None means the whole table."""
         with self.access.translate_errors(path):
             return self.local.flagged_rows(path, flag, among)
 
@@ -163,26 +168,29 @@ class FileCommitter:
             return self.local.arrow_schema(path)
 
     def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
-        """Whether files of a table with these columns may be replaced by files with fewer rows."""
+        """True if files of a table with these columns may be replaced by files with fewer rows."""
         with self.access.translate_errors(path):
             return row_removal.can_rewrite_files(self.local, path, columns)
 
     def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
-        """Whether rows of a table with these columns may be marked in deletion vectors."""
+        """True if rows of a table with these columns may be marked as deleted in deletion vectors."""
         if not self.vectors:
             return False
         with self.access.translate_errors(path):
             return row_removal.can_mark_rows(self.local, path, columns)
 
     def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
-        """The target size of a table's files in bytes; `properties` are used if the table does not exist."""
+        """The size in bytes that files of a table shall have. If the table does not exist, `properties` decide."""
         with self.access.translate_errors(path):
             return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
 
 
 @dataclass(frozen=True)
 class SparkCommitter:
-    """Commits by Delta in Spark, for tables that delta-rs cannot reach or write, and for work that needs Spark's MERGE."""
+    """Commits by Delta in Spark.
+
+    It is for tables that delta-rs cannot reach or write, and for work that needs the MERGE of Spark.
+    """
 
     access: LakeAccess
 
@@ -195,9 +203,9 @@ class SparkCommitter:
         exists: Callable[[], bool],
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Append rows to a table, or overwrite it with them.
+        """Append rows to a table, or overwrite the table with them.
 
-        `exists` says whether the table exists; `options` are for Spark's writer.
+        `exists` says whether the table exists. `options` are options for Spark's writer.
         """
         with self.access.translate_errors(path):
             write_by_spark(

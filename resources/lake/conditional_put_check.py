@@ -1,12 +1,20 @@
-"""Tests once per lake and server whether a store refuses the second of two commits of one version.
+"""Checks whether an object store refuses the second of two commits with the same version number.
 
-In: a lake's address and its store, which has S3's interface. Out: a good result may be recorded in the lake, as
-an empty object. Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support
-conditional PUTs, and delta-rs's errors if the store refuses access.
+A commit of a Delta table is an object whose name has the version number. A writer creates it on the condition that
+no object of this name exists (a conditional PUT). Some servers with the interface of S3 ignore this condition, so
+that one commit overwrites another.
 
-Pairs of writers create the same table below `_pgsieve/_commits_tried/`, which is removed at the end. delta-rs
-first checks whether the table exists. So a pair is evidence only if both writers reach the commit: then the
-store refuses the slower writer, or a commit is lost.
+In: - the address of a lake
+    - the lake's object store, which has the interface of S3
+Out: nothing, if the store is safe. The lake may record this result as an empty object, so that each lake and
+     server is checked only once.
+
+Raises UnsafeStoreError if two commits of the same version succeed, or if the store does not support conditional
+PUTs. Raises delta-rs's errors if the store refuses the access.
+
+The check lets pairs of writers create the same table below `_pgsieve/_commits_tried/`, and removes this folder at
+the end. delta-rs first looks whether the table exists. So the result of a pair is evidence only if both writers
+try to commit. In that case either the store refuses the slower writer, or one commit is lost.
 """
 
 import logging
@@ -24,22 +32,23 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.paths import OWN_FOLDER, escape
 from pgsieve.resources.lake.stores.store import Store
 
-#: The number of pairs that must be evidence: a store that checks and then writes, without atomicity, still
-#: decides most pairs correctly.
+#: The number of pairs that must be evidence of a safe store. It is more than one, because a store that first checks the
+#: condition and then writes, as two separate steps, still handles most pairs correctly.
 _DECIDED_PAIRS = 24
+#: The largest number of pairs that are tried, and the number of pairs that are tried at the same time.
 _MAX_PAIRS = 160
 _PARALLEL_PAIRS = 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
-#: delta-rs's message if the table exists before the commit.
+#: A part of delta-rs's message if the table existed before the writer tried to commit.
 _TABLE_EXISTS = "table already exists"
-#: Messages of servers that do not support the condition.
+#: Messages of servers that do not support conditional PUTs.
 _UNSUPPORTED = re.compile(r"NotImplemented|Status: 501|status code\s+501|\b501 Not Implemented")
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class UnsafeStoreError(PgsieveError):
-    """The lake's store may overwrite the first of two commits of one version."""
+    """The lake's store may overwrite the first of two commits that have the same version number."""
 
     def __init__(self, lake: str, endpoint: str, reason: str) -> None:
         super().__init__(
@@ -52,7 +61,11 @@ class UnsafeStoreError(PgsieveError):
 
 
 class _Outcome(Enum):
-    """The outcome of a writer's commit: it succeeded, the store refused it, or delta-rs saw the other commit before."""
+    """The outcome of a writer's commit.
+
+    It has succeeded; or the store has refused it; or delta-rs has seen the table of the other writer before it
+    tried to commit.
+    """
 
     MADE = auto()
     REFUSED = auto()
@@ -60,9 +73,9 @@ class _Outcome(Enum):
 
 
 def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: bool) -> None:
-    """Raise UnsafeStoreError if the server at an endpoint may lose a commit to the lake.
+    """Raise UnsafeStoreError if the server at `endpoint` may lose a commit to the lake.
 
-    With `record` the lake records a good result, so that it is not tested again.
+    With `record` the lake records a good result, so that it is not checked again.
     """
     marker = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
     if store.has_file(marker):
@@ -84,11 +97,11 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
 
 
 def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) -> int:
-    """Try pairs of commits; return the number of pairs in which the store refused one of two commits."""
+    """Try pairs of commits. Return the number of pairs in which the store has refused one of two commits."""
     decided_pairs = tried_pairs = 0
     with ThreadPoolExecutor(2 * _PARALLEL_PAIRS) as pool:
         while decided_pairs < _DECIDED_PAIRS and tried_pairs < _MAX_PAIRS:
-            # A pair takes some twenty requests in sequence, so pairs run in parallel.
+            # A pair takes some twenty requests, one after the other, so several pairs run at the same time.
             numbers = range(
                 tried_pairs,
                 min(tried_pairs + min(_PARALLEL_PAIRS, _DECIDED_PAIRS - decided_pairs), _MAX_PAIRS),
@@ -114,6 +127,7 @@ def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) ->
 
 
 def _commit(path: str, store: Store, barrier: Barrier) -> _Outcome:
+    """Create the table as one writer of a pair. The barrier makes both writers of the pair begin at the same time."""
     barrier.wait()
     try:
         DeltaTable.create(

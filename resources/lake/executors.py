@@ -1,12 +1,14 @@
-"""Runners of functions on parts of data: Spark, the calling thread, or threads of this process.
+"""Runs functions on parts of data: by Spark, by the calling thread, or by threads of this process.
 
-In: the number of parts, and a function of a part's number. The function yields rows, usually a row (`FILE_SCHEMA`)
-for each file that it writes. Out: the rows of all parts. Raises the function's errors; Spark wraps errors of
-its executors.
+In: the number of parts, and a function. The function gets the number of a part and yields rows. If it writes
+    files, it yields a row for each file (`FILE_SCHEMA`).
+Out: the rows of all parts.
 
-Spark runs the work that is too much for one thread. With `threads[N]` in the configuration, threads replace
-Spark, as on a machine without Java. The PostgreSQL driver, Arrow and the Parquet writer run without Python's
-lock, so threads use several cores.
+Raises the errors of the function. Spark wraps the errors of its executors.
+
+Spark runs the work that is too much for one thread. If the configuration has `threads[N]`, threads of this process
+do this work instead, for example on a machine without Java. The PostgreSQL driver, Arrow and the Parquet writer
+run without Python's global lock, so the threads use several cores.
 """
 
 import logging
@@ -41,19 +43,19 @@ from pgsieve.resources.work import (
     with_job_name,
 )
 
-#: The input of a Spark job: the numbers of the parts.
+#: The columns of the input of a Spark job: the numbers of the parts.
 _NUMBERS = pa.schema({"id": pa.int64()})
-#: Called with the number of finished parts.
+#: A function that is called with the number of parts that have finished.
 OnProgress = Callable[[int], None]
 #: A function that Spark runs on the batches of a task.
 BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-#: Spark splits a range of this length among all cores; the plan shows the number of splits.
+#: Spark divides a range of this length into as many splits as it has cores. The text of the plan shows their number.
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: How many tasks of receivers there are for each core.
+#: The number of tasks for receivers per core.
 _TASKS_PER_CORE = 2
-#: If the first job of a session takes longer, a warning is logged.
+#: If the first job of a session takes longer than this, a warning is logged.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
     "Spark has run nothing for %d seconds: the cluster may have no free executor. The master's page shows which applications use"
@@ -65,7 +67,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """An Arrow schema as a Spark schema."""
-    # This imports pandas, which takes too long for commands without Spark.
+    # This import imports pandas, too, which takes too long for commands that do not need Spark.
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema)
@@ -81,34 +83,42 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 class Executors(Protocol):
     """The interface of a runner."""
 
-    #: How many callers may call `run` in parallel, so that they share a job (`shared_jobs`).
+    #: The number of callers that may call `run` at the same time. Their parts can then share a job (`shared_jobs`).
     callers: int
 
     @property
     def number(self) -> int:
-        """How many parts run at a time."""
+        """The number of parts that run at the same time."""
 
     def run(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
     ) -> pa.Table:
-        """Run all parts, several at a time; return their rows. Runners other than Spark call `on_progress` after each part."""
+        """Run all parts, several at the same time. Return their rows.
+
+        Runners other than Spark call `on_progress` after each part.
+        """
 
     def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
-        """Run all parts. Their messages (`MESSAGE_SCHEMA`) go to the first receivers, whose messages go to the next ones.
+        """Run all parts.
 
-        Returns the rows of the last receivers, which have this schema.
+        Their messages (`MESSAGE_SCHEMA`) go to the first receivers; messages of these go to the next receivers.
+
+        Returns the rows of the last receivers. These rows have the columns of `schema`.
         """
 
     def prepare(self) -> None:
-        """Begin to start the runner, without waiting, so that it is soon ready for parts."""
+        """Begin to start the runner, and do not wait for it. It will be ready sooner when `run` is called."""
 
     def stop(self) -> None:
-        """Make all running parts end soon, with an error."""
+        """Make all parts that are running end soon, with an error."""
 
 
 @contextmanager
 def _warn_after(seconds: int) -> Iterator[None]:
-    """Log a warning if the block, a session's first job, takes longer: Spark may be waiting for an executor."""
+    """Log a warning if the block takes longer than this. The block runs the first job of a session.
+
+    If the job does not begin, Spark may be waiting for an executor of the cluster.
+    """
     timer = Timer(seconds, _LOGGER.warning, [_NO_EXECUTOR, seconds])
     timer.daemon = True
     timer.start()
@@ -119,15 +129,16 @@ def _warn_after(seconds: int) -> Iterator[None]:
 
 
 def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches unchanged."""
     yield from batches
 
 
 def forget_archives() -> None:
-    """Remove archives from a Python worker's cache of import finders; the next import adds them again.
+    """Remove the finders of archives from the cache of import finders in a Python worker. The next import adds them again.
 
-    Before each task Spark makes Python reread all archives in this cache, once for each package in them
-    (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). That takes longer than a
-    small task.
+    Before each task Spark makes Python read all archives in this cache again, once for each package in them
+    (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes longer than a small
+    task.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
@@ -135,7 +146,7 @@ def forget_archives() -> None:
 
 
 def _run_parts(part: Part) -> BatchFunction:
-    """A function of Spark's batches of part numbers that runs the parts."""
+    """Return a function that Spark calls with batches of the numbers of parts. It runs these parts."""
 
     def run(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         forget_archives()
@@ -148,11 +159,11 @@ def _run_parts(part: Part) -> BatchFunction:
 
 
 def _run_receivers(receivers: Receivers) -> BatchFunction:
-    """A function of Spark's batches of messages, in the order of their receivers, that runs the receivers."""
+    """Return a function that Spark calls with batches of messages, ordered by receiver. It runs these receivers."""
 
-    def run(sent: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(message_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         forget_archives()
-        for number, messages in by_receiver(sent):
+        for number, messages in by_receiver(message_rows):
             yield from receivers.receive(number, messages, iter)
 
     return run
@@ -161,19 +172,19 @@ def _run_receivers(receivers: Receivers) -> BatchFunction:
 def _exchange_in_memory(
     runner: "Executors", part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema
 ) -> pa.Table:
-    """As in `Executors`, with the messages in memory."""
-    sent = runner.run(part, parts, schema=MESSAGE_SCHEMA)
-    for place, each in enumerate(receivers, 1):
+    """The method `exchange` of a runner that keeps the messages in memory. See `Executors`."""
+    rows = runner.run(part, parts, schema=MESSAGE_SCHEMA)
+    for stage, each in enumerate(receivers, 1):
         messages_by_receiver = defaultdict[int, list[Message]](list)
-        for receiver_number, messages in by_receiver(sent.to_batches()):
+        for receiver_number, messages in by_receiver(rows.to_batches()):
             messages_by_receiver[receiver_number] += messages
-        columns = schema if place == len(receivers) else MESSAGE_SCHEMA
-        sent = runner.run(
+        stage_schema = schema if stage == len(receivers) else MESSAGE_SCHEMA
+        rows = runner.run(
             partial(_receive, each, list(messages_by_receiver.items())),
             len(messages_by_receiver),
-            schema=columns,
+            schema=stage_schema,
         )
-    return sent
+    return rows
 
 
 def _receive(
@@ -182,19 +193,22 @@ def _receive(
     number: int,
     guard: Guard,
 ) -> Iterable[pa.RecordBatch]:
+    """Run one receiver, as a part of a runner. `number` is an index into `messages_by_receiver`."""
     return receivers.receive(*messages_by_receiver[number], guard)
 
 
 def run_first_job(session: SparkSession, parts: int) -> None:
-    """Run a job without work, which starts a session's Python workers."""
+    """Run a job that does nothing. It starts the Python workers of a session."""
     numbers = session.range(0, parts, 1, parts)
     numbers.mapInArrow(_pass_through, spark_schema(_NUMBERS)).toArrow()
 
 
 class SparkExecutors:
-    """Spark's executors, perhaps on other machines. Spark itself ends interrupted work.
+    """The runner that uses Spark's executors, which may be on other machines.
 
-    `cores` is the session's number of cores; None if its master does not show it.
+    If a run is interrupted, Spark ends its work.
+
+    `cores` is the number of cores of the session; None if the address of Spark's master does not show it.
     """
 
     callers = 16
@@ -205,12 +219,12 @@ class SparkExecutors:
 
     @property
     def number(self) -> int:
-        """As in `Executors`; on a cluster it may change."""
+        """The number of parts that run at the same time. On a cluster it may change."""
         if self._cores is not None:
             return self._cores
         session = self._session()
         if not self._has_begun:
-            # Executors start with the first job.
+            # Spark starts executors only for the first job.
             with _warn_after(_SILENT_SECONDS):
                 session.range(1).collect()
             self._has_begun = True
@@ -221,7 +235,7 @@ class SparkExecutors:
     def run(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
     ) -> pa.Table:
-        """As in `Executors`; only Spark's UI shows the progress."""
+        """Run all parts, as `Executors` describes. Only Spark's UI shows the progress."""
         del on_progress
         if not parts:
             return schema.empty_table()
@@ -232,38 +246,38 @@ class SparkExecutors:
         return with_costs(engine_of(self._session()), parts, rows)
 
     def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
-        """As in `Executors`: one job, in which Spark's shuffle carries the messages.
+        """Exchange messages, as `Executors` describes. It is a single job, in which Spark's shuffle carries the messages.
 
-        A task works for several receivers, since its start takes longer than most of them.
+        A task runs several receivers, because starting a task takes longer than running most receivers.
         """
         with release_strand():
             tasks = [min(each.number, _TASKS_PER_CORE * self.number) for each in receivers]
             session = with_job_name(self._session())
-            sent = session.range(0, parts, 1, parts).mapInArrow(
+            frame = session.range(0, parts, 1, parts).mapInArrow(
                 _run_parts(part), spark_schema(MESSAGE_SCHEMA)
             )
-            for place, (each, number) in enumerate(zip(receivers, tasks, strict=True), 1):
-                columns = schema if place == len(receivers) else MESSAGE_SCHEMA
-                ordered = sent.repartition(number, "to").sortWithinPartitions("to")
-                sent = ordered.mapInArrow(_run_receivers(each), spark_schema(columns))
-            rows = sent.toArrow()
+            for stage, (each, number) in enumerate(zip(receivers, tasks, strict=True), 1):
+                stage_schema = schema if stage == len(receivers) else MESSAGE_SCHEMA
+                ordered_messages = frame.repartition(number, "to").sortWithinPartitions("to")
+                frame = ordered_messages.mapInArrow(_run_receivers(each), spark_schema(stage_schema))
+            rows = frame.toArrow()
         return with_costs(engine_of(session), parts + sum(tasks), rows)
 
     def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
-        """Run parts as a job with a task per part."""
+        """Run parts as one job, with a task for each part."""
         session = with_job_name(self._session())
         return session.range(0, parts, 1, parts).mapInArrow(_run_parts(part), spark_schema(schema)).toArrow()
 
     def _run_shared(self, part: Part, parts: int) -> pa.Table | None:
-        """Run parts in a job that callers share; None if no jobs are shared, or the shared job has failed."""
+        """Run parts in a job that several callers share. None if no jobs are shared, or if the shared job has failed."""
         jobs = current_shared_jobs()
         return jobs and jobs.rows(Request(part, parts, current_job_name()), self._run_requests)
 
     def _run_requests(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
-        """Run the parts of some callers as one job; return each caller's rows.
+        """Run the parts of some callers as one job. Return the rows of each caller.
 
-        If the job of several callers fails, each gets None, and then runs its parts alone. A single caller
-        gets the error.
+        If a job for several callers fails, each caller gets None, and then runs its parts alone. If there is only
+        one caller, it gets the error.
         """
         if len(job) == 1:
             return [self._run(job[0].part, job[0].parts, FILE_SCHEMA)]
@@ -278,24 +292,27 @@ class SparkExecutors:
         return shared.rows_by_caller(rows)
 
     def prepare(self) -> None:
-        """As in `Executors`: start the session, and its first job."""
+        """Begin to start the session and its first job, as `Executors` describes."""
         if not self._is_preparing:
             self._is_preparing = True
             Thread(target=self._start, name="pgsieve-spark", daemon=True).start()
 
     def _start(self) -> None:
-        # The next caller that needs the session gets the error.
+        """Start the session and its first job.
+
+        Errors are ignored, because the next caller that needs the session gets them.
+        """
         with suppress(Exception):
             run_first_job(self._session(), self.number)
 
     def stop(self) -> None:
-        """As in `Executors`; Spark itself ends the running jobs. No further shared job begins."""
+        """Begin no further shared job. Spark itself ends the jobs that are running."""
         if (jobs := current_shared_jobs()) is not None:
             jobs.stop()
 
 
 class Threads:
-    """Threads of this process; `number` for all callers together."""
+    """The runner that uses `number` threads of this process. All callers share these threads."""
 
     callers = 1
 
@@ -306,7 +323,7 @@ class Threads:
     def run(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
     ) -> pa.Table:
-        """As in `Executors`; if a part fails, the others end at their next batch."""
+        """Run all parts, as `Executors` describes. If a part fails, the other parts end at their next batch."""
         is_over = Event()
 
         def until_over(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -319,40 +336,40 @@ class Threads:
             return list(part(number, until_over))
 
         self._running.add(is_over)
-        writing = [_pool(self.number).submit(write, number) for number in range(parts)]
+        futures = [_pool(self.number).submit(write, number) for number in range(parts)]
         rows: list[pa.RecordBatch] = []
         try:
-            for count, each in enumerate(as_completed(writing), 1):
+            for count, each in enumerate(as_completed(futures), 1):
                 rows += each.result()
                 if on_progress is not None:
                     on_progress(count)
         finally:
             is_over.set()
-            # After the return no thread may write, or read a snapshot.
-            wait([each for each in writing if not each.cancel()])
+            # Once this function has returned, no thread may still be writing a file or reading a snapshot.
+            wait([each for each in futures if not each.cancel()])
             self._running.discard(is_over)
         return with_costs("threads", parts, pa.Table.from_batches(rows, schema))
 
     exchange = _exchange_in_memory
 
     def prepare(self) -> None:
-        """As in `Executors`; threads need no preparation."""
+        """Does nothing, because threads need no preparation."""
 
     def stop(self) -> None:
-        """As in `Executors`."""
+        """Make all parts that are running end at their next batch."""
         for is_over in tuple(self._running):
             is_over.set()
 
 
 class _Inline:
-    """The calling thread, for small work: one part after the other."""
+    """The runner that uses the calling thread. It is for small work, and runs one part after the other."""
 
     callers = number = 1
 
     def run(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
     ) -> pa.Table:
-        """As in `Executors`."""
+        """Run all parts, as `Executors` describes."""
         rows: list[pa.RecordBatch] = []
         for number in range(parts):
             rows += part(number, iter)
@@ -363,21 +380,21 @@ class _Inline:
     exchange = _exchange_in_memory
 
     def prepare(self) -> None:
-        """As in `Executors`; the thread needs no preparation."""
+        """Does nothing, because the thread needs no preparation."""
 
     def stop(self) -> None:
-        """As in `Executors`; small work ends soon by itself."""
+        """Does nothing, because small work ends soon by itself."""
 
 
-#: Runs small work.
+#: The runner for small work.
 INLINE: Executors = _Inline()
 
 
 def with_costs(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
-    """Add the costs of rows to the step's `Work`; return the rows.
+    """Add the costs of making rows to the `Work` of the step. Return the rows.
 
-    If the rows describe files (`FILE_SCHEMA`), the bytes of the files count. `parts` is the number of tasks; None
-    means one per row.
+    If the rows describe files (`FILE_SCHEMA`), the bytes of these files are counted. `parts` is the number of
+    tasks; None means one task per row.
     """
     describes_files = set(FILE_SCHEMA.names) <= set(rows.column_names)
     size = pc.sum(rows["size"]).as_py() or 0 if describes_files else rows.nbytes
@@ -387,5 +404,5 @@ def with_costs(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
 
 @cache
 def _pool(number: int) -> ThreadPoolExecutor:
-    """The pool of this number of threads, which all callers share."""
+    """The pool with this number of threads. All callers share it."""
     return ThreadPoolExecutor(number, "pgsieve-executor")

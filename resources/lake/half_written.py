@@ -1,13 +1,16 @@
-"""Repairs tables after a power cut: rolls each log back to its last complete version.
+"""Repairs the tables of a lake after a power cut: rolls the log of each table back to its last complete version.
 
-In: a lake's folder, and the time since which writes may not have reached the disk. Out: each Delta log ends
-before its first incomplete version. A version is incomplete if its log entry is incomplete, or a file that the
-entry adds. Incomplete checkpoints, new checksums and a log without versions are removed, too. pgsieve relies on a
-commit only once it is on disk, so no such commit is lost. Raises OSError.
+In: - the lake's folder
+    - the time from which on writes may not have reached the disk
+Out: each Delta log ends before its first incomplete version.
 
-Entries and files get their names once they are complete. So neither a killed process nor a process that is still
-writing leaves an incomplete file. But a running process may remove a file during the check. So a version that
-seems incomplete is checked again.
+A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Incomplete
+checkpoints, checksums that were written since this time, and a log without any version are removed, too. pgsieve
+relies on a commit only once the commit is on disk, so no commit is lost on which pgsieve relies. Raises OSError.
+
+Writers give log entries and files their names only once they are complete. So a process that was killed leaves no
+incomplete file, and a process that is still writing shows none. But a running process may remove a file while this
+module checks the file. So if a version seems to be incomplete, it is checked a second time.
 """
 
 import json
@@ -28,12 +31,13 @@ _LOGGER = logging.getLogger(__name__)
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The first and last bytes of a Parquet file, and the size of the smallest one.
+#: The bytes with which a Parquet file begins and ends, and the size of the smallest possible Parquet file.
 _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
-#: The resolution of file systems' clocks.
+#: The resolution of the times of files. A file that was written just after a time may have an earlier time.
 _CLOCK_RESOLUTION_NS = 2_000_000_000
 
-#: The names of the files that a log entry removes, and the names and sizes of the files that it adds.
+#: What a log entry changes: the names of the files that it removes; and of the files that it adds the names and
+#: sizes.
 _Changes = tuple[set[str], dict[str, int]]
 
 
@@ -44,13 +48,15 @@ def roll_back_tables(lake: Path, since_ns: int) -> None:
             continue
         table = Path(folder)
         for name in files:
-            # A checksum of Hadoop may be wrong. Hadoop reads a file without a checksum, but refuses one with a wrong checksum.
+            # After a power cut a checksum file of Hadoop may be wrong, and Hadoop would then refuse the file that it
+            # belongs to. Hadoop reads a file that has no checksum.
             if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
                 (table / name).unlink(missing_ok=True)
         _roll_back_table(table, since_ns - _CLOCK_RESOLUTION_NS)
 
 
 def _roll_back_table(table: Path, since_ns: int) -> None:
+    """Remove the first incomplete version of a table, and all later versions, from its log."""
     log = table / "_delta_log"
     for path in log.iterdir():
         is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
@@ -74,7 +80,10 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
 
 
 def _remove_wrong_hint(log: Path) -> None:
-    """Remove `_last_checkpoint`, which readers do not need, if it is incomplete or names a missing checkpoint."""
+    """Remove `_last_checkpoint` if it is incomplete, or names a checkpoint that does not exist.
+
+    Readers do not need this file.
+    """
     hint = log / _LAST_CHECKPOINT
     try:
         version = int(json.loads(hint.read_bytes())["version"])
@@ -87,11 +96,15 @@ def _remove_wrong_hint(log: Path) -> None:
 
 
 def _entries(log: Path) -> dict[int, Path]:
+    """Maps each version to the path of its log entry."""
     return {int(match[1]): path for path in log.iterdir() if (match := _ENTRY.fullmatch(path.name))}
 
 
 def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
-    """The first version written since `since_ns` that is incomplete or follows a gap; None if there is none."""
+    """The first version since `since_ns` that is incomplete, or comes after a missing version.
+
+    None if there is no such version.
+    """
     entries_since = {
         v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)
     }
@@ -103,13 +116,14 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
             break
         changes[version] = _changes(content)
     while (incomplete := _first_with_incomplete_file(table, changes)) is not None:
-        # After the roll-back, files that this entry or later ones removed belong to the table again. So check
-        # these files, too.
+        # This entry and all later ones will be removed. The files that they have removed then belong to the table
+        # again. So check the earlier entries once more, now with these files.
         changes = {version: each for version, each in changes.items() if version < incomplete}
     return next((version for version in entries_since if version not in changes), None)
 
 
 def _changes(content: bytes) -> _Changes:
+    """The files that a log entry removes and adds."""
     removed, added = set[str](), dict[str, int]()
     actions: Iterator[dict[str, Any]] = (json.loads(line) for line in content.splitlines() if line.strip())
     for action in actions:
@@ -120,12 +134,12 @@ def _changes(content: bytes) -> _Changes:
             if (vector := vector_file(add.get("deletionVector"))) is not None:
                 name, size = vector
                 added[name] = max(size, added.get(name, 0))
-    # An entry that removes and adds the same file changes its deletion vector.
+    # If an entry removes and adds the same file, it gives the file another deletion vector. The file stays.
     return removed - added.keys(), added
 
 
 def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) -> int | None:
-    """The first version that adds an incomplete file which no later version removes."""
+    """The first version that adds an incomplete file which no later version removes. None if there is no such version."""
     removed, first = set[str](), None
     for version in sorted(changes, reverse=True):
         entry_removes, entry_adds = changes[version]
@@ -138,7 +152,7 @@ def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) ->
 
 
 def _is_complete(path: Path, size: int) -> bool:
-    """Whether a file has at least this size and, if its name ends in .parquet, is a Parquet file."""
+    """True if a file has at least this size, and is a Parquet file if its name ends in .parquet."""
     try:
         return path.stat().st_size >= size and (path.suffix != ".parquet" or _is_parquet(path))
     except FileNotFoundError:
@@ -150,9 +164,9 @@ def _is_parquet(path: Path) -> bool:
         _drop_page_cache(file.fileno())
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        begins = file.read(len(_MAGIC))
+        first_bytes = file.read(len(_MAGIC))
         file.seek(max(0, size - len(_MAGIC)))
-        return size >= _MIN_PARQUET_BYTES and begins == file.read(len(_MAGIC)) == _MAGIC
+        return size >= _MIN_PARQUET_BYTES and first_bytes == file.read(len(_MAGIC)) == _MAGIC
 
 
 def _read_from_disk(path: Path) -> bytes:
@@ -162,12 +176,13 @@ def _read_from_disk(path: Path) -> bytes:
 
 
 def _drop_page_cache(file: int) -> None:
-    """Make the next read come from the disk: after a failed write the page cache may still have the data."""
+    """Make the next read of a file come from the disk. After a write has failed, the page cache may still have its data."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _is_later(path: Path, since_ns: int) -> bool:
+    """True if a file was written at or after this time. False if it does not exist."""
     try:
         return path.stat().st_mtime_ns >= since_ns
     except FileNotFoundError:

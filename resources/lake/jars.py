@@ -1,12 +1,18 @@
-"""The jars that a session needs besides Spark's: resolved once, so that later sessions start without a request.
+"""Fetches the jars that a Spark session needs besides Spark's own, once, so that later sessions start offline.
 
-In: Maven coordinates. Out: the jar files that Ivy resolved them to. With `spark.jars.packages` Spark runs Ivy
-at every start of a session, even if all files are in Ivy's cache. With the files in `spark.jars` the session
-has the same class path, works offline and prints nothing. Ivy's folder has the jars of all packages and
-versions that were ever requested, so only Ivy can list the files of some coordinates. `fetch` starts a session
-once, and records the resolution in the Python environment. If it cannot be recorded, Ivy runs at each start.
-`PGSIEVE_JARS` names a folder that `copy_jars` made on another machine; then no request is made. As a program,
-this module fetches missing jars. Raises JarsUnavailableError.
+In: the Maven coordinates of packages.
+Out: the jar files of these packages and their dependencies.
+
+With the setting `spark.jars.packages`, Spark runs the tool Ivy each time a session starts. Ivy finds the
+dependencies of the packages, and downloads their jars. Even if all jars are already in Ivy's cache, this takes
+time and prints lines. If the setting `spark.jars` lists the same files, the session has the same class path, and
+Ivy does not run. Ivy's folder contains the jars of all packages and versions that were ever requested, so only Ivy
+itself knows which files belong to some coordinates. So `fetch` starts one session with Ivy, and records in the
+Python environment which files it got: the resolution. If the resolution cannot be recorded, Ivy runs each time a
+session starts.
+
+The variable `PGSIEVE_JARS` names a folder that `copy_jars` has made on another machine. With it no request is
+sent. Run as a program, this module fetches the jars that are missing. Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
@@ -39,22 +45,24 @@ from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
 
-#: The file of resolutions: a JSON object with the jars of each set of packages.
+#: The name of the file of resolutions: a JSON object that maps each set of packages to its jars.
 _FILE_NAME = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
 _IVY = "spark.jars.ivy"
-#: Prefixes of the user's settings for repositories and the access to them; a proxy is a Java option.
+#: The beginnings of the names of the user's settings that choose a Maven repository, or the access to it. A proxy
+#: is chosen by a Java option.
 _REPOSITORIES = ("spark.jars.repositories", _IVY, "spark.driver.extraJavaOptions")
 
-#: The AWS SDK of each hadoop-aws. 3.4.1, for Spark 4.0, is built with 2.24.6; pgsieve was tested with a later
-#: one.
+#: Maps each version of hadoop-aws to the version of the AWS SDK to use with it. hadoop-aws 3.4.1, which belongs to
+#: Spark 4.0, was built with SDK 2.24.6; pgsieve was tested with a later one.
 _AWS_SDK = {"3.4.0": "2.23.19", "3.4.1": "2.29.52", "3.4.2": "2.29.52"}
-#: The parts of the SDK that S3A uses; hadoop-aws itself requires the whole SDK, 641 MB.
+#: The parts of the AWS SDK that S3A, Hadoop's file system for S3, uses. hadoop-aws requires the whole SDK, which
+#: has 641 MB.
 _AWS_PARTS = ("s3", "s3-transfer-manager", "sts")
 _EXCLUDED_FROM_AWS = (
     "software.amazon.awssdk:bundle",
-    # Spark has these. If the SDK's Netty came before Spark's, the session would not start.
+    # Spark itself has these. If the session found the SDK's Netty before Spark's Netty, it would not start.
     *("io.netty:*", "org.slf4j:slf4j-api", "commons-codec:commons-codec", "commons-logging:commons-logging"),
     # S3A needs these only with certain settings.
     "org.wildfly.openssl:wildfly-openssl",
@@ -64,27 +72,30 @@ _EXCLUDED_FROM_AWS = (
 
 @dataclass(frozen=True)
 class Packages:
-    """A set of packages that are resolved together, and their exclusions. The first package needs the others."""
+    """A set of packages that are resolved together.
+
+    The first package needs the others. `excluded` are dependencies to leave out.
+    """
 
     coordinates: tuple[str, ...]
     excluded: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The coordinates as in `spark.jars.packages`."""
+        """The coordinates, written as in `spark.jars.packages`."""
         return ",".join(self.coordinates)
 
 
 def delta_packages() -> Packages:
-    """The Delta jars that fit the installed pyspark and delta-spark."""
+    """The packages of Delta that fit the installed versions of pyspark and delta-spark."""
     delta = version("delta-spark")
-    # The name of the artifact has Spark's version, except for Delta 4.0, which supports only one.
+    # The name of the artifact contains the version of Spark. Delta 4.0 supports only one version, and leaves it out.
     spark = "" if delta.startswith("4.0.") else "_" + ".".join(version("pyspark").split(".")[:2])
     return Packages((f"io.delta:delta-spark{spark}_2.13:{delta}",))
 
 
 def s3_packages() -> Packages:
-    """S3A for the Hadoop of the installed pyspark, and the parts of the AWS SDK that it uses: 11 MB."""
+    """The packages of S3A that fit the Hadoop of the installed pyspark, and the parts of the AWS SDK that S3A uses: 11 MB."""
     import pyspark
 
     (client,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
@@ -95,18 +106,19 @@ def s3_packages() -> Packages:
 
 
 class JarsUnavailableError(SparkUnavailableError):
-    """Spark lacks jars that cannot be fetched."""
+    """Spark needs jars that cannot be fetched."""
 
 
 def resolutions_file() -> Path:
-    """The file of recorded resolutions."""
+    """The file of resolutions, in the Python environment."""
     return jars_folder() / _FILE_NAME
 
 
 def recorded_jars(packages: str, file: Path | None = None) -> list[str] | None:
-    """The jar files of `packages` and all their dependencies; None without a resolution, or if a jar is gone.
+    """The jar files of `packages` and all their dependencies.
 
-    `file` is another file of resolutions.
+    None if no resolution is recorded, or if one of the files no longer exists. `file` replaces the default file of
+    resolutions.
     """
     file = file or resolutions_file()
     try:
@@ -118,13 +130,19 @@ def recorded_jars(packages: str, file: Path | None = None) -> list[str] | None:
 
 
 def record_jars(packages: str, spark_jars: str, file: Path | None = None) -> None:
-    """Record the resolution of `packages`: the value of `spark.jars` in a session that resolved only these."""
+    """Record the resolution of `packages`.
+
+    `spark_jars` is the value of `spark.jars` in a session with these packages only.
+    """
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
     _record({packages: jars}, file or resolutions_file())
 
 
 def _record(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
-    """Add resolutions to a file, atomically, as another process may do the same."""
+    """Add resolutions to a file.
+
+    The file is replaced as a whole, because another process may do the same at the same time.
+    """
     recorded = {}
     with suppress(OSError, ValueError, TypeError):
         recorded = dict(json.loads(file.read_text(encoding="utf-8")))
@@ -135,10 +153,10 @@ def _record(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
 
 
 def fetch(package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None) -> None:
-    """Fetch missing jars once, which may take a minute, and report it on stderr.
+    """Fetch the jars that are missing. This happens once, may take a minute, and is reported on stderr.
 
-    `conf` are the user's settings: pgsieve uses their repositories, and leaves their packages to Spark. `file`
-    is another file of resolutions. Raises JarsUnavailableError if a repository does not answer, or if
+    `conf` are the user's settings. pgsieve uses their repositories, and leaves their packages to Spark. `file`
+    replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not answer, or if
     PGSIEVE_JARS names a folder without the jars.
     """
     file = file or resolutions_file()
@@ -153,7 +171,7 @@ def fetch(package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path 
             )
         if os.access(file.parent, os.W_OK):
             repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
-            # Without a home, Ivy would store the jars in a temporary folder of the process that runs it.
+            # If the user has no home directory, Ivy would store the jars in a temporary folder, which soon disappears.
             ivy_settings = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
             _fetch(packages, {**ivy_settings, **repositories}, file)
 
@@ -161,7 +179,7 @@ def fetch(package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path 
 def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
     """Fetch the jars in a separate process, because Ivy runs only when a JVM starts."""
     _report(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
-    began = monotonic()
+    start_time = monotonic()
     process = subprocess.run(  # noqa: S603 - our own interpreter, no shell
         [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name, str(file)],
         input=json.dumps(dict(repositories)),
@@ -177,18 +195,18 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> N
             f" `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
         )
     size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
-    _report(f"fetched {quantity(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - began:.0f} s")
+    _report(f"fetched {quantity(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - start_time:.0f} s")
 
 
 def _report(line: str) -> None:
-    """Print a line on stderr, and log it."""
+    """Print a line on stderr, and write it to the log."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
     _LOGGER.info(line)
 
 
 def _reason(output: str) -> str:
-    """The most informative line in the output of Ivy or the JVM."""
+    """The line in the output of Ivy or the JVM that says most about the cause."""
     lines = [line.strip(" :\t") for line in output.splitlines()]
     for pattern in (
         r"Server access error|Host .* not found",
@@ -202,7 +220,7 @@ def _reason(output: str) -> str:
 
 
 def copy_jars(folder: Path, package_sets: Iterable[Packages], file: Path | None = None) -> None:
-    """Copy the fetched jars into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
+    """Copy the fetched jars into a folder, for PGSIEVE_JARS on this machine or another machine. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for packages in package_sets:
         jars = [Path(jar) for jar in recorded_jars(packages.name, file) or []]
@@ -216,9 +234,9 @@ def copy_jars(folder: Path, package_sets: Iterable[Packages], file: Path | None 
 def class_path(
     package_sets: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], file: Path | None = None
 ) -> dict[str, str]:
-    """The settings that give a session pgsieve's jars, and the jars and packages of the user's settings (`conf`).
+    """The settings with the jars that a session needs: pgsieve's, and those of the user's settings (`conf`).
 
-    If the user's settings have the first package of a set, in any version, pgsieve leaves out the set.
+    If the user's settings contain the first package of a set, in any version, pgsieve leaves out this set.
     """
     user_packages = _split_setting(conf, _PACKAGES)
     files = list(jars)
@@ -239,23 +257,24 @@ def class_path(
 
 
 def _own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
-    """The sets whose first package is not in the user's settings."""
+    """The sets whose first package the user's settings do not contain."""
     user_artifacts = {_artifact(coordinate) for coordinate in _split_setting(conf, _PACKAGES)}
     return [each for each in package_sets if _artifact(each.coordinates[0]) not in user_artifacts]
 
 
 def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
+    """The values of a setting that has values separated by commas."""
     return [part for each in conf.get(name, "").split(",") if (part := each.strip())]
 
 
 def _artifact(coordinate: str) -> str:
-    """Group and artifact, without the versions in the artifact's name, such as `_4.1_2.13`."""
+    """Group and artifact of a package. Versions in the name of the artifact, such as `_4.1_2.13`, are left out."""
     group, artifact = coordinate.split(":")[:2]
     return f"{group}:{artifact.partition('_')[0]}"
 
 
 def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
-    """Start a session that resolves the packages; return its value of `spark.jars`."""
+    """Start a session that resolves the packages. Return its value of `spark.jars`."""
     settings = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
     session = jvm.session(
         {"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **settings}
@@ -266,7 +285,7 @@ def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
 
 
 def private_resolutions() -> tuple[Path, dict[str, str]]:
-    """A file for resolutions, and settings for `fetch`, if this user may not write to the Python environment.
+    """A file for resolutions and settings for `fetch`, for a user who may not write to the Python environment.
 
     The file and the jars exist until this process ends.
     """
@@ -275,12 +294,15 @@ def private_resolutions() -> tuple[Path, dict[str, str]]:
 
 
 def all_packages() -> list[Packages]:
-    """The sets of all lakes."""
+    """The sets of packages that some lake may need."""
     return [delta_packages(), s3_packages()]
 
 
 def main() -> None:
-    """Fetch missing jars. With arguments resolve one set into a file of resolutions, with settings from stdin."""
+    """Fetch the jars that are missing.
+
+    With arguments, resolve one set of packages into a file of resolutions, with settings from standard input.
+    """
     if len(sys.argv) > 1:
         (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
         record_jars(packages.name, _resolve(packages, json.load(sys.stdin)), Path(sys.argv[2]))

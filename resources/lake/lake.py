@@ -1,8 +1,11 @@
-"""The lake: paths of Delta tables, and writes that commit data together with its position.
+"""Reads and writes the Delta tables of a lake. A write commits rows together with a position.
 
-In: the lake's URI and a Spark session. Out: DataFrames, and commits that have a position as Delta's `txn`
-(application id and version) and in the user metadata. A repeated write with the same position changes nothing
-(Delta protocol, Transaction Identifiers). Raises `LakeError` if the lake cannot be read or written.
+In: the URI of the lake, and a Spark session.
+Out: DataFrames, Arrow tables, and commits. The position of a commit is in Delta's `txn` action (application id and
+     version), and in the user metadata. A repeated write with the same position changes nothing (Delta protocol,
+     Transaction Identifiers).
+
+Raises `LakeError` if the lake cannot be read or written.
 """
 
 import json
@@ -53,20 +56,20 @@ from pgsieve.resources.work import add_costs, engine_of, with_job_name
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: How many tables are processed at a time: in a folder, and on an object store, where work mostly waits for answers.
+#: How many tables are processed at the same time: in a folder, and in an object store, where work mostly waits for answers.
 _FOLDER_PARALLELISM, _STORE_PARALLELISM = 4, 8
 
 
 @dataclass(frozen=True)
 class StoredSlices:
-    """The row groups that have the rows of some slices, perhaps among other rows, and the table's columns."""
+    """The row groups that contain the rows of some slices, perhaps together with other rows; and the columns of the table."""
 
     groups: Sequence[RowGroup]
     schema: pa.Schema
 
 
 class Lake:
-    """The Delta tables of one lake: their paths, readers and writers."""
+    """The Delta tables of one lake: their paths, their readers and their writers."""
 
     def __init__(
         self,
@@ -103,9 +106,9 @@ class Lake:
         )
 
     def at(self, uri: str, *, temporary: bool = False) -> "Lake":
-        """The lake at another address with the same engines; in the same store, it has the same options, too.
+        """The lake at another address, with the same engines; in the same store it has the same storage options, too.
 
-        With `temporary` nothing in it has to outlive this process.
+        With `temporary` nothing in the lake is needed after this process.
         """
         storage = self._storage.at(uri)
         return Lake(uri, self._session, self._settings, storage, temporary=temporary)
@@ -117,32 +120,32 @@ class Lake:
 
     @property
     def store(self) -> Store:
-        """The files of the lake, for this process and for executors."""
+        """The files of the lake. This process and Spark's executors use them."""
         return self.access.store
 
     def _recorded_folders(self, subscription: str) -> str | None:
-        """The recorded template of the folders of a subscription's replicas."""
+        """The template of the folders of a subscription's replicas, as the lake has recorded it."""
         rows = by_version(self.records.rows(self.paths.subscription(subscription)))
         return rows[-1].get("folders") if rows else None
 
     @property
     def by_spark_alone(self) -> bool:
-        """Whether only Spark reaches the lake."""
+        """True if only Spark can reach the lake."""
         return self.local is None
 
     def local_or(self, refusal: Exception) -> LocalRecords:
-        """The access by delta-rs, for work that Spark does not do; raises `refusal` if only Spark reaches the lake."""
+        """The access by delta-rs, for work that Spark does not do. Raises `refusal` if only Spark can reach the lake."""
         if self.local is None:
             raise refusal
         return self.local
 
     @property
     def parallelism(self) -> int:
-        """How many tables are processed at a time."""
+        """The number of tables that are processed at the same time."""
         return _STORE_PARALLELISM if self.local is not None and is_uri(self.uri) else _FOLDER_PARALLELISM
 
     def map_in_parallel(self, act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """The results of `act` for each item, in `parallelism` threads, which share the open tables."""
+        """The results of `act` for each item, from `parallelism` threads. The threads share the tables that are open."""
         if len(items) < 2:
             return [act(item) for item in items]
 
@@ -163,36 +166,39 @@ class Lake:
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:
         """Within the block this thread requests the newest version of each table of an object store only once.
 
-        At the beginning it requests the versions of the tables at `paths`, in parallel. The block must not
-        write to these tables. Another process may commit meanwhile, so a later write must check all decisions
-        of the block again.
+        It requests the versions of the tables at `paths` at the start, in parallel. The block must not write to
+        these tables. Another process may commit to them meanwhile, so a later write must check again what the
+        block has decided.
         """
         return nullcontext() if self.local is None else self._tables.consistent_read(paths)
 
     def heads(self, paths: Collection[str]) -> list[TableHead]:
-        """The newest version and position of each table, requested in parallel."""
+        """The newest version and position of each table. They are requested in parallel."""
         prepare = None if self.local is None else self.local.head_of
         with nullcontext() if prepare is None else self._tables.consistent_read(paths, prepare):
             return [self.records.head(path) for path in paths]
 
     def release_tables(self) -> None:
-        """Release this thread's open tables for other threads, at the end of its work."""
+        """Let other threads use the tables that this thread has open. It must be called when the thread's work ends."""
         if self.local is not None:
             self.local.release_tables()
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session, started at its first use: a run with nothing to do in a local lake needs none."""
+        """The Spark session.
+
+        It starts when it is first used. A run that finds nothing to do in a local lake needs no session.
+        """
         return with_job_name(self._session())
 
     # reading
 
     def current(self, path: str) -> DataFrame:
-        """The newest version of the table at a path; the table must exist."""
+        """The newest version of the table at a path. The table must exist."""
         return self.spark.read.format("delta").load(path)
 
     def as_of(self, path: str, version: int) -> DataFrame:
-        """A table at one version."""
+        """The table at a path, at one of its versions."""
         return self.spark.read.format("delta").option("versionAsOf", version).load(path)
 
     def columns(self, path: str) -> list[str]:
@@ -211,7 +217,7 @@ class Lake:
             return arrow_schema(self.current(path).schema)
 
     def bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
-        """The least or the greatest value of a column in the rows that fulfil an SQL condition; None without such rows."""
+        """The least or greatest value of a column where an SQL condition is true. None if it is true for no row."""
         with self.access.translate_errors(path):
             if (local := self.policy.reader(path)) is not None:
                 return (local.least if bound == "min" else local.greatest)(path, column, where)
@@ -219,14 +225,14 @@ class Lake:
             return rows.collect()[0][0]
 
     def written_at(self, path: str) -> datetime | None:
-        """The time of a table's newest commit; None if only Spark, which is slow, reaches the lake."""
+        """The time of the newest commit of a table. None if only Spark can reach the lake, because asking Spark is slow."""
         if self.local is None:
             return None
         with self.access.translate_errors(path):
             return self.local.written_at(path)
 
     def columns_at(self, path: str, version: int) -> list[str]:
-        """The names of a table's columns at one version."""
+        """The names of the columns of a table at one of its versions."""
         with self.access.translate_errors(path):
             if self.local is not None:
                 return [field.name for field in self.local.as_of(path, version).schema().fields]
@@ -234,17 +240,18 @@ class Lake:
             return names
 
     def count(self, path: str) -> int:
-        """The number of a table's rows; Spark counts them if delta-rs cannot read the table."""
+        """The number of rows of a table. If delta-rs cannot read the table, Spark counts them."""
         with self.access.translate_errors(path):
             if self.local is not None and not self.local.can_read(path):
                 return self.current(path).count()
         return self.records.count(path)
 
     def read_slices(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
-        """The rows of some slices. If delta-rs reaches the lake, Spark reads their files without Delta's log.
+        """The rows of some slices.
 
-        With `every` each of the slices must have rows: raises DamagedTableError if delta-rs finds none of a
-        slice.
+        If delta-rs can reach the lake, Spark reads only their files, and does not read Delta's log.
+
+        With `every` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
         """
         with self.access.translate_errors(path):
             slices = self.local.change_log(path) if self.local else None
@@ -256,7 +263,7 @@ class Lake:
         return rows.where(F.col("slice").isin(sorted(ends)))
 
     def stored_slices(self, path: str, ends: Collection[int], *, every: bool = False) -> StoredSlices | None:
-        """The row groups with the rows of some slices; None if only Spark may read them. `every` as in `read_slices`."""
+        """The row groups with the rows of some slices; None if only Spark can read them. For `every` see `read_slices`."""
         if self.local is None:
             return None
         with self.access.translate_errors(path):
@@ -273,9 +280,9 @@ class Lake:
         columns: Sequence[str] | None = None,
         every: bool = False,
     ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes; None if they are many, or only Spark may read them.
+        """The rows of some slices in the order of their changes. None if they are many, or if only Spark can read them.
 
-        `size` is the estimate of their bytes; None means many. `every` as in `read_slices`.
+        `size` is the estimated number of their bytes; None means many. For `every` see `read_slices`.
         """
         if self.local is None or not self.policy.is_small(size):
             return None
@@ -285,14 +292,14 @@ class Lake:
     # writing
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with all tables in it; return False if it does not exist, or only Spark reaches the lake."""
+        """Remove a folder and all tables in it. Return False if it does not exist, or if only Spark can reach the lake."""
         if self.local is None:
             return False
         with self.access.translate_errors(folder):
             return self.local.remove(folder)
 
     def remove_log(self, path: str) -> None:
-        """Remove the log of a damaged table, so that the table can be made again. Its files stay until a vacuum."""
+        """Remove the log of a damaged table, so that the table can be created again. Its files stay until the next vacuum."""
         if self.local is None:
             raise LakeError(
                 f'Delta table "{path}" is damaged', hint="remove its folder, then run the command again"
@@ -309,10 +316,10 @@ class Lake:
         options: Mapping[str, str] | None = None,
         size: int | None = None,
     ) -> None:
-        """Append to a table, or overwrite it, in one commit.
+        """Append rows to a table, or overwrite the table with them, in one commit.
 
-        `options` are for Spark's writer. `size` is the estimate of the rows' bytes, or None; few rows are
-        written without Spark.
+        `options` are for Spark's writer. `size` is the estimated number of bytes, or None. Few bytes are written
+        without Spark.
         """
         if commit.after is not None:
             head = self.records.head(path)
@@ -355,13 +362,13 @@ class Lake:
     def commit_files(
         self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
     ) -> None:
-        """Commit files that this process has written: rows of `FILE_SCHEMA`."""
+        """Commit files that this process has written. `files` are rows of `FILE_SCHEMA`."""
         local = self.local_or(LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000"))
         with self.access.translate_errors(path):
             local.commit(path, schema, files, commit)
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Set missing descriptions of a table and its columns, unless only Spark reaches the lake."""
+        """Set the missing descriptions of a table and its columns. Does nothing if only Spark can reach the lake."""
         if self.local is None:
             return
         with self.access.translate_errors(path):
@@ -372,7 +379,7 @@ class Lake:
                 comment_by_spark(self.spark, path, description, columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
-        """Set Delta properties of a table; return its version before, or None if it has the properties already."""
+        """Set Delta properties of a table. Return the version before; None if the table has these properties already."""
         with self.access.translate_errors(path):
             missing = dict(properties.items() - self._properties(path).items())
             if not missing:
@@ -385,7 +392,7 @@ class Lake:
             return version
 
     def remove_row_checks(self, path: str) -> None:
-        """Remove CHECK constraints and the append-only property, which only other writers set; keep rows and position."""
+        """Remove CHECK constraints and the append-only property, which another writer has set. Rows and position stay."""
         with self.access.translate_errors(path):
             properties = self._properties(path)
             if constraints := constraints_in(properties):
@@ -397,7 +404,7 @@ class Lake:
             self.set_properties(path, {APPEND_ONLY: "false"})
 
     def has_row_checks(self, path: str) -> bool:
-        """Whether a table has properties that `remove_row_checks` removes."""
+        """True if the table has properties that `remove_row_checks` removes."""
         with self.access.translate_errors(path):
             properties = self._properties(path)
         return is_append_only(properties) or bool(constraints_in(properties))
@@ -410,7 +417,7 @@ class Lake:
         return properties
 
     def record_position(self, path: str, position: int) -> None:
-        """Commit a position to a table without rows."""
+        """Commit a position to a table, without any rows."""
         with self.access.translate_errors(path):
             if local := self.policy.local_writer(path):
                 local.append(path, local.arrow_schema(path).empty_table(), position)
@@ -418,9 +425,9 @@ class Lake:
                 self.write(self.current(path).limit(0), path, Commit(position))
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
-        """Add columns to the end of a table; they are NULL in all rows.
+        """Add columns at the end of a table. They are NULL in all rows that exist.
 
-        `schema` has the table's columns and the new ones, `ddl` the same in Spark's types. `base` as in
+        `schema` has the old and the new columns. `ddl` is the same schema in Spark's types. For `base` see
         `Commit`.
         """
         with self.access.translate_errors(path):
@@ -438,9 +445,10 @@ class Lake:
         into: str | None = None,
         position: int | None = None,
     ) -> None:
-        """Replace a table's rows by the result of `change`, in one commit that keeps the position.
+        """Replace the rows of a table by the results of `change`, in one commit that keeps the position.
 
-        With `into` that table gets the rows instead, with the position `position`. `base` as in `Commit`.
+        With `into`, the table at that path gets the results instead, with the position `position`. For `base` see
+        `Commit`.
         """
         size, target = (self.records.size(path) if self.local else None), into or path
         commit = Commit(position, overwrite=True, base=base)
@@ -462,11 +470,11 @@ class Lake:
     def idempotent_writes(
         self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[None]:
-        """Commit each SQL write of the block once per table and position. See `spark_writes.idempotent_writes`."""
+        """Commit each SQL write of the block only once per table and position. See `spark_writes.idempotent_writes`."""
         return idempotent_writes(self.spark, position, vectors=vectors, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table, unless the user disabled them, or delta-rs would not find them."""
+        """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find them."""
         if self.local is not None and row_removal.has_hidden_vectors(path):
             return
         if self.records.has_deletion_vectors(path) is None:

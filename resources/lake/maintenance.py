@@ -1,9 +1,13 @@
-"""Keeps a Delta table small: deletes rows, joins small files, removes files that no version needs.
+"""Keeps a Delta table small: deletes rows, joins small files, and removes files that no version needs.
 
-In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the work.
-Spark does it in lakes that delta-rs cannot reach, and for tables that delta-rs cannot write: with mapped
-columns, unsupported features, or deletion vectors, even of old versions. Each commit is atomic, and a file is
-removed only if no version of the given hours needs it. So every operation can be repeated after a kill.
+In: a lake, and the path of a table.
+Out: - commits that keep the table's position
+     - figures about what was done
+
+delta-rs does this work if it can. Spark does it in lakes that delta-rs cannot reach, and for tables that delta-rs
+cannot maintain: tables with column mapping or other features that delta-rs lacks, and tables of which some version
+has deletion vectors. Each commit is atomic. A file is removed only if no version of the last hours needs it. So
+each operation can be repeated after the process was killed.
 """
 
 import re
@@ -27,68 +31,71 @@ from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import METADATA
 
-#: Spark clusters larger tables.
+#: The size up to which delta-rs clusters a table, that is, sorts all its rows into new files. Spark clusters
+#: larger tables.
 MAX_CLUSTERED_BYTES = 128 * 1024 * 1024
-#: The query of `last_slice_before`; its parameters are a table and a time.
+#: The query of `last_slice_before`. Its parameters are a table and a time.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
-#: The query of `last_before`; its parameters are a table and a time.
+#: The query of `last_before`. Its parameters are a table and a time.
 _LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
-#: The SQL of a time for each engine, from microseconds since 1970.
+#: The SQL for a time, in the dialects of delta-rs and Spark. The placeholder is for microseconds since 1970.
 _DELTA_RS_TIME, _SPARK_TIME = (
     "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
     "timestamp_micros({})",
 )
-#: The number of tasks that list a table's files in a vacuum. The default is 10,000, most without work.
+#: Spark's setting for the number of tasks that list the files of a table during a vacuum. The default is 10,000
+#: tasks, most of which have nothing to do.
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-#: The sizes of the files that OPTIMIZE joins and writes: 1 GB by default.
+#: Spark's settings for the sizes of the files that OPTIMIZE joins and writes. The default is 1 GB.
 _FILE_SIZE_SETTINGS = (
     "spark.databricks.delta.optimize.minFileSize",
     "spark.databricks.delta.optimize.maxFileSize",
 )
-#: Whether OPTIMIZE ZORDER BY refuses columns without statistics, such as those after the first 32.
+#: Spark's setting that makes OPTIMIZE ZORDER BY refuse columns without statistics. By default only the first 32
+#: columns of a table have statistics.
 _STATISTICS_CHECK = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 #: Delta's properties for the retention of removed files and of the log, with their defaults in hours.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
 _LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
-#: The form of the values that pgsieve sets. Any other value is the user's.
+#: The form of the values that pgsieve itself sets. A value of another form was set by the user.
 _HOURS = re.compile(r"interval \d+ hours")
 
 
 class TableMaintenance(Protocol):
-    """The maintenance of one table."""
+    """The operations that keep one table small."""
 
     def last_slice_before(self, time: datetime) -> int:
-        """The last slice before the first slice with a commit at or after this time; 0 if there is none."""
+        """The last slice before the first slice that has a commit at or after this time. 0 if there is no such slice."""
 
     def last_before(self, time: datetime) -> int:
-        """The greatest LSN of the rows before this time; 0 if there are none."""
+        """The greatest LSN of the rows before this time. 0 if there are no such rows."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        """Delete the rows that fulfil a condition; return their number.
+        """Delete the rows for which a condition is true. Return their number.
 
-        The condition is SQL that both engines accept; `{since}` in it is replaced by the time `since`.
+        The condition is SQL that both engines understand. In it, `{since}` stands for the time `since`.
         """
 
     def files(self) -> list[tuple[int, int]]:
-        """The time at which each file was written, in milliseconds since 1970, and its size in bytes."""
+        """For each file the time at which it was written, in milliseconds since 1970, and its size in bytes."""
 
     def compact(self, by: Sequence[str] = ()) -> int:
-        """Join small files into large ones; return by how many the number of files has shrunk.
+        """Join small files into large ones. Return by how much the number of files has decreased.
 
-        With the columns `by`, all files are written again, so that rows with close values in these columns
-        share files.
+        With the columns `by`, all files are written again, so that rows with similar values in these columns are
+        in the same file.
         """
 
     def vacuum(self, hours: int) -> int:
-        """Remove the files that no version of the last hours needs; return their number, or 0 if Spark removed them."""
+        """Remove the files that no version of the last hours needs. Return their number; 0 if Spark removed them."""
 
 
 def maintenance(lake: Lake, path: str) -> TableMaintenance:
-    """The maintenance of a table, by delta-rs if it can do it, otherwise by Spark."""
+    """The maintenance of a table by delta-rs if delta-rs can do it, otherwise by Spark."""
     local = lake.policy.reader(path)
     if (
         local
@@ -101,10 +108,11 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
 
 
 def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The properties that a table still needs so that the versions of the last hours stay readable.
+    """The properties that a table must still get, so that the versions of the last hours can be read.
 
-    With these properties the log is kept no longer than these versions require. Properties that the user has set
-    stay. Delta must retain the log at least as long as removed files, so the two properties are set together.
+    The properties also prevent that Delta keeps its log longer than these versions need. Properties that the user
+    has set are not changed. Delta must keep the log at least as long as removed files, so the two properties are
+    always set together.
     """
     defaults = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
     needed_properties = {
@@ -118,7 +126,7 @@ def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, 
 
 
 def _time_sql(template: str, time: datetime | None) -> str:
-    """A time in the SQL of an engine; null for None."""
+    """A time in the SQL of an engine. The SQL is null for None."""
     return template.format(round(time.timestamp() * 1_000_000)) if time else "null"
 
 
@@ -163,12 +171,12 @@ class _DeltaRsMaintenance:
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
         missing = _missing_properties(table.metadata().configuration, hours)
-        # Spark is not started only to retain the log for a shorter time.
+        # The properties may need Spark. Do not start Spark if they would only shorten the time for which the log is kept.
         if missing and (hours > _FILES_HOURS or self.local.can_set_properties(self.path)):
             self.lake.set_properties(self.path, missing)
             table = self.local.table_at(self.path)
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
-        if unneeded:  # A vacuum without files to remove would still make two commits.
+        if unneeded:  # Even if there were no files to remove, a vacuum would make two commits.
             table.vacuum(
                 hours,
                 dry_run=False,
@@ -227,7 +235,10 @@ class _SparkMaintenance:
         return f"delta.{quoted(self.path)}"
 
     def _sql(self, statement: str, further_settings: Mapping[str, str] | None = None) -> Row:
-        """Run a statement whose commit keeps the table's position; return its first row. `further_settings` are more settings."""
+        """Run a statement whose commit keeps the table's position. Return the first row of its result.
+
+        `further_settings` are settings of Spark for this statement.
+        """
         conf = self.lake.spark.conf
         settings = {
             **(further_settings or {}),

@@ -1,7 +1,9 @@
-"""Reads a Spark master: the number of cores that it uses on this machine, or of threads that replace Spark.
+"""Reads the address of a Spark master: how many cores of this machine it uses, or how many threads replace Spark.
 
-In: the text of a master. Out: a number, or None. This module has no slow imports, as every command reads the
-configuration.
+In: the text of a master, for example `local[4]` or `threads[4]`.
+Out: a number, or None.
+
+Every command reads the configuration and therefore imports this module, so it has no slow imports.
 """
 
 import re
@@ -12,13 +14,13 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 def threads_of(master: str) -> int | None:
-    """How many threads of this process replace Spark; None if Spark itself runs large work."""
+    """The number of threads of this process that replace Spark; None if Spark runs large work."""
     match = _THREADS.fullmatch(master)
     return _number(match[1]) if match else None
 
 
 def cores_of(master: str) -> int | None:
-    """How many cores of this machine a Spark master uses; None for a master on other machines or in other processes."""
+    """The number of cores of this machine that a Spark master uses; None if Spark runs on other machines or as a server."""
     match = _LOCAL.fullmatch(master)
     return _number(match[1] or "1") if match else None
 

@@ -1,9 +1,14 @@
-"""Caches cloudpickle's search for loaded submodules, per package.
+"""Caches a slow search of the library cloudpickle, with which pyspark sends functions to executors.
 
-In: a function's code, and the modules that the code names. Out: the submodules that the code may reach through
-these modules, as it reaches `pa.compute` through `pa`; the result is the same as cloudpickle's. Cloudpickle
-itself searches all loaded modules, for each such module of each function that it sends by value. A plan has some
-thousand functions, so the search takes most of the time to send it. Raises nothing.
+If a function uses `pa.compute`, its code only names `pa`. cloudpickle must find out that the executor has to
+import the submodule `pyarrow.compute`, too. For each function that it sends by value, and for each module that the
+function names, it searches all loaded modules. A plan has some thousand functions, so this search takes most of
+the time to send the plan.
+
+In: the code of a function, and the objects that the code names.
+Out: the submodules that the code may reach. The result is the same as that of cloudpickle itself.
+
+Raises nothing.
 """
 
 import sys
@@ -14,11 +19,11 @@ from pyspark import cloudpickle
 
 
 class _Search:
-    """The loaded submodules of packages, by their names below the package."""
+    """A search for the loaded submodules of packages. It remembers the submodules of each package."""
 
     def __init__(self) -> None:
-        #: For each package the number of loaded modules at the time of the search, and the package's submodules.
-        self._listed = dict[str, tuple[int, Sequence[tuple[str, frozenset[str]]]]]()
+        #: Maps each package to the number of modules that were loaded when it was searched, and to its submodules.
+        self._cache = dict[str, tuple[int, Sequence[tuple[str, frozenset[str]]]]]()
 
     def __call__(self, code: CodeType, named_objects: Iterable[object]) -> list[ModuleType]:
         """The submodules that the code may reach through the modules that it names."""
@@ -32,7 +37,11 @@ class _Search:
         ]
 
     def _submodules(self, package: str) -> Sequence[tuple[str, frozenset[str]]]:
-        module_count, cached_search = len(sys.modules), self._listed.get(package)
+        """The loaded submodules of a package, each with the set of the names that lead from the package to it.
+
+        The cached submodules count as long as the number of loaded modules is the same.
+        """
+        module_count, cached_search = len(sys.modules), self._cache.get(package)
         if cached_search is None or cached_search[0] != module_count:
             prefix = f"{package}."
             submodules = [
@@ -40,12 +49,12 @@ class _Search:
                 for name in tuple(sys.modules)
                 if name.startswith(prefix)
             ]
-            cached_search = self._listed[package] = module_count, submodules
+            cached_search = self._cache[package] = module_count, submodules
         return cached_search[1]
 
 
 def cache_module_search() -> None:
-    """Replace the search function of pyspark's cloudpickle, if its version has one."""
+    """Make pyspark's cloudpickle use the caching search. Does nothing if its version has no function to replace."""
     module = cloudpickle.cloudpickle
     search = getattr(module, "_find_imported_submodules", None)
     if search is not None and not isinstance(search, _Search):

@@ -1,7 +1,10 @@
-"""The paths of a lake's Delta tables, and identifiers as folder names.
+"""Makes the paths of a lake's Delta tables, and writes identifiers as folder names.
 
-In: the lake's URI, and names of feeds, subscriptions and tables. Out: paths. ARCHITECTURE.md describes the
-tables, and `pgsieve.assets.steps.records` the columns of pgsieve's own.
+In: - the URI of the lake
+    - the names of feeds (a feed is one slot and its change log), subscriptions and tables
+Out: paths.
+
+ARCHITECTURE.md describes the tables. `pgsieve.assets.steps.records` defines the columns of pgsieve's own tables.
 """
 
 import re
@@ -9,15 +12,18 @@ from collections.abc import Callable, Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
-#: The folder of pgsieve's own tables, next to the subscriptions' folders, none of which has this name.
+#: The folder of pgsieve's own tables. It is next to the folders of the subscriptions; no subscription can have
+#: this name.
 OWN_FOLDER = "_pgsieve"
 
 
 def escape(identifier: str) -> str:
-    """An identifier as a folder name, reversibly: each byte (UTF-8) of a character outside [a-z0-9_] becomes ~XX.
+    """An identifier as a folder name.
 
-    Upper case is escaped because some file systems ignore case, and a leading underscore because Spark hides
-    such folders.
+    Each byte (UTF-8) of a character outside [a-z0-9_] becomes ~XX, so `unescape` can reverse it.
+
+    Upper case letters are escaped because some file systems ignore case. An underscore at the start is escaped
+    because Spark ignores folders whose name begins with it.
     """
     escaped = re.sub(
         r"[^a-z0-9_]", lambda match: "".join(f"~{byte:02X}" for byte in match.group().encode()), identifier
@@ -26,21 +32,21 @@ def escape(identifier: str) -> str:
 
 
 def unescape(folder: str) -> str:
-    """The identifier from a folder name, the inverse of `escape`."""
+    """The identifier that `escape` has turned into this folder name."""
     raw = re.sub(rb"~([0-9A-F]{2})", lambda match: bytes([int(match.group(1), 16)]), folder.encode())
     return raw.decode()
 
 
 def replica_folder(template: str, schema: str, table: str) -> str:
-    """The folder of a replica by a template, relative to its subscription's folder."""
+    """The folder of a replica, relative to the folder of its subscription, according to a template."""
     return template.format(schema=escape(schema), table=escape(table))
 
 
 class LakePaths:
-    """The paths of one lake's tables.
+    """The paths of the tables of one lake.
 
-    `folders` has the template of the replicas' folders for subscriptions. For others, `recorded` returns the
-    template that the lake has recorded.
+    `folders` maps subscriptions to the templates of their replicas' folders. For subscriptions that it lacks,
+    `recorded_template` returns the template that the lake has recorded.
     """
 
     def __init__(
@@ -53,76 +59,83 @@ class LakePaths:
         self._folders, self._recorded = dict(folders or {}), recorded_template
 
     def _feed_folder(self, slot_owner: str) -> str:
-        """A feed's folder. A name with slashes belongs to a part of another feed, and its folder is below that feed's."""
+        """The folder of a feed. A part of a feed has a name with slashes, and its folder is in the folder of the feed."""
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
-        """The raw messages of a slot: of a source, or of a subscription with its own slot."""
+        """The raw messages of a slot. The owner of a slot is a source, or a subscription with its own slot."""
         return f"{self._feed_folder(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """The contents of each slice of the change log besides row changes; rows that are missing are derived again."""
+        """What each slice of the change log contains besides row changes.
+
+        Rows that are missing in this table can be derived from the change log again.
+        """
         return f"{self._feed_folder(slot_owner)}/slices"
 
     def prepared(self, slot_owner: str) -> str:
-        """The prepared transactions whose second phase was pending when the change log was last written."""
+        """The prepared transactions that were neither committed nor rolled back when the change log was last written."""
         return f"{self._feed_folder(slot_owner)}/prepared"
 
     def catalogs(self, slot_owner: str) -> str:
-        """The publisher's catalog, recorded after each alteration."""
+        """The publisher's catalog, of which a copy is recorded after each alteration."""
         return f"{self._feed_folder(slot_owner)}/catalogs"
 
     def altered(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by subscription (`as_published`)."""
+        """For each subscription the slices in which the catalog may have been altered (`as_published`)."""
         return f"{self._feed_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
-        """The replica of a table: the current rows, with the published columns."""
+        """The replica of a table: its current rows, with the published columns."""
         return f"{self.uri}/{subscription}/{replica_folder(self.folders_of(subscription), schema, table)}"
 
     def folders_of(self, subscription: str) -> str:
-        """The template of the folders of a subscription's replicas: the configured one, or else the recorded one."""
+        """The template of the folders of a subscription's replicas. It is configured, or else the lake has recorded it."""
         if subscription not in self._folders:
             self._folders[subscription] = self._recorded(subscription) or FOLDERS
         return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The change history of a table: its transformed changes. Later histories (generations) end in `~g1`, ...
+        """The change history of a table: the changes that were transformed for it.
 
-        No escaped name ends in `~g` and a number.
+        If the history of a table begins anew, for example after a change of a column's type, the new history has a
+        `generation`, and a path that ends in `~g1`, `~g2` and so on. No escaped name ends in `~g` and a number.
         """
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
     def versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The versions of a table's rows, with generations like the change history's."""
+        """The versions of a table's rows. The generations are those of the change history."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 
     def transformed(self, subscription: str) -> str:
-        """The transformed slices: a row per slice and table, which summarizes the changes."""
+        """The slices that were transformed. Each slice has a row per table, which summarizes the changes."""
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:
-        """The sync states of tables; for each table the newest row counts."""
+        """The sync states of the tables. For each table the newest row counts."""
         return f"{self.uri}/{subscription}/_table_states"
 
     def subscription(self, name: str) -> str:
-        """The state of a subscription as a whole; the newest row counts."""
+        """The state of a subscription as a whole. The newest row counts."""
         return f"{self.uri}/{name}/_subscription"
 
     def registered(self, subscription: str) -> str:
-        """The names that pgsieve has registered in a catalog; for each name the newest row counts."""
+        """The names that pgsieve has registered in a catalog. For each name the newest row counts."""
         return f"{self.uri}/{subscription}/_registered"
 
     def sequences(self, subscription: str) -> str:
-        """The values of the published sequences; for each sequence the newest row counts."""
+        """The values of the published sequences. For each sequence the newest row counts."""
         return f"{self.uri}/{subscription}/_sequences"
 
     def feed(self, slot_owner: str) -> str:
-        """The cluster to which a slot's LSNs belong; the newest row counts."""
+        """The cluster whose LSNs a slot has delivered. The newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 
     def cuts(self, subscription: str) -> str:
-        """The LSNs that all replicas of a subscription have reached (cuts), with the replicas' Delta versions."""
+        """The cuts of a subscription.
+
+        A cut is an LSN that all replicas have reached, with the Delta version of each replica.
+        """
         return f"{self.uri}/{subscription}/_cuts"

@@ -1,8 +1,16 @@
-"""Chooses the runner of functions on rows, and the committer of their results; no other module does.
+"""Chooses where pgsieve computes rows, and how it commits them to a Delta table.
 
-In: the access to the lake, a number of bytes, and the features that a table requires of readers and writers.
-Out: a runner (`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). Raises
-LakeError.
+A runner calls functions that compute rows; it is the calling thread, a pool of threads, or Spark. A committer writes
+the rows to a table in one commit. All choices of runners and committers are made in this module, so that the steps
+of pgsieve do not depend on them.
+
+In: - the access to the lake (the folder or bucket with the Delta tables)
+    - the number of bytes of the work
+    - the path of a table, whose Delta log lists the features that the table requires of readers and writers
+Out: - a runner (`pgsieve.resources.lake.executors`)
+     - a committer (`pgsieve.resources.lake.committers`)
+
+Raises LakeError if the lake cannot be read.
 """
 
 import logging
@@ -16,34 +24,37 @@ from pgsieve.resources.lake.committers import Committer, FileCommitter, InProces
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.executors import INLINE, Executors
 
-#: The default size up to which batches are written without Spark, in a lake that delta-rs reaches.
+#: The default of `Policy.small_bytes`: up to this many bytes of rows are computed and written in this process,
+#: without Spark, if the library delta-rs can reach the lake.
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: The default size up to which a replica's files are rewritten without deleted rows; in larger replicas the
-#: rows are marked.
+#: The default of `Policy.rewritten_bytes`, a number of bytes. A replica is the copy of a publisher's table in the
+#: lake. In replicas up to this size pgsieve deletes rows by rewriting the files that contain them.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
-#: From this many changes of a table on, an apply decides by parts of the keys.
+#: The default of `Policy.parted_changes`, a number of changes of one table.
 PARTED_CHANGES_DEFAULT = 2_000_000
-#: The prefix of the columns that a MERGE of delta-rs adds to a table's.
+#: The prefix of the columns that delta-rs adds to a table's own columns during a MERGE. A user's column with this
+#: prefix could have the name of an added column.
 _RESERVED_PREFIX = "__delta_rs_"
 
-#: The beginnings of the Spark types of keys for which Arrow is unsuitable: of numbers, because 0.0 and -0.0 are
-#: not equal there, and of arrays, which only Spark supports as keys.
+#: The beginnings of the names of the Spark types that Arrow cannot compare as keys. Arrow does not treat 0.0 and
+#: -0.0 as equal, but PostgreSQL does. Only Spark supports arrays as keys.
 _INEXACT_TYPES = ("float", "double", "array<")
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def has_exact_equality(types: Iterable[str]) -> bool:
-    """Whether values of these Spark types are equal in Arrow exactly if they are equal in PostgreSQL."""
+    """True if, for all of these Spark types, Arrow calls two values equal exactly if PostgreSQL does."""
     return not any(each.startswith(_INEXACT_TYPES) for each in types)
 
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """The user's settings of a lake; `small_bytes`, `rewritten_bytes`, `vectors` and `parted_changes` as in `Policy`.
+    """The user's settings for the work on a lake.
 
-    `threads` is the number of this process' threads for large work; None means that Spark runs it. `cores` is
-    the number of Spark's cores; None if its master does not show it.
+    - `threads`: the number of threads of this process that run large work; None if Spark runs large work
+    - `cores`: the number of Spark's cores; None if the address of Spark's master does not show this number
+    - the other fields have the same meaning as the fields of `Policy` with the same names
     """
 
     small_bytes: int = SMALL_BYTES_DEFAULT
@@ -59,12 +70,18 @@ DEFAULT_SETTINGS = LakeSettings()
 
 @dataclass(frozen=True)
 class Policy:
-    """Chooses by bytes, and by the limits of delta-rs and Arrow.
+    """Chooses runners and committers by the number of bytes, and by what delta-rs and Arrow can do.
 
-    `local` is the access by delta-rs, or None. `executors` run large work. Up to `small_bytes` may pass
-    through this process. In replicas up to `rewritten_bytes` (-1: in none) files are rewritten without their
-    deleted rows. `vectors` says whether the user wants deletion vectors in large tables. From `parted_changes`
-    of a table on, the runner decides by parts of the keys.
+    - `access`: the address of the lake, and the translation of the errors of its libraries to LakeError
+    - `local`: the access to the lake by delta-rs; None if delta-rs cannot reach the lake
+    - `executors`: the runner of large work
+    - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
+    - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
+      them. In larger replicas it rewrites these files only if they are few for the size of the changes; otherwise it
+      marks the rows in deletion vectors. With -1 it rewrites files only in tables whose rows it may not mark.
+    - `vectors`: whether the user wants deletion vectors in large tables
+    - `parted_changes`: if a table has at least this many changes, the runner computes which rows the changes leave.
+      Each of its parts has a part of the keys. With fewer changes the driver (pgsieve's own process) computes that.
     """
 
     access: LakeAccess
@@ -76,27 +93,30 @@ class Policy:
     parted_changes: int = PARTED_CHANGES_DEFAULT
 
     def is_small(self, size: int | None) -> bool:
-        """Whether this many bytes (None: many) may pass through this process."""
+        """True if `size` bytes are small work, which may pass through this process. None stands for many bytes."""
         return self.local is not None and size is not None and size <= self.small_bytes
 
     def runner(self, size: int | None) -> Executors:
-        """The runner for this many bytes (None: many): the calling thread for few, the executors for many."""
+        """The runner for `size` bytes: the calling thread for small work, otherwise the executors.
+
+        None stands for many bytes.
+        """
         return INLINE if self.is_small(size) else self.executors
 
     def prepare_runner(self, size: int) -> None:
-        """Begin to start the runner for this many bytes, before they have arrived."""
+        """Begin to start the runner for `size` bytes while they are still being read, so that it is ready sooner."""
         if self.local is not None:
             self.runner(size).prepare()
 
     def parts_in_parallel(self, size: int) -> int:
-        """How many parts of this many bytes run at a time."""
+        """The number of parts that run at the same time if the whole work has `size` bytes."""
         return self.runner(size).number
 
     def local_writer(self, path: str) -> LocalRecords | None:
-        """The access by delta-rs, if it can write a table; None if only Spark can.
+        """The access to the lake by delta-rs, if delta-rs can write the table at `path`; None if only Spark can.
 
-        Only Spark writes tables with mapped column names, and tables that require features that delta-rs
-        lacks.
+        Only Spark writes tables with column mapping, where a column has another name in the files than in the table.
+        Only Spark writes tables that require a feature that delta-rs lacks.
         """
         if self.local is None:
             return None
@@ -113,7 +133,7 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """The committer of rows to a table; the parameters are those of `committer_with_reason`."""
+        """The committer that writes rows to a table. The parameters are those of `committer_with_reason`."""
         committer, reason = self.committer_with_reason(
             path, columns, size, schema, overwrite=overwrite, key=key
         )
@@ -130,10 +150,15 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> tuple[Committer, str]:
-        """The committer of about `size` bytes (None: many) of rows with these columns to a table, and the reason.
+        """The committer that writes rows to a table, and the reason for this choice.
 
-        It is a `FileCommitter` only if `schema` returns the schema of the files. With `overwrite` the rows
-        replace the table's. `key` are the Spark types of the columns that identify rows.
+        - `path`: the table
+        - `columns`: the names of the columns of the rows
+        - `size`: about how many bytes the rows have; None if they are many
+        - `schema`: returns the schema of the files that a runner would write. Without it, a `FileCommitter` is not
+          chosen, and Spark writes the rows that are not small work.
+        - `overwrite`: whether the rows replace all rows of the table
+        - `key`: the Spark types of the columns that identify rows; empty if no rows are looked up
         """
         local = self.local_writer(path)
         if local is None:
@@ -163,15 +188,19 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> InProcessCommitter | None:
-        """The committer of rows that pass through this process; None if they are too many, or the table needs another one.
+        """The committer of rows that pass through this process.
 
-        The parameters are those of `committer_with_reason`.
+        None if the rows are too many, or if the table needs another committer. The parameters are those of
+        `committer_with_reason`.
         """
         committer = self.committer(path, columns, size, overwrite=overwrite, key=key)
         return committer if isinstance(committer, InProcessCommitter) else None
 
     def by_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> FileCommitter | None:
-        """The committer of few or many rows as files with this schema; None if only Spark commits them."""
+        """The committer that adds files with this schema to a table, for any number of rows.
+
+        A runner has written these files before. None if only Spark can commit rows to the table.
+        """
         local = self.local_writer(path)
         if local is None:
             return None
@@ -180,9 +209,10 @@ class Policy:
         return FileCommitter(local, self.access, self.vectors) if can_add_files else None
 
     def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
-        """The access by delta-rs, if it can read the table, and this process may read `size` bytes; otherwise None.
+        """The access to the lake by delta-rs, if this process may read `size` bytes of a table with it; otherwise None.
 
-        Without `size` only the table's features count.
+        The table must not require a feature of readers that delta-rs lacks, and `size` must be small work. If `size`
+        is None, only the features of the table count.
         """
         if self.local is None or not (size is None or self.is_small(size)):
             return None

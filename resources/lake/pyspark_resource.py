@@ -1,9 +1,13 @@
-"""Spark as a resource of dagster-pyspark: with pgsieve's own session, or a session of the project's resource.
+"""Makes Spark available as a Dagster resource with the interface of the library dagster-pyspark.
 
-In: the engine of a configuration, and optionally a `PySparkResource` or `LazyPySparkResource`. Out: a
-resource with dagster-pyspark's interface; its `spark_session` has Delta, and starts at its first use. Raises
-SparkUnavailableError if there is no session. Only definitions import this module, not pgsieve's commands,
-because the import takes a tenth of a second.
+The Spark session is either pgsieve's own, or one of a Spark resource that the user's Dagster project already has.
+
+In: - the engine: the Spark settings of pgsieve.yaml
+    - optionally the project's own `PySparkResource` or `LazyPySparkResource`
+Out: a resource. Its `spark_session` starts when it is first used, and supports Delta tables.
+
+The session raises SparkUnavailableError if it cannot be started. Importing dagster-pyspark takes a tenth of a second,
+so only Dagster definitions import this module. pgsieve's commands do not import it.
 """
 
 from functools import cache
@@ -27,30 +31,34 @@ from pgsieve.resources.lake.stores.storage import storage_of
 
 
 class PgsieveSpark(SparkEngine, LazyPySparkResource):
-    """The Spark of a pgsieve.yaml."""
+    """The Dagster resource for the Spark session that a pgsieve.yaml configures."""
 
     @property
     def spark_context(self) -> Any:
-        """The SparkContext of the session; Spark Connect has none."""
+        """The SparkContext of the session. A session of Spark Connect has no SparkContext, and raises an error."""
         return self.session.sparkContext
 
 
 def pyspark_resource(
     engine: SparkEngine, project: PySparkResource | LazyPySparkResource | None = None
 ) -> PgsieveSpark:
-    """The engine as a resource of dagster-pyspark. The project's resource, if given, starts the session."""
+    """Make a resource from the engine. If `project` is given, that resource starts the session instead of the engine."""
     fields = {name: getattr(engine, name) for name in SparkEngine.model_fields}
     if project is None:
         return PgsieveSpark(**fields)
 
-    given = project
+    project_resource = project
 
     @cache
     def session() -> SparkSession:
-        return _session_of(given, engine)
+        return _session_of(project_resource, engine)
 
     class ProjectSpark(PgsieveSpark):
-        """The Spark of a project. Dagster copies a resource by its fields, so the class has the project's resource."""
+        """The Dagster resource for a session of the project's own Spark resource.
+
+        Dagster copies a resource by copying its fields, and the project's resource is not one of them. So this class
+        is defined within a function, and its methods use the variables of the function.
+        """
 
         @property
         def session(self) -> SparkSession:
@@ -62,25 +70,30 @@ def pyspark_resource(
 
         @property
         def cores(self) -> int | None:
-            return cores_of(str(given.spark_config.get("spark.master", "")))
+            return cores_of(str(project_resource.spark_config.get("spark.master", "")))
 
         @property
         def can_use_engine(self) -> bool:
             return False
 
         def check_store(self) -> None:
-            """Do nothing: the session is checked at its first use."""
+            """Do nothing, because the session's settings for the lake's store are checked when it is first used."""
 
     return ProjectSpark(**fields)
 
 
 def _session_of(project: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
-    """A session with pgsieve's settings, in the Spark application of the project's resource."""
+    """Begin a session with pgsieve's settings in the Spark application that the project's resource has started.
+
+    It is a new session, if Spark can begin one, so that the project's own session keeps its settings. Raises
+    SparkUnavailableError if there is no session, or if it does not support Delta.
+    """
     silence_client()
     ship_by_value()
     try:
         base_session = project.process_config_and_initialize().spark_session
-        # Spark Connect has no `newSession`, but from 4.1 on `cloneSession`.
+        # A session of Spark Connect has no `newSession`. From Spark 4.1 on it has `cloneSession` instead. A session that
+        # has neither is used itself.
         begin = getattr(base_session, "newSession", None) or getattr(base_session, "cloneSession", None)
         session: SparkSession = begin() if begin else base_session
         storage = storage_of(engine.lake)

@@ -1,7 +1,9 @@
-"""The lake as a Dagster resource.
+"""Makes the lake available as a Dagster resource.
 
-In: the lake's URI, the Spark engine that reads and writes it, and pgsieve's settings among Spark's. Out: the
-opened lake.
+In: - the URI of the lake
+    - the Spark engine that reads and writes it
+    - pgsieve's own settings, which are among Spark's settings
+Out: the opened lake.
 """
 
 from collections.abc import Callable
@@ -17,18 +19,21 @@ from pgsieve.resources.lake.spark_writes import WANT_VECTORS
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import recover
 
-#: pgsieve's setting among Spark's: batches of a lake that delta-rs reaches are written without Spark up to this
-#: size.
+#: One of pgsieve's settings among Spark's. If delta-rs can reach the lake, batches up to this number of bytes are
+#: written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
-#: pgsieve's setting among Spark's: files are rewritten without deleted rows in replicas up to this size; in
-#: larger replicas the rows are marked.
+#: One of pgsieve's settings among Spark's. In replicas up to this number of bytes, rows are deleted by rewriting
+#: their files. In larger replicas the rows are marked as deleted.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
-    """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
+    """The lake as a Dagster resource.
 
-    `folders` has the template of the replicas' folders for subscriptions. For others the lake's record counts.
+    - `uri`: the lake's address
+    - `engine`: the Spark engine that reads and writes the lake
+    - `folders`: maps subscriptions to the templates of their replicas' folders. For other subscriptions the
+      template that the lake has recorded counts.
     """
 
     uri: str
@@ -36,9 +41,10 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     folders: dict[str, str] = Field(default={})
 
     def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
-        """Open the lake, after half-written commits before a power cut were removed.
+        """Open the lake. Before that, remove commits that were half-written when the power failed.
 
-        `session` starts the lake's session at its first use; the default is the engine's.
+        `session` starts the Spark session of the lake when it is first used. The default is the session of the
+        engine.
         """
         if not is_uri(self.uri):
             recover(self.uri)
@@ -48,7 +54,7 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
 
 
 def settings_of(engine: SparkEngine) -> LakeSettings:
-    """The user's settings for work on a lake, among those of Spark."""
+    """The settings for the work on a lake, which the user gives among the settings of Spark."""
     config = engine.spark_config
     return LakeSettings(
         int(config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT)),

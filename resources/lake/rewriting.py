@@ -1,4 +1,4 @@
-"""A change of all rows of a table, for `Lake.rewrite`."""
+"""Defines a change of all rows of a table, for `Lake.rewrite`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,12 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class RowChange:
-    """The columns to read, the function `of` that changes each batch, and the schema of the result.
+    """A change of all rows of a table.
 
-    `ddl` is the same schema in Spark's types.
+    - `columns`: the columns to read
+    - `of`: the function that changes each batch
+    - `schema`: the schema of the result
+    - `ddl`: the same schema in Spark's types
     """
 
     columns: Sequence[str]

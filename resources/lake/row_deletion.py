@@ -1,7 +1,10 @@
-"""Decides how to delete rows of a Delta table: rewrite their files without them, or mark them.
+"""Decides how to delete rows of a Delta table: by rewriting their files, or by marking the rows as deleted.
 
-In: the rows, file by file, and the bytes of the changes that delete them. Out: `DeletedRows`. Raises
-LakeError.
+In: - the rows to delete, file by file
+    - the number of bytes of the changes that delete them
+Out: `DeletedRows`.
+
+Raises LakeError.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,34 +15,38 @@ from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.lake import Lake
 
-#: Files are rewritten if the table is small, by a setting of the lake, or if the files have at most this many
-#: times the bytes of the changes. Otherwise the rows are marked as deleted.
+#: Files are rewritten if the table is small (a setting of the lake says how small), or if the files together have
+#: at most this many times the bytes of the changes. Otherwise the rows are marked as deleted.
 MAX_REWRITE_RATIO = 4
 
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """Deleted rows of a table, file by file. They are to be marked, or else their files are to be rewritten."""
+    """Rows to delete from a table, file by file.
+
+    If `marked`, they are to be marked as deleted; otherwise their files are to be rewritten.
+    """
 
     matches: Sequence[FileMatches] = ()
     marked: bool = False
 
     @property
     def nbytes(self) -> int:
-        """The memory of the arrays, in bytes."""
+        """The bytes of memory that the arrays take."""
         return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
 
     @property
     def rewritten(self) -> Sequence[FileMatches]:
-        """The files to rewrite."""
+        """The files to rewrite. Empty if the rows are to be marked."""
         return () if self.marked else self.matches
 
 
 @dataclass(frozen=True)
 class RowDeletion:
-    """Decides how to delete rows of a table with these columns, for changes of `size` bytes.
+    """Decides how to delete rows of a table with these columns. `size` is the number of bytes of the changes.
 
-    In tables of more than `limit` bytes no file is rewritten; None means the limit of replicas.
+    If `limit` is given, no file of a table with more bytes than this is rewritten, provided that its rows can be
+    marked. None means that the lake's setting for replicas decides.
     """
 
     lake: Lake
@@ -50,7 +57,7 @@ class RowDeletion:
     limit: int | None = None
 
     def of(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
-        """The decision for these rows; None if they can be neither rewritten nor marked."""
+        """The decision for these rows. None if their files can neither be rewritten nor the rows marked."""
         if not matches:
             return DeletedRows()
         is_small = sum(match.size for match in matches) <= self.max_rewritten_bytes
@@ -60,14 +67,14 @@ class RowDeletion:
 
     @cached_property
     def can_mark_rows(self) -> bool:
-        """Whether rows of the table may be marked."""
+        """True if rows of the table may be marked as deleted."""
         return self.committer.can_mark_rows(self.path, self.columns)
 
     @cached_property
     def max_rewritten_bytes(self) -> int:
-        """The largest number of bytes of files to rewrite."""
-        by_ratio, limit = MAX_REWRITE_RATIO * self.size, self.lake.policy.rewritten_bytes
-        small_table = limit if self.limit is None else min(limit, self.limit)
-        if not self.can_mark_rows or self.lake.records.size(self.path) <= small_table:
-            return max(by_ratio, limit)
-        return 0 if limit < 0 or self.limit is not None else by_ratio
+        """The number of bytes up to which files are rewritten."""
+        bytes_by_ratio, lake_limit = MAX_REWRITE_RATIO * self.size, self.lake.policy.rewritten_bytes
+        small_table_bytes = lake_limit if self.limit is None else min(lake_limit, self.limit)
+        if not self.can_mark_rows or self.lake.records.size(self.path) <= small_table_bytes:
+            return max(bytes_by_ratio, lake_limit)
+        return 0 if lake_limit < 0 or self.limit is not None else bytes_by_ratio

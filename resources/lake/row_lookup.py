@@ -1,7 +1,12 @@
-"""Finds rows of a Delta table without a key: a runner reads all files.
+"""Finds rows of a Delta table that has no key.
 
-In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows with these digests, file
-by file. Raises errors of delta-rs and Arrow.
+Without a key, a row is identified by a digest of all its values (`pgsieve.decoding.changes.digests`). So a runner
+must read all files of the table, and compute the digests of their rows.
+
+In: a table, and digests.
+Out: the rows with these digests, file by file.
+
+Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,21 +24,24 @@ from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
+#: The result of a search: the number of a file, the number of a row in it, and the index of the digest that the
+#: row has.
 _MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
 
 
 def row_matches(
     table: DeltaTable, path: str, store: Store, digests: WantedDigests, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows with one of these digests. The `keys` of a match are indices into the digests."""
+    """The rows that have one of these digests. The `keys` of the result are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
     results = runner.run(_FileSearch(store, path, schema, names, digests), len(names), schema=_MATCHED)
-    places, rows, keys = (np.asarray(results[name]) for name in _MATCHED.names)
+    file_numbers, rows, keys = (np.asarray(results[name]) for name in _MATCHED.names)
     deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
     matches = []
-    for number in np.unique(places).tolist():
-        is_of_file, name = places == number, names[number]
+    for number in np.unique(file_numbers).tolist():
+        is_of_file, name = file_numbers == number, names[number]
+        # Rows that a deletion vector marks as deleted are still in the file. They do not belong to the table.
         marked = deleted.get(name, no_rows)
         is_of_file[is_of_file] = np.isin(rows[is_of_file], marked, invert=True)
         matches.append(
@@ -51,7 +59,7 @@ def row_matches(
 
 @dataclass(frozen=True)
 class _FileSearch:
-    """Searches the files of a table on executors, one file per part."""
+    """Searches the files of a table for rows with some digests, on executors. Each part searches one file."""
 
     store: Store
     path: str

@@ -1,9 +1,16 @@
-"""The Spark session: local, the warm engine's, a cluster's, or a Spark Connect server's.
+"""Starts the Spark session, or connects to one.
 
-In: a master and settings (`spark` of pgsieve.yaml). Out: a session with Delta, started at its first use.
-Callers use only the features of Spark Connect: no sparkContext, no RDD, no JVM object. Functions are sent to a
-cluster's executors by value, within the plan. So executors need Python with numpy, pyarrow, psycopg and ADBC,
-but not pgsieve. Raises `SparkUnavailableError` if no session is available.
+The session is local, or belongs to the warm engine (a process that keeps Spark running between commands), to a
+cluster, or to a Spark Connect server.
+
+In: the address of Spark's master, and settings (`spark` in pgsieve.yaml).
+Out: a session with Delta, which starts when it is first used.
+
+Raises `SparkUnavailableError` if there is no session.
+
+Callers use only what Spark Connect offers, too: no sparkContext, no RDD, and no Java object. Functions are sent to
+the executors of a cluster by value, as a part of the plan. So executors need Python with numpy, pyarrow, psycopg
+and ADBC, but they do not need pgsieve.
 """
 
 import atexit
@@ -41,22 +48,23 @@ from pgsieve.resources.lake.stores.storage import Storage, storage_of
 from pgsieve.resources.passwords import remember
 from pgsieve.resources.time_limit import limit_time
 
-#: Settings that a session may change at any time, also on Spark Connect.
+#: Settings that can be changed at any time during a session, even with Spark Connect.
 SESSION_SETTINGS: dict[str, str] = {
-    # The publisher's values must not change by this machine's time zone or by lenient casts.
+    # Neither the time zone of this machine nor a lenient cast may change the publisher's values.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "true",
-    # A quoted name such as "${HOME}" is the publisher's, and must not be replaced by a variable's value.
+    # A name that the publisher has quoted, such as "${HOME}", must not be replaced by the value of a variable.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    # Readers other than Spark support no other timestamps, and INT96 cannot represent distant years.
+    # Other readers than Spark support only these timestamps. Spark's default, INT96, cannot represent distant years.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # As in the files that this process writes (`pgsieve.resources.lake.delta.parquet_files`).
+    # Files that this process writes itself have the same codec (`pgsieve.resources.lake.delta.parquet_files`).
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
-    # A batch comes from one committed version of a table, so Delta may read it twice.
+    # Delta reads the source of a MERGE twice. It need not store the source in between, because a source of pgsieve is
+    # one committed version of a table, and the second read gives the same rows.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 
@@ -67,58 +75,65 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # Spark's default pattern, extended by the names of Azure's secrets.
+    # Spark's default pattern of the names of secret settings, and the names of Azure's secrets.
     "spark.redaction.regex": "(?i)secret|password|passphrase|token|access[.]?key|account[.]key",
-    # Spark's defaults for clusters cost seconds on one machine.
+    # Spark's default for this setting is for clusters, and would take seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
 }
 
-#: Settings of a session in one process: only this machine can reach its ports.
+#: Settings of a session that runs within one process. Only this machine can reach its ports.
 LOOPBACK_SETTINGS: dict[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The secret is random, as no other process needs it.
+    # Spark chooses a random secret, because no other process needs to know it.
     "spark.authenticate": "true",
 }
-#: The module that forks the Python workers of such a session. The workers of other sessions may lack pgsieve.
+#: The module that starts the Python workers of such a session. Other sessions do not use it, because pgsieve may
+#: be missing where their workers run.
 _DAEMON = "pgsieve.resources.lake.python_daemon"
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 
-#: How often a request to the engine is repeated, within four seconds.
+#: How often a request to the engine is repeated. The repetitions take four seconds.
 _ENGINE_RETRIES = 4
 #: How long a server may take to end a session.
 _END_TIMEOUT_SECONDS = 5.0
 
 _LOGGER = logging.getLogger(__name__)
-#: Lets the first thread that needs Spark start it; the others wait.
+#: Makes the first thread that needs Spark start it, and the other threads wait.
 _START_LOCK = RLock()
-#: Values that are not secret, whatever the name of their setting.
+#: Values that are never treated as secret, whatever the name of their setting is, because other texts contain
+#: them, too.
 _NOT_SECRET = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
 
 def conceal_settings(conf: Mapping[str, str]) -> None:
-    """Keep the values of secret settings out of texts; the settings' names show which are secret."""
+    """Make `conceal_passwords` remove the values of secret settings from texts.
+
+    The name of a setting shows whether it is secret.
+    """
     secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
     remember(
         *(value for name, value in conf.items() if secret.search(name) and not _NOT_SECRET.fullmatch(value))
     )
 
 
-#: A statement about a missing table, which only Delta understands; a setting of every Databricks session.
+#: A statement about a table that does not exist. Only Spark with Delta understands it.
 _DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
+#: A setting that each session of Databricks has.
 _DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
 
 #: The packages whose functions run on executors.
 SHIPPED_PACKAGES = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
 
-#: Delta's setting that chooses the log store of all schemes.
+#: Delta's setting that chooses one log store for all kinds of stores. A log store is the class that writes
+#: commits.
 _ANY_LOG_STORE = "spark.delta.logStore.class"
 
 
 class UnsafeLogStoreError(SparkUnavailableError):
-    """Spark's commits on S3 could overwrite commits of other writers."""
+    """Commits of Spark on S3 could overwrite commits of other writers."""
 
     def __init__(self, setting: str, needed: str) -> None:
         super().__init__(
@@ -132,9 +147,9 @@ class UnsafeLogStoreError(SparkUnavailableError):
 
 
 def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
-    """The configuration of a session that this process starts. The user's settings (`conf`) take precedence.
+    """The configuration of a session that this process starts.
 
-    The user's jars are added to pgsieve's.
+    The user's settings (`conf`) take precedence. The user's jars are added to pgsieve's jars.
     """
     settings = {**LOCAL_SETTINGS, **SESSION_SETTINGS, "spark.master": master, "spark.app.name": "pgsieve"}
     settings |= storage.log_store_settings()
@@ -148,12 +163,12 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
 
 
 def _needed_packages(storage: Storage) -> list[Packages]:
-    """The packages that a session needs in addition to Spark's own jars."""
+    """The Maven packages that a session needs besides the jars that come with Spark."""
     return [delta_packages(), *([s3_packages()] if storage.platform == "s3" else [])]
 
 
 def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Raise UnsafeLogStoreError if Spark with these settings could lose commits to the lake."""
+    """Raise UnsafeLogStoreError if Spark could lose commits to the lake with these settings."""
     if storage.only_spark:
         return
     for name, log_store_class in storage.log_store_settings().items():
@@ -170,15 +185,15 @@ def verify_log_store(session: SparkSession, storage: Storage) -> None:
 
 
 def verify_delta(session: SparkSession, owner: str) -> None:
-    """Raise SparkUnavailableError if a session that pgsieve did not configure lacks Delta.
+    """Raise SparkUnavailableError if a session that pgsieve did not configure has no Delta.
 
-    `owner` names the session in the message. The session's settings prove nothing, because Spark only logs a
-    warning if the jar of an extension is missing.
+    `owner` names the session in the message. The settings of the session prove nothing: if the jar of an extension
+    is missing, Spark only logs a warning.
     """
     try:
         session.sql(_DELTA_STATEMENT).collect()
     except PySparkException as error:
-        # Delta reports the missing table.
+        # The error is that the table does not exist, which Delta has reported.
         if (error.getCondition() or "").startswith("DELTA_"):
             return
     if session.conf.get(_DATABRICKS, ""):  # Databricks always has Delta, but reports other errors.
@@ -192,10 +207,12 @@ def verify_delta(session: SparkSession, owner: str) -> None:
 
 
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the lake's file system that the user's settings (`conf`) lack, for a running session.
+    """The settings for the lake's file system that the user's settings (`conf`) do not have.
 
-    If they were set at the start, the command that starts the JVM would show them to every user of the
-    machine.
+    They are for a running session.
+
+    Some of them are secret. If they were set when the session starts, they would be a part of the command that
+    starts the JVM, which every user of the machine can see.
     """
     settings = storage.spark_settings()
     return {
@@ -203,8 +220,8 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
-#: The loggers by which pyspark's client writes errors to stderr, with tracebacks of executors and values of
-#: cells.
+#: The loggers by which pyspark's client writes errors to stderr. What they write contains tracebacks of executors,
+#: and values of cells.
 _CLIENT_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: The environment variable with which a user enables the first of these loggers.
 _CLIENT_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
@@ -212,13 +229,14 @@ _SILENCE_LOCK = Lock()
 
 
 def silence_client() -> None:
-    """Keep pyspark's client from logging errors, which it raises, too: the messages contain values of cells.
+    """Keep pyspark's client from logging errors. It raises the same errors, and the log would contain values of cells.
 
-    The loggers get a level above all messages. If they were disabled instead, Dagster's
-    logging.config.dictConfig would enable them again.
+    The loggers get a level above that of all messages. If they were disabled instead, logging.config.dictConfig,
+    which Dagster calls, would enable them again.
     """
-    # For a moment getLogger makes pyspark's class the class of all new loggers. The second of two threads would
-    # restore pyspark's class instead of the original one, and Dagster's next run could not make a logger.
+    # PySparkLogger.getLogger changes the class of all new loggers to pyspark's for a moment, and then restores the former
+    # class. If two threads did this at the same time, the second one would take pyspark's class for the former class.
+    # This class would stay, and Dagster's next run could not create a logger.
     with _SILENCE_LOCK:
         for name in _CLIENT_LOGGERS:
             if name != _CLIENT_LOGGERS[0] or _CLIENT_LOG_LEVEL not in os.environ:
@@ -226,14 +244,17 @@ def silence_client() -> None:
 
 
 def ship_by_value() -> None:
-    """Make Spark send pgsieve's functions within the plan: executors may lack pgsieve, or have another version."""
+    """Make Spark send the code of pgsieve's functions within the plan.
+
+    Executors may have no pgsieve, or another version of it.
+    """
     cache_module_search()
     for package in SHIPPED_PACKAGES:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
 
 def _create_connect_session(server: str | EngineChannel) -> SparkSession:
-    """Create a session of a Spark Connect server, by its address or by the engine's channel."""
+    """Create a session of a Spark Connect server. `server` is the server's address, or the channel of the warm engine."""
     if isinstance(server, str):
         session: SparkSession = SparkSession.builder.remote(server).create()
         return session
@@ -243,7 +264,7 @@ def _create_connect_session(server: str | EngineChannel) -> SparkSession:
 
 
 def _set_retries(session: SparkSession, times: int) -> None:
-    """Make a client repeat a request up to `times` if no server answers, with growing pauses."""
+    """If no server answers, make the client repeat a request up to `times`, with growing pauses."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     connect: Any = session
@@ -251,23 +272,24 @@ def _set_retries(session: SparkSession, times: int) -> None:
 
 
 def _stop_session(session: SparkSession) -> None:
-    """End a session, with one request and a time limit, as the server may be gone or hang."""
+    """End a session. The server may be gone or hang, so this sends only one request, and limits the time."""
     _set_retries(session, 0)
     with suppress(TimeoutError), limit_time(_END_TIMEOUT_SECONDS):
         session.stop()
 
 
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
-    """A session with any kind of master, started at its first use."""
+    """A Spark session with any kind of master. The session starts when it is first used."""
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={}, repr=False)
-    #: The lake's address; `storage_of` returns its storage.
+    #: The lake's address. `storage_of` returns the storage options for it.
     lake: str = ""
-    #: Whether a session on this machine uses the warm engine: `off`; `use` a running one; or `start` one.
+    #: Whether a session on this machine uses the warm engine. `off`: never; `use`: if an engine is running; `start`:
+    #: always, and an engine is started if none is running.
     engine: str = "off"
     engine_folder: str = ""
-    #: Seconds after which an unused engine ends.
+    #: The engine ends after it was unused for this number of seconds.
     engine_idle: float = 0.0
     _local: SparkSession | None = PrivateAttr(default=None)
     _connect: SparkSession | None = PrivateAttr(default=None)
@@ -275,7 +297,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def session(self) -> SparkSession:
-        """The session, started at the first call of any thread; raises SparkUnavailableError."""
+        """The session, which the first call of any thread starts. Raises SparkUnavailableError."""
         with _START_LOCK:
             return self._open_session()
 
@@ -284,43 +306,46 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if not self.spark_master.startswith("local"):
             ship_by_value()
         if self.master.startswith("sc://"):
-            # Without options the server uses its own access to the store.
+            # If pgsieve.yaml has no storage options, the server uses its own access to the store.
             storage = storage_of(self.lake)
-            access = storage_settings(storage, self.spark_config) if storage.options else {}
-            return self._connect_session(self.master, {**access, **self.spark_config})
+            access_settings = storage_settings(storage, self.spark_config) if storage.options else {}
+            return self._connect_session(self.master, {**access_settings, **self.spark_config})
         if self._local is None and self._used_engine() is not None:
             return self._engine_session()
         return self._local_session()
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, by the name that dagster-pyspark's resources give it."""
+        """The same session, under the name that the resources of dagster-pyspark use."""
         return self.session
 
     @property
     def threads(self) -> int | None:
-        """How many threads of this process replace Spark where possible; None if none do."""
+        """The number of threads of this process that replace Spark where possible; None if Spark does the work."""
         return threads_of(self.master)
 
     @property
     def spark_master(self) -> str:
-        """The master of Spark itself; with `threads[N]` a local one, for work that only Spark can do."""
+        """The address of Spark's own master. With `threads[N]` it is a local master, for work that only Spark can do."""
         return f"local[{self.threads}]" if self.threads else self.master
 
     @property
     def cores(self) -> int | None:
-        """How many parts Spark runs at a time; None if its master does not show it."""
+        """The number of parts that Spark runs at the same time; None if the address of its master does not show it."""
         return cores_of(self.spark_master)
 
     @property
     def can_use_engine(self) -> bool:
-        """Whether the configuration allows a warm engine, which works only on Linux: there it can prove its identity."""
+        """True if the configuration allows a warm engine, and the system is Linux.
+
+        On other systems the engine cannot prove its identity to this process.
+        """
         is_wanted = self.engine != "off" and bool(self.engine_folder)
         return is_wanted and self.spark_master.startswith("local") and sys.platform == "linux"
 
     @property
     def starts_own_session(self) -> bool:
-        """Whether this process starts a session itself: not if it uses a server or a warm engine."""
+        """True if this process starts a session itself. False if it uses a Spark Connect server or a warm engine."""
         if self.master.startswith("sc://"):
             return False
         return not self.can_use_engine or (self.engine == "use" and not self.folder.is_serving())
@@ -332,11 +357,11 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of a session that this process starts. They identify a warm engine, too."""
+        """The settings of a session that this process starts. Only an engine with the same settings is used."""
         return session_config(self.spark_master, self.spark_config, storage_of(self.lake))
 
     def check_java(self) -> None:
-        """Raise SparkUnavailableError if Spark would start on this machine, and Java is missing."""
+        """Raise SparkUnavailableError if Spark would start on this machine, but Java is missing."""
         if self.spark_master.startswith("sc://") or "JAVA_HOME" in os.environ or shutil.which("java"):
             return
         hint = "install a JDK or JRE 17 or 21, or set JAVA_HOME"
@@ -345,17 +370,20 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         raise SparkUnavailableError("Spark needs Java, and no `java` is on the PATH", hint=hint)
 
     def fetch_jars(self) -> None:
-        """Fetch missing jars of a session that this process starts; raises SparkUnavailableError."""
+        """Fetch the jars that a session of this process needs and that are missing. Raises SparkUnavailableError."""
         self.check_java()
         fetch(_needed_packages(storage_of(self.lake)), self.spark_config)
 
     def launch(self, owner: int | None = None) -> None:
-        """Start the engine without waiting for it; with an `owner`, it lives as long as that process."""
+        """Start the engine, and do not wait for it.
+
+        With an `owner`, a process id, the engine lives as long as this process.
+        """
         self.fetch_jars()
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
 
     def _used_engine(self) -> control.EngineUse | None:
-        """Use the engine until this process ends; None if this process has to start its own session."""
+        """Use the warm engine until this process ends. None if this process must start its own session."""
         if self._use is None and self.can_use_engine:
             if self.engine == "start":
                 self.fetch_jars()
@@ -367,22 +395,23 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return self._use
 
     def _engine_session(self) -> SparkSession:
-        """A session of the warm engine."""
+        """A new session of the warm engine, or the one that this object already has."""
         assert self._use is not None
         if self._connect is None:
             ship_by_value()
-        # The engine has all other settings already. The store's settings have secrets, which no file of its folder
-        # may contain.
+        # Only the settings of the store are set here; the engine has all others. It does not have these, because they
+        # contain secrets, and its settings are in a file of its folder.
         settings = storage_settings(storage_of(self.lake), self.spark_config)
         channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
         return self._connect_session(channel, settings)
 
     def check_store(self) -> None:
-        """Raise UnsafeLogStoreError if a Spark Connect server could lose commits to the lake."""
+        """Raise UnsafeLogStoreError if the configured Spark Connect server could lose commits to the lake."""
         if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
             assert self.session
 
     def _local_session(self) -> SparkSession:
+        """The session of this process. The first call starts it."""
         if self._local is None:
             self.fetch_jars()
             if not jvm.is_running():
@@ -405,6 +434,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return self._local
 
     def _connect_session(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
+        """The session of a Spark Connect server or the warm engine. The first call creates it, with the settings `conf`."""
         if self._connect is None:
             try:
                 session = _create_connect_session(server)
@@ -415,7 +445,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     f'no Spark Connect session at "{server}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
-            # A server's log store can be set only at its start, and is Delta's own by default.
+            # The log store of a server can only be chosen when the server starts, so check which one it has.
             try:
                 if isinstance(server, str):
                     verify_delta(session, f'the server "{server.partition("/;")[0]}"')
@@ -424,9 +454,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 session.stop()
                 raise
             if isinstance(server, EngineChannel):
-                # By default pyspark repeats a request for ten minutes. An engine that does not answer is gone.
+                # By default pyspark repeats a request for ten minutes. An engine that does not answer sooner is gone.
                 _set_retries(session, _ENGINE_RETRIES)
-            # Otherwise the garbage collector would close the channel as Python ends, and might hang.
+            # Without this, the garbage collector would close the channel while Python ends, and could hang.
             atexit.register(_stop_session, session)
             self._connect = session
         return self._connect

@@ -1,8 +1,13 @@
-"""Shares Spark jobs among callers: the next job runs all requests that arrive during the present one.
+"""Lets several threads share Spark jobs, because many small jobs cost more than one.
 
-In: parts of work, from several threads. Out: the rows of each caller's parts. Each job has fixed costs: its
-plan, the transfer of its functions to the workers, the start of tasks. These exceed the costs of little work.
-After `stop`, requests whose job has not begun raise CancelledError.
+Each Spark job has fixed costs: Spark makes a plan, sends the functions to its workers, and starts tasks. For little
+work these costs are larger than the work. So only one job runs at a time. All requests that arrive while a job is
+running wait, and the next job does the work of all of them.
+
+In: requests of several threads. Each request has a function, and the number of parts for which Spark calls it.
+Out: the rows that the function of each request yields
+
+A request raises CancelledError if its job has not begun when `stop` is called.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +25,20 @@ from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Name
 
-#: The additional columns of a shared job's rows: the number of the caller, and whether one of its parts failed.
+#: A shared job adds two columns to the rows: the number of the caller that gets the row, and whether the row only
+#: says that one of this caller's parts has failed.
 _CALLER, _FAILED = "caller", "failed"
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A caller's request: the function of its parts, their number, and the name of the job.
+    """The work that one caller requests.
 
-    `rows` gets the rows of the parts, or None if one fails.
+    - `part`: the function of a part's number that does the work of the part
+    - `parts`: the number of parts
+    - `name`: the name for the job in Spark's web interface
+    - `rows`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in that
+      case the caller runs its parts again in a job of its own.
     """
 
     part: Part
@@ -37,19 +47,23 @@ class Request:
     rows: Future[pa.Table | None] = field(default_factory=Future)
 
 
-#: Runs the requests of some callers in one job, and returns the rows of each.
+#: Runs several requests in one Spark job, and returns the rows of each request in the same order.
 Run = Callable[[Sequence[Request]], Sequence[pa.Table | None]]
 
 
 class SharedJobs:
-    """Runs one job at a time, with all requests that are waiting when it begins."""
+    """Runs one job at a time. A job does the work of all requests that are waiting when it begins."""
 
     def __init__(self) -> None:
         self._changed, self._waiting = Condition(), list[Request]()
         self._is_running = self._is_ending = False
 
     def rows(self, request: Request, run: Run) -> pa.Table | None:
-        """The rows of a request, from a job that this thread runs, or the thread of another caller."""
+        """Wait until a job has run a request, and return its rows; None if the job failed.
+
+        The job is run by this thread, or by the thread of another caller with a request in the same job. The thread
+        that runs the job calls `run`.
+        """
         if job := self._next(request):
             try:
                 for each, rows in zip(job, run(job), strict=True):
@@ -59,7 +73,11 @@ class SharedJobs:
         return request.rows.result()
 
     def _next(self, request: Request) -> Sequence[Request]:
-        """The requests that the calling thread has to run; none if another thread has run `request`."""
+        """Wait for a turn; returns the requests that the calling thread has to run as one job.
+
+        Returns no requests if the thread of another caller has taken `request` into its job. The thread that gets the
+        turn takes all waiting requests.
+        """
         with self._changed:
             self._waiting.append(request)
             self._changed.wait_for(
@@ -73,7 +91,7 @@ class SharedJobs:
             return job
 
     def _end(self, job: Sequence[Request]) -> None:
-        """Let the next job begin; give None to requests without rows."""
+        """Let the next job begin. Requests of `job` that got no rows get None, so that their callers stop waiting."""
         for each in job:
             if not each.rows.done():
                 each.rows.set_result(None)
@@ -82,18 +100,22 @@ class SharedJobs:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Begin no further job."""
+        """Let no further job begin; requests that are waiting raise CancelledError."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
 
 
 def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
-    """The tasks of a job. Each is a sequence of parts, as pairs of a caller's number and the number of its part.
+    """Divide the parts of a job into tasks, which Spark runs in parallel.
 
-    There are as many tasks as the largest request has parts, and at least as many as run at a time. Parts at
-    the same place of their requests are in the same task, because they often read the same rows
-    (`stores.shared_reads`).
+    Each task is a sequence of parts. A part is a pair of numbers: that of its caller, and that of the part among the
+    caller's parts.
+
+    There are as many tasks as the largest request has parts. There are more if more than that, namely `parallelism`,
+    can run at the same time, but at most as many tasks as there are parts. Parts that are at the same relative place
+    of their requests, for example the first parts of all requests, come into the same task: they often read the same
+    rows, which the task reads only once (`stores.shared_reads`).
     """
     parts = sorted(
         (number / request.parts, caller, number)
@@ -109,9 +131,13 @@ def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tupl
 
 @dataclass(frozen=True)
 class SharedParts:
-    """The parts of a shared job, as a function of a task's number that executors run.
+    """The work of a shared job: a function of a task's number, which Spark's executors call.
 
-    If a part fails, its caller's later parts in the task do not run. Other callers' parts do.
+    - `parts`: the function of each caller's parts
+    - `tasks`: the tasks of the job, as `tasks_of` returns them
+    - `schema`: the columns of the rows that the parts yield
+
+    If a part fails, later parts of its caller in the same task do not run. The parts of other callers still run.
     """
 
     parts: Sequence[Part]
@@ -120,11 +146,11 @@ class SharedParts:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """The columns of a task's rows: the columns of the parts' rows, and the additional ones."""
+        """The columns of a task's rows: `schema`, and the two columns that shared jobs add."""
         return self.schema.append(pa.field(_CALLER, pa.int32())).append(pa.field(_FAILED, pa.bool_()))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Run the parts of the task with this number."""
+        """Run the parts of the task with this number one after the other, and yield their rows."""
         failed, last_part = set[int](), None
         for caller, part in self.tasks[number]:
             if caller in failed:
@@ -135,7 +161,7 @@ class SharedParts:
             try:
                 for rows in self.parts[caller](part, guard):
                     yield self._with_caller(rows, caller)
-            except Exception:  # noqa: BLE001 - the caller runs its parts again alone, and gets the error.
+            except Exception:  # noqa: BLE001 - the caller runs its parts again in a job of its own, and gets the error.
                 failed.add(caller)
                 yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.row_schema)
 
@@ -147,7 +173,7 @@ class SharedParts:
         return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.row_schema)
 
     def rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
-        """The rows of each caller; None if one of the caller's parts failed."""
+        """Divide the rows of a job by caller. A caller of which a part failed has None instead of rows."""
         failed = set(rows.filter(rows[_FAILED])[_CALLER].to_pylist())
         return [
             None
@@ -162,11 +188,11 @@ _SHARED: ContextVar[SharedJobs | None] = ContextVar("jobs", default=None)
 
 @contextmanager
 def share_jobs() -> Iterator[None]:
-    """Share jobs within the block, and in threads with a copy of its context."""
+    """Within the block, Spark jobs are shared by all threads that run in a copy of the block's context (contextvars)."""
     with assign_within(_SHARED, SharedJobs()):
         yield
 
 
 def current_shared_jobs() -> SharedJobs | None:
-    """The shared jobs of the enclosing `share_jobs`; None outside of one."""
+    """The jobs that the enclosing block of `share_jobs` shares; None outside of such a block."""
     return _SHARED.get()

@@ -1,7 +1,10 @@
-"""Spark's writes to tables of a lake: rows with a position, Delta properties, deletion vectors.
+"""Writes to tables of a lake by Spark: rows together with a position, properties of tables, and deletion vectors.
 
-In: a session, paths, and the contents of the commit. Out: commits that have a position as Delta's `txn`
-(application id and version) and in the user metadata. Raises Spark's errors.
+In: a session, the paths of tables, and the contents of the commit.
+Out: commits. The position of a commit is in Delta's `txn` action (application id and version), and in the user
+     metadata.
+
+Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,25 +24,32 @@ from pgsieve.resources.lake.delta.records import (
 )
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
-#: Spark's setting for a commit's user metadata.
+#: Spark's setting for the user metadata of a commit.
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
-#: Spark's setting for deletion vectors in tables without a property of their own.
+#: Spark's setting that decides whether tables without a property of their own use deletion vectors.
 WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 
 def column_mapping(columns: Iterable[str]) -> dict[str, str]:
-    """The Delta property for column mapping, if a name has a character that Delta in Spark otherwise refuses."""
+    """The Delta property that enables column mapping, if one of these columns needs it.
+
+    With column mapping, a column has another name in the files than in the table. Without it, Delta in Spark
+    refuses names with certain characters, such as spaces.
+    """
     if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
         return {COLUMN_MAPPING: "name"}
     return {}
 
 
 def _fields(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
-    """The fields of a struct and of nested structs, as paths of names: Delta maps the names at every depth."""
+    """The fields of a struct, including those of nested structs, each as a path of names.
+
+    Column mapping covers names at every depth.
+    """
     for field in kind:
         yield (*path, field.name)
         if isinstance(field.dataType, StructType):
@@ -53,9 +63,9 @@ def write_by_spark(
     options: Mapping[str, str],
     exists: Callable[[], bool],
 ) -> None:
-    """Append rows to a table, or overwrite it with them, in one commit.
+    """Append rows to a table, or overwrite the table with them, in one commit.
 
-    `exists` says whether the table exists. Column mapping is enabled for names that need it.
+    `exists` says whether the table exists. Column mapping is enabled if the name of a column needs it.
     """
     overwrite, position = commit.overwrite, commit.position
     spark, fields = frame.sparkSession, set(_fields(frame.schema))
@@ -78,7 +88,7 @@ def _fields_of(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
 
 
 def _is_mapped(spark: SparkSession, path: str) -> bool:
-    """Whether Delta maps the names of a table's columns."""
+    """True if the table has column mapping."""
     properties: Mapping[str, str] = spark.sql(f"describe detail delta.{quoted(path)}").collect()[0][
         "properties"
     ]
@@ -86,13 +96,17 @@ def _is_mapped(spark: SparkSession, path: str) -> bool:
 
 
 def _lacks_mapping(spark: SparkSession, path: str) -> bool:
-    """Whether Delta in Spark refuses all alterations of a table until the names of its columns are mapped."""
+    """True if the table has a column that needs column mapping, but has no column mapping yet.
+
+    Until it is enabled, Delta in Spark refuses each alteration of the table.
+    """
     return bool(column_mapping(names[-1] for names in _fields_of(spark, path))) and not _is_mapped(
         spark, path
     )
 
 
 def _map_names(spark: SparkSession, path: str) -> None:
+    """Enable column mapping in a table, unless the table has it already."""
     if not _is_mapped(spark, path):
         spark.sql(f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')")
 
@@ -100,7 +114,7 @@ def _map_names(spark: SparkSession, path: str) -> None:
 def set_properties_by_spark(
     spark: SparkSession, path: str, properties: Mapping[str, str], position: int | None
 ) -> None:
-    """Set Delta properties of a table; its rows and position stay."""
+    """Set Delta properties of a table. Its rows and its position stay as they are."""
     assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
     _alter_by_spark(spark, path, [f"set tblproperties ({assignments})"], position)
 
@@ -108,14 +122,14 @@ def set_properties_by_spark(
 def drop_constraints_by_spark(
     spark: SparkSession, path: str, names: Sequence[str], position: int | None
 ) -> None:
-    """Drop CHECK constraints of a table; its rows and position stay."""
+    """Drop CHECK constraints of a table. Its rows and its position stay as they are."""
     _alter_by_spark(spark, path, [f"drop constraint {quoted(name)}" for name in names], position)
 
 
 def comment_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:
-    """Set the descriptions of a table and some of its columns; its rows and position stay."""
+    """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
     table_changes = [] if description is None else [f"set tblproperties ('comment' = {literal(description)})"]
     column_changes = [
         f"alter column {quoted(name)} comment {literal(text)}" for name, text in columns.items()
@@ -124,9 +138,10 @@ def comment_by_spark(
 
 
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
+    """Run ALTER TABLE with each of these changes. The commits keep the table's position."""
     settings = {
         METADATA: unchanged_metadata(position),
-        # For the property with the size of files, which only delta-rs and Databricks have.
+        # Without this setting, Spark refuses the property for the size of files, which only delta-rs and Databricks know.
         _ANY_PROPERTY: "true",
     }
     try:
@@ -142,10 +157,10 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
 
 
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
-    """Let Spark mark rows of a table in deletion vectors, unless the user disabled them for all tables.
+    """Let Spark mark rows of a table in deletion vectors, unless the user disabled deletion vectors for all tables.
 
-    A table that would need column mapping for the alteration stays unaltered, as some readers do not support
-    mapping.
+    A table that would need column mapping for this alteration is not altered, because some readers do not support
+    column mapping.
     """
     if spark.conf.get(WANT_VECTORS, "true") == "true" and not _lacks_mapping(spark, path):
         spark.sql(
@@ -157,9 +172,12 @@ def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
 def idempotent_writes(
     spark: SparkSession, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Commit each SQL write of the block once per table and position; without a position, tables keep theirs.
+    """Commit each SQL write of the block only once per table and position.
 
-    `vectors` lets MERGE mark rows in tables with deletion vectors. `metadata` is added to the user metadata.
+    Without a position, the tables keep their positions.
+
+    `vectors` says whether MERGE may mark rows in tables that have deletion vectors. `metadata` is added to the
+    user metadata of the commits.
     """
     if position is not None:
         spark.conf.set(_TXN_APP, APPLICATION)
@@ -174,5 +192,8 @@ def idempotent_writes(
 
 
 def number_columns(frame: DataFrame) -> DataFrame:
-    """The DataFrame with the column names c0, c1, …, because mapInArrow misreads names with dots or backticks."""
+    """The same rows with the column names c0, c1 and so on.
+
+    mapInArrow() misreads names that contain dots or backticks.
+    """
     return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))

@@ -1,14 +1,17 @@
-"""Marks a lake in a folder while writes of a process may not be on disk yet.
+"""Marks a lake in a folder as long as a power cut could lose writes of this process.
 
-In: the lake's folder. Out: a mark in the folder while a power cut could lose writes; and `sync`, after which all
-earlier writes are on disk. Before a process begins to write, it searches for the marks of processes that have
-ended, and removes their half-written commits (`half_written`). Raises OSError if the folder cannot be written,
-or if writes did not reach the disk.
+In: the lake's folder.
+Out: - a mark, which is a file in the folder, as long as writes of the process may not be on disk
+     - `sync`, after which all earlier writes are on disk
 
-syncfs(2) writes a whole file system to disk: the writes of this process, of delta-rs, of a JVM, and of other
-processes of this host. Its argument is an open file. Since Linux 5.8 it reports all writes that have failed
-since that file was opened. So the argument is the mark, opened before the first write. After an error no write
-counts as durable.
+Before a process begins to write, it looks for marks of other processes that have ended. If there are any, these
+processes may have left half-written commits, and the process removes such commits (`half_written`). Raises OSError
+if the folder cannot be written, or if writes did not reach the disk.
+
+The system call syncfs(2) writes a whole file system to disk. This covers the writes of this process, of delta-rs,
+of a JVM, and of other processes of this machine. Its argument is an open file of the file system. Since Linux 5.8
+it reports all writes that have failed since this file was opened. So the file is the mark, which is opened before
+the first write. After an error no write counts as durable.
 """
 
 import ctypes
@@ -24,32 +27,33 @@ from pathlib import Path
 
 from pgsieve.resources.lake.paths import OWN_FOLDER
 
-#: The folder of the marks, next to the feeds' folders, whose names have no dot.
+#: The folder of the marks. It is next to the folders of the feeds, whose names contain no dot.
 _MARKS = ".unsynced"
-#: The file in that folder that a process locks while it begins to write.
+#: The name of a file in the folder of the marks. A process locks this file while it begins to write.
 _LOCK = "lock"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
+#: The codes of errors of file systems that do not support locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-#: macOS: the command that also makes the disk write its cache.
+#: On macOS, the command that makes the disk itself write its cache, too.
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class UnsyncedWrites:
-    """The writes of this process to a lake that may not be on disk yet."""
+    """The writes of this process to a lake, of which some may not be on disk yet."""
 
     def __init__(self, lake: Path) -> None:
         self._lake, marks = lake, lake / OWN_FOLDER / _MARKS
-        # pgsieve's own folder will have rows that no filter has rejected yet, so other users must not read it. An
-        # existing folder keeps its mode.
+        # pgsieve's own folder contains raw messages, even of rows that a row filter will hide, so other users must not
+        # read it. If the folder exists already, its mode is not changed.
         marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         marks.mkdir(mode=0o700, exist_ok=True)
         with _exclude_writers(marks):
             _recover(lake, marks)
             mark = marks / uuid.uuid4().hex
             self._file = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            # The lock lasts until this process ends. Other processes ignore a locked mark.
+            # The mark is locked until this process ends. A locked mark shows others that its process is still running.
             _lock(self._file, fcntl.LOCK_EX)
-        # Only the mark itself has to be on disk before the first write.
+        # Before the first write the mark must be on disk; nothing else needs to be.
         os.fsync(self._file)
         for folder in (marks, marks.parent, lake):
             with _open_folder(folder) as file:
@@ -59,7 +63,7 @@ class UnsyncedWrites:
         self.close = weakref.finalize(self, _end, self._file, mark, os.getpid())
 
     def sync(self) -> None:
-        """Write all earlier writes to disk; raise OSError if some are lost, then and in each later call."""
+        """Write all earlier writes to disk. If some of them are lost, raise OSError, now and in each later call."""
         if self._failed is not None:
             raise OSError(self._failed, os.strerror(self._failed))
         try:
@@ -69,7 +73,7 @@ class UnsyncedWrites:
                     _sync_file_system(file)
         except OSError as error:
             self._failed = error.errno or errno.EIO
-            # The mark stays, so that the next process checks the files on disk.
+            # Without a call of `close` the mark stays, so that the next process checks the files on disk.
             self.close.detach()
             raise
 
@@ -79,7 +83,7 @@ _SHARING = threading.Lock()
 
 
 def unsynced_writes(lake: str) -> UnsyncedWrites:
-    """The unsynced writes to a lake, one object for all users of the lake in this process."""
+    """The unsynced writes to a lake. All users of the lake in this process share one object."""
     with _SHARING:
         if (writes := _shared.get(lake)) is None:
             writes = _shared[lake] = UnsyncedWrites(Path(lake))
@@ -87,10 +91,10 @@ def unsynced_writes(lake: str) -> UnsyncedWrites:
 
 
 def recover(lake: str) -> None:
-    """Before the lake is read, remove half-written commits of processes that ended without closing the lake.
+    """Before the lake is read, remove half-written commits of processes that have ended without closing the lake.
 
-    Does nothing if this user cannot write to the folder. Then the next writer removes them, or a reader
-    reports damage.
+    Does nothing if this user cannot write to the lake's folder. In that case the next process that writes to the
+    lake removes these commits. If a reader comes earlier, it reports a damaged table.
     """
     marks = Path(lake, OWN_FOLDER, _MARKS)
     if marks.is_dir():
@@ -99,7 +103,10 @@ def recover(lake: str) -> None:
 
 
 def close_all_lakes() -> None:
-    """At the end of a command, write all lakes to disk, and close them. Others are closed at the process' end."""
+    """At the end of a command, write all lakes to disk and close them.
+
+    A lake opened later is closed when the process ends.
+    """
     with _SHARING:
         for writes in list(_shared.values()):
             writes.close()
@@ -107,7 +114,10 @@ def close_all_lakes() -> None:
 
 
 def _recover(lake: Path, marks: Path) -> None:
-    """Remove half-written commits of processes that ended without closing the lake, and their marks."""
+    """Remove half-written commits of processes that have ended without closing the lake.
+
+    Then remove the marks of these processes.
+    """
     abandoned = list[tuple[Path, int]]()
     for mark in marks.iterdir():
         if mark.name == _LOCK:
@@ -120,7 +130,7 @@ def _recover(lake: Path, marks: Path) -> None:
             os.close(file)
     if not abandoned:
         return
-    # This import is slow, and rarely needed.
+    # This module is imported here, because the import is slow and rarely needed.
     from pgsieve.resources.lake.half_written import roll_back_tables
 
     roll_back_tables(lake, min(since for _, since in abandoned))
@@ -131,20 +141,20 @@ def _recover(lake: Path, marks: Path) -> None:
 
 
 def _end(file: int, mark: Path, process: int) -> None:
-    """Write the lake to disk and remove the mark; a forked process does nothing."""
+    """Write the lake to disk, and remove the mark. In a forked process this does nothing."""
     if os.getpid() != process:
         return
     try:
         _sync_file_system(file)
         mark.unlink(missing_ok=True)
     except OSError:
-        pass  # The mark stays.
+        pass  # The mark stays, so that the next process checks the files on disk.
     finally:
         os.close(file)
 
 
 def _sync_file_system(file: int) -> None:
-    """Write the file system of an open file to disk."""
+    """Write the file system that contains an open file to disk."""
     if _FULL_SYNC is not None:
         os.sync()
         fcntl.fcntl(file, _FULL_SYNC)
@@ -154,12 +164,15 @@ def _sync_file_system(file: int) -> None:
 
 
 def _folders_on_other_devices(lake: Path) -> list[Path]:
-    """The folders of subscriptions and their subfolders on other file systems than the lake's, one per file system."""
+    """For each file system other than the lake's own, one folder of the lake that is on it.
+
+    Only the folders of subscriptions and their subfolders are searched.
+    """
     folders_by_device, device = dict[int, Path](), lake.stat().st_dev
     for pattern in ("*", "*/*"):
         for folder in lake.glob(pattern):
-            if folder.is_dir() and (other := folder.stat().st_dev) != device:
-                folders_by_device.setdefault(other, folder)
+            if folder.is_dir() and (other_device := folder.stat().st_dev) != device:
+                folders_by_device.setdefault(other_device, folder)
     return list(folders_by_device.values())
 
 
@@ -174,7 +187,7 @@ def _open_folder(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _exclude_writers(marks: Path) -> Iterator[None]:
-    """Keep other processes from beginning to write within the block: they could rely on a commit that is removed."""
+    """Keep other processes from beginning to write within the block. They could rely on a commit that the block removes."""
     file = os.open(marks / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         _lock(file, fcntl.LOCK_EX)
@@ -184,9 +197,10 @@ def _exclude_writers(marks: Path) -> Iterator[None]:
 
 
 def _lock(file: int, operation: int) -> bool:
-    """Lock a file; return False if another process has locked it.
+    """Lock a file. Return False if another process has locked it.
 
-    Returns False also on a file system without locks, where each mark may belong to a running process.
+    On a file system without locks, the result is False, too, because each mark may belong to a process that is
+    still running.
     """
     try:
         fcntl.flock(file, operation)

@@ -1,11 +1,14 @@
-"""Makes Spark's writes compare-and-set: a write fails if its table has a later version than its plan.
+"""Makes a write of Spark fail if its table has a later version than the version from which the write was planned.
 
-Delta's transaction begins from the newest version, even if the plan was made from an earlier one. So the
-write gets a further task, without rows, which fails if the log has a version after the plan's. Delta runs this
-task after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). A
-commit before the task makes the task fail. A commit after the task makes Delta itself refuse the write, if that
-commit changes the position, the schema or, for an overwrite or a MERGE, any row. Only an append may still
-succeed if a compaction or a repair follows the task.
+In: the DataFrame that Spark will write, and the version of the table from which the DataFrame was planned.
+Out: a DataFrame with the same rows, and with one more task that fails if the table has a later version.
+
+Delta's transaction begins from the newest version of the table, even if the rows were planned from an earlier
+version. Without the check a commit between these versions would be overlooked. The further task has no rows. Delta
+runs it after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). If
+another commit comes before the task, the task fails. If another commit comes after the task, Delta itself refuses
+the write, provided that the commit changes the position, the schema or, for an overwrite or a MERGE, any row. Only
+an append can still succeed if a compaction or a repair follows the task.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,13 +22,14 @@ from pgsieve.resources.lake.stores.store import Store
 
 
 class NewerVersionError(PgsieveError):
-    """The table has a later version than the plan of the write."""
+    """The table has a later version than the version from which the write was planned."""
 
 
 def with_version_guard(frame: DataFrame, path: str, base: int | None, store: Store) -> DataFrame:
     """The DataFrame with a task that raises NewerVersionError if the table has a version after `base`.
 
-    If only Spark reaches the log, the task could not read it, and the DataFrame is returned unaltered.
+    If only Spark can reach the log of the table, the task could not read it. In that case the DataFrame is
+    returned unchanged.
     """
     if base is None or not store.can_reach(path):
         return frame
