@@ -1,5 +1,5 @@
-"""The warm engine: one local Spark Connect server that the runs of a project share, so that no run starts a JVM.
+"""The warm engine: a local Spark Connect server that keeps running, so that the runs of a project need not start a JVM.
 
-`record` has the files that describe a running engine. `server` is the engine's process, which starts Spark's.
-`control` starts, uses and ends an engine.
+`record` manages the files that describe a running engine. `server` is the program of the engine's process, which
+starts the process of Spark. `control` starts an engine, uses it and ends it.
 """

@@ -1,7 +1,10 @@
-"""The channel of pyspark's client to the engine, by the engine's Unix socket and token.
+"""Connects pyspark's client to the engine, through the engine's Unix socket, with the engine's token.
 
-In: the address and the token. Out: the object from which pyspark makes its channel. With an address
-`sc://localhost` pyspark would connect to a port, and send the token to any process that listens there.
+In: the address and the token.
+Out: the object from which pyspark makes its gRPC channel.
+
+With an address like `sc://localhost`, pyspark would connect to a port, and send the token to whatever process
+listens there.
 """
 
 from dataclasses import dataclass, field
@@ -10,18 +13,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EngineChannel:
-    """The engine's address for messages and for gRPC (`target`), and the token that Spark requires."""
+    """How to reach the engine.
+
+    - `address`: the address for messages
+    - `target`: the address for gRPC
+    - `token`: the token that Spark requires
+    """
 
     address: str
     target: str
     token: str = field(repr=False)
 
     def __str__(self) -> str:
-        """The address, without the token."""
+        """The address for messages, without the token."""
         return self.address
 
     def builder(self) -> Any:
-        """A ChannelBuilder for pyspark, as Any because pyspark's annotations require another subclass."""
+        """A ChannelBuilder for pyspark. Its type is Any, because pyspark's annotations require another subclass."""
         import grpc
         from pyspark.sql.connect.client import ChannelBuilder
 

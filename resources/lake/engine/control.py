@@ -1,7 +1,9 @@
 """Starts the engine of a folder, uses it, and ends it.
 
-In: the folder, and the settings of the engine's session. Out: the record of a running engine, and an `EngineUse`.
-Raises EngineError if an engine does not begin to serve, or does not end.
+In: the folder, and the settings of the engine's session.
+Out: the record of a running engine, and an `EngineUse`.
+
+Raises EngineError if an engine does not start to serve, or does not end.
 """
 
 import hashlib
@@ -34,11 +36,12 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class EngineUse:
-    """The use of an engine by this process. The engine does not end before `close`, or before this process ends."""
+    """The use of an engine by this process. The engine keeps running until `close`, or until this process ends."""
 
     record: EngineRecord
     lock: IO[bytes]
-    #: The descriptor of the engine's folder: connections use it even if its name later belongs to another folder.
+    #: The file descriptor of the engine's folder. With it, connections reach this folder even if another folder gets its
+    #: name.
     folder: int
 
     @property
@@ -53,14 +56,20 @@ class EngineUse:
 
 
 def fingerprint(settings: Mapping[str, str]) -> str:
-    """A digest of an engine's settings and the versions of the software, which identifies the engine."""
+    """A digest of an engine's settings, and of the versions of the software.
+
+    Engines with the same digest are interchangeable.
+    """
     versions = {name: version(name) for name in ("pyspark", "delta-spark")}
     identity = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
-    """Use the engine with these settings; None if none runs, or other users have access to its folder."""
+    """Use the engine with these settings.
+
+    None if no such engine is running, or if other users have access to its folder.
+    """
     try:
         descriptor = folder.open()
     except (OSError, EngineError):
@@ -75,7 +84,10 @@ def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
 
 
 def _lock_use(folder: EngineFolder) -> IO[bytes]:
-    """Take a shared lock for a use. The engine itself takes the lock for moments, to check whether it is used."""
+    """Take a shared lock for a use, and wait for it if need be.
+
+    The engine itself takes the lock for short moments, to find out whether a process uses it.
+    """
     while True:
         lock = folder.lock("used", shared=True)
         if lock is not None:
@@ -86,10 +98,10 @@ def _lock_use(folder: EngineFolder) -> IO[bytes]:
 def start(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> EngineRecord:
-    """Start an engine with these settings, unless one serves already; return its record.
+    """Start an engine with these settings, unless one is serving already. Return its record.
 
-    Ends an engine with other settings first. Raises EngineError if the engine ends while it starts, or if an
-    engine with other settings is in use.
+    If an engine with other settings is running, it is ended first. Raises EngineError if it is in use, or if the
+    new engine ends while it starts.
     """
     is_launched = False
     deadline = time.monotonic() + _START_SECONDS
@@ -108,9 +120,9 @@ def start(
 def launch(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> bool:
-    """Start an engine without waiting for it; return False if one with these settings serves or starts already.
+    """Start an engine, and do not wait until it serves. See `start`.
 
-    See `start`.
+    Return False if an engine with these settings is serving or starting already.
     """
     folder.make()
     with _lock_start(folder) as is_free:
@@ -127,8 +139,8 @@ def launch(
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{descriptor}",
-                # os.environ has a token that `hide_token` hides from the lake's requests; the environment
-                # that a child inherits by default lacks it.
+                # `hide_token` removes a token from the environment of this process, so that requests to the lake do not
+                # use it. os.environ still has the token, and the engine may need it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -147,7 +159,10 @@ def launch(
 
 @contextmanager
 def _lock_start(folder: EngineFolder) -> Iterator[bool]:
-    """Keep other processes from starting an engine within the block; yield False if one does so already."""
+    """Keep other processes from starting an engine within the block.
+
+    Yield False if another process is starting one already.
+    """
     lock = folder.lock("starting")
     try:
         yield lock is not None
@@ -157,7 +172,7 @@ def _lock_start(folder: EngineFolder) -> Iterator[bool]:
 
 
 def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
-    """End an engine with other settings; raise EngineError if a process uses it."""
+    """End an engine with other settings. Raises EngineError if a process uses it."""
     unused = folder.lock("used")
     if unused is None:
         raise EngineError(
@@ -170,7 +185,7 @@ def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
 
 
 def stop(folder: EngineFolder) -> bool:
-    """End the engine, even while it is used; return whether one ran. Raises EngineError if it does not end."""
+    """End the engine, even if it is in use. Return True if one was running. Raises EngineError if it does not end."""
     record = folder.read()
     if record is None:
         return False
@@ -185,7 +200,7 @@ def stop(folder: EngineFolder) -> bool:
 
 
 def is_used(folder: EngineFolder) -> bool:
-    """Whether a process is using the engine."""
+    """True if a process is using the engine."""
     lock = folder.lock("used")
     if lock is None:
         return True
@@ -194,6 +209,7 @@ def is_used(folder: EngineFolder) -> bool:
 
 
 def _last_line(folder: EngineFolder) -> str:
+    """The last line in the log of the engine."""
     with suppress(OSError):
         lines = folder.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else "it printed nothing"

@@ -1,9 +1,11 @@
-"""The engine's entrance: a Unix socket in its folder, which forwards bytes to Spark's port and back.
+"""Opens the entrance of the engine: a Unix socket in its folder, which forwards bytes to Spark's port and back.
 
-In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this user's
-processes can open. Spark listens on a port of 127.0.0.1, where any user's process could listen. But only this user
-can open the folder, so only this user can have made the socket in it. Before a byte is sent to Spark's port, the
-peer of the connection is verified to be Spark's process.
+In: the process of Spark, and its port.
+Out: connections to this process, which only processes of this user can open.
+
+Spark listens on a port of 127.0.0.1, and any user's process could listen there instead. But only this user can
+open the folder, so only this user can have created the socket in it. Before this module sends a byte to Spark's
+port, it verifies that the process at the other end of the connection is Spark's.
 """
 
 import socket
@@ -19,7 +21,7 @@ _CONNECT_SECONDS = 10.0
 
 
 def connect_to_process(pid: int, port: int) -> socket.socket | None:
-    """Connect to the process's port on 127.0.0.1; None if no process or another one listens there."""
+    """Connect to a process at its port on 127.0.0.1. None if no process, or another process, listens there."""
     connection = socket.socket()
     connection.settimeout(_CONNECT_SECONDS)
     try:
@@ -35,40 +37,42 @@ def connect_to_process(pid: int, port: int) -> socket.socket | None:
 
 
 def open_entrance(pid: int, port: int) -> None:
-    """Let this user's processes reach Spark by a socket in the current folder, until this process ends."""
+    """Let this user's processes reach Spark through a socket in the current folder, until this process ends."""
     with suppress(FileNotFoundError):
         Path(SOCKET).unlink()
     entrance = socket.socket(socket.AF_UNIX)
-    # The name is relative, as the whole path may exceed the length of a socket address.
+    # The name is relative to the current folder, because the whole path may be too long for the address of a socket.
     entrance.bind(SOCKET)
     entrance.listen()
     Thread(target=_admit, args=(entrance, pid, port), daemon=True).start()
 
 
 def _admit(entrance: socket.socket, pid: int, port: int) -> None:
+    """Accept connections for ever. Each connection has a thread."""
     while True:
-        visitor, _ = entrance.accept()
-        Thread(target=_serve, args=(visitor, pid, port), daemon=True).start()
+        client, _ = entrance.accept()
+        Thread(target=_serve, args=(client, pid, port), daemon=True).start()
 
 
-def _serve(visitor: socket.socket, pid: int, port: int) -> None:
-    """Forward in both directions until either end closes."""
-    spark = connect_to_process(pid, port) if is_own(visitor) else None
+def _serve(client: socket.socket, pid: int, port: int) -> None:
+    """Forward bytes in both directions, until either end closes its connection."""
+    spark = connect_to_process(pid, port) if is_own(client) else None
     if spark is None:
-        visitor.close()
+        client.close()
         return
-    back = Thread(target=_forward, args=(spark, visitor), daemon=True)
-    back.start()
-    _forward(visitor, spark)
-    back.join()
-    visitor.close()
+    answers = Thread(target=_forward, args=(spark, client), daemon=True)
+    answers.start()
+    _forward(client, spark)
+    answers.join()
+    client.close()
     spark.close()
 
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:
+    """Forward bytes from one connection to another, until one of them ends. Then end both."""
     with suppress(OSError):
-        while data := source.recv(_CHUNK_BYTES):
-            sink.sendall(data)
-    for end in (source, sink):
+        while octets := source.recv(_CHUNK_BYTES):
+            sink.sendall(octets)
+    for connection in (source, sink):
         with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The record of a running engine: files in one folder that only its owner can read.
+"""Manages the files that describe a running engine. They are in one folder, which only its owner can read.
 
     <folder>/serving   locked by the engine's process until it ends
     <folder>/used      locked, shared, by each process that uses the engine; the engine locks it exclusively to end
@@ -7,9 +7,9 @@
     <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
     <folder>/engine.log    the output of Spark
 
-The system releases a process' locks at its end, so no file has to be removed after a kill. Each access opens the
-folder, and checks its owner, because another user with access to the parent folder could replace it. Raises
-EngineError if other users have access to the folder.
+The system releases the locks of a process when the process ends. So no file has to be removed after a kill.
+Another user with access to the parent folder could replace the folder by another one. So each access opens the
+folder and checks its owner. Raises EngineError if other users have access to the folder.
 """
 
 import fcntl
@@ -24,23 +24,28 @@ from typing import IO
 
 from pgsieve.decoding.errors import PgsieveError
 
-#: The name of the socket in the folder.
+#: The name of the socket, which is in the folder.
 SOCKET = "socket"
 _RECORD = "engine.json"
 
 
 class EngineError(PgsieveError):
-    """The engine does not start, does not end, has another configuration, or other users have access to its folder."""
+    """The engine does not start, does not end, or has another configuration; or other users have access to its folder."""
 
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """A running engine: its process and Spark's, the token, its fingerprint, pgsieve's version, and its start."""
+    """A running engine.
+
+    - `pid`, `spark_pid`: the process of the engine, and the process of Spark
+    - `token`: the token that Spark requires of its clients
+    - `version`: the version of pgsieve
+    """
 
     pid: int
     spark_pid: int
     token: str
-    #: The digest of its settings; an engine with another fingerprint may give other results.
+    #: The digest of the engine's settings. An engine with another fingerprint may give other results.
     fingerprint: str
     version: str
     #: The time at which the engine began to serve, in seconds since 1970.
@@ -49,7 +54,7 @@ class EngineRecord:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """The folder by which an engine and its users find each other."""
+    """The folder through which an engine and its users find each other."""
 
     path: Path
 
@@ -60,11 +65,11 @@ class EngineFolder:
 
     @property
     def log(self) -> Path:
-        """The file with the output of Spark and of the engine's process."""
+        """The file with the output of Spark and of the engine's own process."""
         return self.path / "engine.log"
 
     def make(self) -> None:
-        """Create the folder for this user only; raise EngineError if other users have access to it."""
+        """Create the folder for this user only. Raises EngineError if other users have access to it."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
             self.path.chmod(0o700)
@@ -72,9 +77,9 @@ class EngineFolder:
             return
 
     def open(self) -> int:
-        """Open the folder; return a descriptor, which stays valid even if another folder gets its name.
+        """Open the folder. Return a file descriptor, which stays valid even if another folder gets the folder's name.
 
-        Raises EngineError if other users have access to the folder, and OSError.
+        Raises OSError, and EngineError if other users have access to the folder.
         """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         status = os.fstat(folder)
@@ -89,7 +94,7 @@ class EngineFolder:
 
     @contextmanager
     def open_within(self) -> Iterator[int]:
-        """Open the folder for the block. See `open`."""
+        """Open the folder for the length of the block. See `open`."""
         folder = self.open()
         try:
             yield folder
@@ -97,7 +102,7 @@ class EngineFolder:
             os.close(folder)
 
     def is_serving(self) -> bool:
-        """Whether an engine's process runs."""
+        """True if the process of an engine is running."""
         if not self.path.is_dir():
             return False
         lock = self.lock("serving", shared=True)
@@ -107,7 +112,7 @@ class EngineFolder:
         return False
 
     def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
-        """Lock a file until it is closed, and return it; None if another process has locked it."""
+        """Lock a file, and return it. It is locked until it is closed. None if another process has locked it."""
         with self.open_within() as folder:
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
@@ -118,7 +123,7 @@ class EngineFolder:
         return file
 
     def read(self) -> EngineRecord | None:
-        """The record of the engine that serves; None if none does."""
+        """The record of the engine that is serving. None if no engine is serving."""
         with suppress(OSError, ValueError, TypeError), self.open_within() as folder:
             with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))
@@ -127,7 +132,7 @@ class EngineFolder:
         return None
 
     def write(self, record: EngineRecord) -> None:
-        """Record an engine that serves now."""
+        """Record an engine that is serving from now on."""
         self.write_private(_RECORD, json.dumps(asdict(record)))
 
     def forget(self) -> None:
@@ -136,7 +141,7 @@ class EngineFolder:
             os.unlink(_RECORD, dir_fd=folder)
 
     def write_private(self, name: str, text: str) -> None:
-        """Write a file that only its owner can read, atomically."""
+        """Write a file that only its owner can read. The file is replaced as a whole, so no reader sees a part of it."""
         temporary = f"{name}.new"
         with self.open_within() as folder:
             with suppress(FileNotFoundError):

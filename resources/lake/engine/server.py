@@ -1,9 +1,11 @@
-"""The process of the engine: starts Spark Connect, records its address, and ends it.
+"""The program of the engine's process: starts Spark Connect, records its address, and ends it.
 
-In: the current folder, and a plan with Spark's settings: JSON on standard input, since all users can read
-arguments. Out: a record in the folder while Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
-folder is gone. An engine that was started for another process ends with that process. Any other engine ends after
-an idle time.
+In: - the engine's folder, as the current folder
+    - a plan with Spark's settings, as JSON on standard input; all users of the machine could read arguments
+Out: a record in the folder as long as Spark serves.
+
+The engine ends when Spark ends, on SIGTERM, and when its folder is gone. An engine that was started for one
+process ends with this process. Any other engine ends after it was unused for some time.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
@@ -26,17 +28,17 @@ from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, submit_command, write_parameters
 from pgsieve.resources.processes import end_with_parent
 
-#: Settings of the engine, rather than of a session: it accepts connections only from this machine, and returns
-#: unused memory.
+#: Settings of the engine, which a session does not have. The engine accepts connections only from this machine,
+#: and returns memory that it does not use to the system.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # Ends sessions that were left open, as by a killed run.
+    # Ends sessions that were left open, for example by a run that was killed.
     "spark.connect.session.manager.defaultSessionTimeout": "10m",
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
 _POLL_SECONDS = 0.5
 _MAIN = "pgsieve.lake.EngineServer"
-#: The jar with this class, and its source, which `make java` compiles.
+#: The jar that contains this class, and the source of the class, which `make java` compiles.
 JAR, SOURCE = (Path(__file__).resolve().parent / name for name in ("pgsieve-engine.jar", "EngineServer.java"))
 _START_TIMEOUT_SECONDS = 120.0
 _END_TIMEOUT_SECONDS = 10.0
@@ -44,9 +46,12 @@ _END_TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The parameters of an engine: its fingerprint, its idle time, and the process for which it runs.
+    """The parameters of an engine.
 
-    `settings` are Spark's settings.
+    - `fingerprint`: the digest of its settings
+    - `idle_seconds`: how long the engine may be unused before it ends
+    - `owner`: the id of the process for which the engine runs; None if it runs for all processes of the user
+    - `settings`: the settings of Spark
     """
 
     fingerprint: str
@@ -56,10 +61,10 @@ class Plan:
 
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
-    """Serve until the engine ends; return the exit status."""
+    """Serve until the engine ends. Return the exit status."""
     serving = folder.lock("serving")
     if serving is None:
-        return 0  # Another engine serves already.
+        return 0  # Another engine is serving already.
     with serving:
         folder.forget()
         token, port = secrets.token_urlsafe(32), _free_port()
@@ -93,13 +98,14 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
 
 
 def _free_port() -> int:
+    """A port of 127.0.0.1 on which no process listens at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until Spark listens; return False if it ends before, or does not listen in time."""
+    """Wait until Spark listens. Return False if Spark ends before, or does not listen in time."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while spark.poll() is None and time.monotonic() < deadline:
         if connection := connect_to_process(spark.pid, port):
@@ -110,7 +116,7 @@ def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
-    """Wait for a reason to end; after that, no process can begin to use the engine."""
+    """Wait for a reason to end. When this function returns, no process can begin to use the engine."""
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():
         unused = folder.lock("used")
@@ -125,7 +131,7 @@ def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[byte
 
 
 def _has_folder() -> bool:
-    """Whether the current folder still exists."""
+    """True if the current folder still exists."""
     try:
         return bool(os.getcwd())  # noqa: PTH109 - Path.cwd does the same if the folder is gone
     except FileNotFoundError:
@@ -133,6 +139,7 @@ def _has_folder() -> bool:
 
 
 def _is_over(plan: Plan, unused_seconds: float) -> bool:
+    """True if the engine's owner has ended or, without an owner, the engine was unused for too long."""
     if plan.owner is not None:
         return not _is_alive(plan.owner)
     return unused_seconds > plan.idle_seconds
@@ -149,10 +156,12 @@ def _is_alive(pid: int) -> bool:
 
 
 def _end(_signal: int, _frame: object) -> None:
+    """Handle a signal: end this process."""
     raise SystemExit(0)
 
 
 def _stop(spark: subprocess.Popen[bytes]) -> None:
+    """End the process of Spark."""
     spark.terminate()
     try:
         spark.wait(_END_TIMEOUT_SECONDS)

@@ -1,1 +1,1 @@
-"""Java: `jvm` starts a session's JVM, `class_archive` speeds up its start, `login` names a user without a name."""
+"""Java: `jvm` starts the JVM of a session, `class_archive` makes it start faster, `login` helps users without a user name."""

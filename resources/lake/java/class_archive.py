@@ -1,8 +1,11 @@
-"""An archive of the classes that Spark loads at its start: it halves the CPU time of a JVM until its first job.
+"""Keeps an archive of the classes that Spark loads. With it a JVM needs half the processor time until its first job.
 
-In: a session's settings. Out: a file next to the jars (`pgsieve.resources.lake.jars`), created once, and the Java
-option that names it. Java ignores the file if it does not belong to this Java and these jars. If the file cannot
-be written, pgsieve works without it.
+In: the settings of a session.
+Out: a file next to the jars (`pgsieve.resources.lake.jars`), which is created once; and the Java option that names
+     it.
+
+Java ignores the file if it does not belong to this Java and these jars. If the file cannot be written, pgsieve
+works without it.
 
 https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html#application-class-data-sharing
 """
@@ -16,25 +19,26 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-#: The variable that names a folder with the jars of another machine.
+#: The environment variable that names a folder with jars that were fetched on another machine.
 FOLDER_VARIABLE = "PGSIEVE_JARS"
-#: Options that keep Java from reporting its use of an archive in its output, which is Spark's log.
+#: Options that keep Java from writing about the archive into its output, which is also Spark's log.
 _SILENT_OPTIONS = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+#: The module that creates the archive, when it is run as a program.
 _PROGRAM = "pgsieve.resources.lake.archived_session"
 
 
 def jars_folder() -> Path:
-    """The folder of the jars and the archive: PGSIEVE_JARS, or otherwise the virtual environment."""
+    """The folder of the jars and the archive. PGSIEVE_JARS names it; otherwise it is the virtual environment."""
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
 def archive_file() -> Path:
-    """The path of the archive for this Java, even if it does not exist yet."""
+    """The path of the archive for this Java. The file may not exist yet."""
     return jars_folder() / f"spark-{version('pyspark')}-{_java_digest()}.jsa"
 
 
 def _java_digest() -> str:
-    """A digest that distinguishes Java installations by the program's path, size and time."""
+    """A digest of the path, the size and the time of the Java program. It differs between Java installations."""
     home = os.environ.get("JAVA_HOME")
     program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
     with suppress(OSError):
@@ -45,7 +49,10 @@ def _java_digest() -> str:
 
 
 def options(java_options: str) -> list[str]:
-    """The Java options that use the archive; empty without an archive, or if the user's `java_options` have one."""
+    """The Java options that make a JVM use the archive.
+
+    Empty if there is no archive, or if the user's `java_options` already choose one.
+    """
     file = archive_file()
     if "SharedArchiveFile" in java_options or "ArchiveClassesAtExit" in java_options or not file.is_file():
         return []
@@ -53,9 +60,9 @@ def options(java_options: str) -> list[str]:
 
 
 def make_archive() -> bool:
-    """Create the archive in a separate process, within half a minute; return whether it exists now.
+    """Create the archive in a separate process, which takes up to half a minute. Return True if the archive exists now.
 
-    An incomplete archive would crash the JVM, so the file gets its name once all of it is on disk.
+    An incomplete archive would crash the JVM. So the file gets its name only after all of it is on disk.
     """
     file = archive_file()
     if file.is_file() or not os.access(file.parent, os.W_OK):
@@ -74,12 +81,12 @@ def make_archive() -> bool:
 
 
 def archiving_options(archive: Path) -> str:
-    """The Java options that make a JVM archive its classes as it ends."""
+    """The Java options that make a JVM write an archive of its classes when it ends."""
     return " ".join((f'"-XX:ArchiveClassesAtExit={archive}"', *_SILENT_OPTIONS))
 
 
 def copy_archive(folder: Path) -> None:
-    """Copy the archive, if it exists, into a folder without it; raises OSError."""
+    """Copy the archive into a folder, if it exists and the folder does not have it yet. Raises OSError."""
     file = archive_file()
     if file.is_file() and not (folder / file.name).exists():
         temporary = folder / f".{file.name}.{os.getpid()}"
@@ -91,7 +98,7 @@ def copy_archive(folder: Path) -> None:
 
 
 def _publish(temporary: Path, file: Path) -> None:
-    """Write an archive to disk, and then give it its final name."""
+    """Make sure that an archive is on disk, and then give it its final name."""
     with temporary.open("rb") as content:
         os.fsync(content.fileno())
     temporary.replace(file)

@@ -1,10 +1,12 @@
-"""Starts the JVM of a session, with an environment and options that pgsieve chooses.
+"""Starts the JVM of a Spark session, with an environment and options that pgsieve chooses.
 
-In: the settings of the session. Out: a JVM that pyspark uses, and the parameters to start another one. Results
-do not depend on the user's shell (locale, time zone, another Spark's folder). The user needs no entry in
-/etc/passwd and no home, and the machine's name need not resolve. All users of the machine can read the arguments
-of a process, so settings and options are passed in files of the process's own folder
-(`pgsieve.resources.private_folder`). Spark's temporary files are there, too.
+In: the settings of the session.
+Out: a JVM that pyspark uses; or the parameters for starting another one.
+
+What the user's shell sets (locale, time zone, the folder of another Spark) does not change results. The user needs
+no entry in /etc/passwd and no home directory. The name of the machine need not be known to DNS. All users of a
+machine can read the arguments of a process. So settings and options are passed in files, in the private folder of
+this process (`pgsieve.resources.private_folder`). Spark's temporary files are in this folder, too.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
 """
@@ -30,12 +32,13 @@ from pgsieve.resources.time_limit import limit_time
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Spark's setting for options of the driver's JVM.
+#: Spark's setting for the options of the driver's JVM.
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: The variables that alter the encoding of text, or the Spark that runs, its mode or its folders; `LC_…` do, too.
+#: The variables that change the encoding of texts, or that choose another Spark, or its mode or its folders.
+#: Variables that begin with `LC_` change the encoding, too.
 _ALTERING_VARIABLES = frozenset(
     (
         "LANG",
@@ -51,26 +54,32 @@ _ALTERING_VARIABLES = frozenset(
 _QUIET = ("ERROR", "FATAL", "OFF")
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG = "spark.log"
-#: The variables by which pyspark finds a running JVM.
+#: The environment variables by which pyspark finds a JVM that is running.
 _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
-#: How long a session may take to stop, as its cluster may be gone, and then its JVM to end.
+#: How long a session may take to stop, and after that its JVM to end. The time is limited because the session's cluster
+#: may be gone.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
-#: For a JVM that runs for seconds. Its optimising compiler would take more time than it saves.
+#: Settings for a JVM that runs only for seconds. Java's optimising compiler would take more time than it saves
+#: there.
 _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
-    """The JVM ended before it could be used, or cannot be started. The message is its last output, or the reason."""
+    """The JVM ended before it could be used, or it cannot be started.
+
+    The message is the JVM's last output, or the reason.
+    """
 
 
 def environment(master: str) -> dict[str, str]:
-    """The environment of a JVM that this process starts for a session with this master."""
+    """The environment variables of a JVM that this process starts for a session with this master."""
     variables = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
     variables |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
     if master.startswith("local"):
-        # Only this machine connects to the JVM, and the machine's own name may not resolve.
+        # Only this machine connects to the JVM. Without this, Spark would look up the machine's name, which DNS may not
+        # know.
         variables = {"SPARK_LOCAL_IP": "127.0.0.1", **variables}
     if name := _substitute_name():
         variables |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
@@ -78,9 +87,9 @@ def environment(master: str) -> dict[str, str]:
 
 
 def _is_altering(name: str, master: str) -> bool:
-    """Whether a variable is left out of the JVM's environment.
+    """True if a variable must be left out of the JVM's environment.
 
-    For a cluster SPARK_HOME is not, as the cluster's settings may be in that folder.
+    For a cluster SPARK_HOME is not left out, because the settings of the cluster may be in this folder.
     """
     return name.startswith("LC_") or (
         name in _ALTERING_VARIABLES and (name != "SPARK_HOME" or master.startswith("local"))
@@ -88,23 +97,27 @@ def _is_altering(name: str, master: str) -> bool:
 
 
 def _home() -> str:
-    """The user's home, which may have credentials; a temporary folder if the user has no home."""
+    """The user's home directory, which may contain credentials; a temporary folder if the user has no home directory."""
     return home if (home := _named_home()) and os.access(home, os.X_OK) else str(private_folder())
 
 
 def _named_home() -> str | None:
+    """The user's home directory as the environment or /etc/passwd names it, or None. It may not exist."""
     home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises if there is none
     return home if Path(home).is_absolute() else None
 
 
 def has_writable_home() -> bool:
-    """Whether this user has a home that can be written. Otherwise files of a JVM are removed with this process."""
+    """True if this user has a home directory that can be written.
+
+    Otherwise a JVM writes such files into the private folder of this process, which is removed with the process.
+    """
     home = _named_home()
     return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
 def _substitute_name() -> str | None:
-    """The user id as a name, for a user without an entry in /etc/passwd; None for other users."""
+    """The id of the user as a name, if the user has no entry in /etc/passwd. None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -113,19 +126,20 @@ def _substitute_name() -> str | None:
 
 
 def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Mapping[str, str]) -> Path:
-    """Write the parameters of a JVM into a folder that only this user can read; return the file of Spark's settings.
+    """Write the parameters of a JVM into a folder that only this user can read. Return the file of Spark's settings.
 
-    `settings` are the session's. `jvm_settings` are further settings of this JVM, with Java options.
+    `settings` are the settings of the session. `jvm_settings` are more settings for this JVM, among them Java
+    options.
     """
     temporary = private_folder()
     options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
-    # UsePerfData would show the process and its command to all users of the machine.
+    # With UsePerfData, Java would show the process and its command to all users of the machine.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _substitute_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
     user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), jvm_settings.get(JAVA_OPTIONS, "")
     if _COLLECTOR.search(user_options):
-        # A JVM with two garbage collectors does not start, so the user's replaces the other one.
+        # A JVM with options for two garbage collectors does not start, so the user's option replaces pgsieve's.
         jvm_options = _COLLECTOR.sub("", jvm_options)
     all_options = f"{jvm_options} {user_options}"
     is_local = settings["spark.master"].startswith("local")
@@ -137,7 +151,7 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
         JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}",
     }
     if not has_writable_home():
-        # Ivy writes lock files even if all jars exist.
+        # Ivy writes lock files even if all jars exist, so it needs a folder that can be written.
         spark_settings = {"spark.jars.ivy": str(temporary / "ivy"), **spark_settings}
     if is_local:
         folders = (
@@ -147,13 +161,13 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
             str(private_folder(base.strip())) for base in folders.split(",")
         )
         if settings.get(_CATALOG) != "hive":
-            # Spark creates this folder even if nothing is written there, by default in the current folder.
+            # Spark creates this folder even if nothing is written there. By default it would be in the current folder.
             spark_settings = {_WAREHOUSE: str(temporary / "warehouse"), **spark_settings}
     return _write_private(folder / "spark.conf", properties(spark_settings))
 
 
 def _write_private(file: Path, text: str) -> Path:
-    """Write a file that only its owner can read."""
+    """Write a file that only its owner can read. It replaces an older file."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
         new.write(text)
@@ -161,33 +175,37 @@ def _write_private(file: Path, text: str) -> Path:
 
 
 def _quote_option(option: str) -> str:
-    """An option in the format of a JVM options file, which has quotes but no escapes."""
+    """An option in the format of a file of JVM options. This format has two kinds of quotation marks, but no escapes."""
     quote = "'" if '"' in option else '"'
     return f"{quote}{option}{quote}"
 
 
 def _escape_option(text: str) -> str:
-    """A text as one option of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
+    """A text as one option in `spark.driver.extraJavaOptions`. Spark splits the value of this setting at blanks."""
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 def properties(settings: Mapping[str, str]) -> str:
-    """The text of a Java properties file."""
-    special = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
+    """Settings as the text of a Java properties file."""
+    escapes = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
 
     def escape(text: str) -> str:
-        return "".join(special.get(c, c if c.isascii() else _utf16(c)) for c in text)
+        return "".join(escapes.get(c, c if c.isascii() else _utf16(c)) for c in text)
 
     return "".join(f"{escape(name)}={escape(value)}\n" for name, value in settings.items())
 
 
 def _utf16(character: str) -> str:
+    """The escapes of a character in a Java properties file: one per UTF-16 code unit."""
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 def submit_command(master: str) -> str:
-    """The path of Spark's script that starts a JVM: pyspark's own, or for a cluster SPARK_HOME's."""
+    """The path of the script of Spark that starts a JVM.
+
+    It is pyspark's own script, or for a cluster the script in SPARK_HOME.
+    """
     import pyspark
 
     installed = Path(pyspark.__file__).parent
@@ -200,25 +218,25 @@ def submit_command(master: str) -> str:
 
 
 def is_running() -> bool:
-    """Whether pyspark has a JVM in this process already."""
+    """True if pyspark already has a JVM in this process."""
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None  # noqa: SLF001 - pyspark has no public name for it
 
 
 def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
-    """The session of this process, in the JVM that pyspark already uses, or else in a new one.
+    """The session of this process. It is in the JVM that pyspark already uses, or else in a new JVM.
 
-    The JVM ends with this process, within `end_seconds`. Raises JavaEndedError if the JVM ends early, and
-    pyspark's errors if the session does not start.
+    The JVM ends with this process, and has `end_seconds` to do so. Raises JavaEndedError if the JVM ends too
+    early, and pyspark's errors if the session does not start.
     """
     from pyspark.sql import SparkSession
 
-    # This variable would override the configured master.
+    # With this variable, pyspark would connect to another master than the configured one.
     os.environ.pop("SPARK_REMOTE", None)
     builder = SparkSession.builder
     for key, value in settings.items():
-        # The JVM gets these settings in another form.
+        # The JVM gets these settings in another form, from `write_parameters`.
         if key not in {JAVA_OPTIONS, _LOCAL_DIRECTORIES}:
             builder = builder.config(key, value)
     if is_running():
@@ -234,7 +252,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     The JVM ends with this process.
     """
     master, folder = settings["spark.master"], private_folder()
-    # Spark's launcher corrupts characters above U+FFFF (parseOptionString() in CommandBuilderUtils.java).
+    # Spark's launcher does not handle characters above U+FFFF (parseOptionString() in CommandBuilderUtils.java).
     if max(str(folder)) > "\uffff":
         raise JavaEndedError(
             f"Spark cannot use the temporary folder {folder}: set TMPDIR to a folder without characters above U+FFFF"
@@ -242,7 +260,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     parameters, gateway = write_parameters(settings, folder, _SHORT_LIVED), folder / "gateway"
     gateway.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
-        # The log may quote values of cells, so it goes to the terminal only if the user requests more than errors.
+        # The log may contain values of cells. So it goes to the terminal only if the user wants more than errors in it.
         log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [
@@ -250,11 +268,11 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
             env=environment(master) | {"SPARK_CONNECT_MODE": "0", _ADDRESS_FILE_VARIABLE: str(gateway)},
-            # The JVM ends when this pipe is closed, so it ends with this process, even after SIGKILL.
+            # The JVM ends when this pipe is closed. The system closes it when this process ends, even by SIGKILL.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            # Ctrl-C must signal only this process, which then ends the JVM.
+            # In a session of its own, the JVM gets no signal from Ctrl-C. This process gets the signal, and ends the JVM.
             start_new_session=True,
         )
     atexit.register(_end, process, end_seconds)
@@ -272,20 +290,26 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
 
 
 def _import_client() -> None:
-    """While the JVM starts, import the modules that pyspark needs for its first requests, such as pandas."""
+    """Import the modules that pyspark needs for its first requests, such as pandas.
+
+    This takes no extra time while the JVM starts.
+    """
     with suppress(ImportError):
         import pyspark.sql.pandas.conversion
         import pyspark.testing  # noqa: F401 - imported by NumpyArrayConverter in pyspark/sql/types.py
 
 
 def _address(content: bytes) -> tuple[int, str]:
-    """The port and the secret of a gateway, from its file: port and length (big-endian ints), and the secret."""
+    """The port and the secret of a gateway, from the content of its file.
+
+    The content is the port and the length of the secret, as big-endian integers, and the secret.
+    """
     port, length = struct.unpack_from(">ii", content)
     return port, content[8 : 8 + length].decode()
 
 
 def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """End the session and then the JVM: otherwise pyspark's threads would report that the JVM is gone."""
+    """End the session, and then the JVM. In another order, pyspark's threads would report that the JVM is gone."""
     from pyspark import SparkContext
 
     assert process.stdin is not None
@@ -294,7 +318,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
             _detach_accumulator_server(context)
             context.stop()
     with suppress(Exception), limit_time(_STOP_SECONDS):
-        # Otherwise Python's garbage collector would send requests to a JVM that is gone.
+        # Without this, Python's garbage collector would later send requests to a JVM that is gone.
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
             gateway.shutdown()
     process.stdin.close()
@@ -305,9 +329,11 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def _detach_accumulator_server(context: Any) -> None:
-    """Detach a context's accumulator server, since `stop` would wait for it up to a second. pgsieve needs none.
+    """Take the accumulator server away from a context.
 
-    The server's thread ends with this process, and no longer reports that the JVM is gone.
+    `stop` would wait for it for up to a second, and pgsieve needs none.
+
+    The server's thread ends with this process. It no longer reports that the JVM is gone.
     """
     if (server := getattr(context, "_accumulatorServer", None)) is not None:
         server.handle_error = lambda *_: None
@@ -315,7 +341,7 @@ def _detach_accumulator_server(context: Any) -> None:
 
 
 def _log_summary(log: Path) -> str:
-    """The most informative line of a log: the first one about an error, or else the last."""
+    """The line of a log that says most: the first line about an error, or else the last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     errors = [line.strip() for line in lines if "rror" in line or "xception" in line]
     return [*errors[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

@@ -1,6 +1,6 @@
-"""A Java agent that gives Hadoop a user name if the user id has none.
+"""Provides a Java agent that gives Hadoop a user name if the user id has no name.
 
-Out: the path of the agent's jar. Its source is `LoginUser.java`; `make java` compiles it.
+Out: the path of the agent's jar. Its source is `LoginUser.java`, which `make java` compiles.
 """
 
 from pathlib import Path
