@@ -1,5 +1,5 @@
-"""The places of a lake's files: folders and object stores, with their options.
+"""The places where a lake's files are: folders and object stores, with their options.
 
-`storage` interprets an address, `store` reads and writes files there, and `store_errors` interprets a store's
-errors.
+`storage` interprets the address of a lake. `store` reads and writes files there. `store_errors` interprets the
+errors of an object store.
 """

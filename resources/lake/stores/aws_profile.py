@@ -1,8 +1,11 @@
-"""Reads the active profile of AWS' tools from ~/.aws/config and ~/.aws/credentials: a server, a region, keys.
+"""Reads the active profile of the tools of AWS: a server, a region, and keys.
 
-In: the environment, which names the profile and the files. Out: the profile's settings. Credentials of roles or
-single sign-on have to be requested, which the engines do. A file in another format has no settings. Raises
-nothing. No repr shows a secret.
+In: the environment variables, which may name the profile and its files. By default the files are ~/.aws/config and
+    ~/.aws/credentials.
+Out: the settings of the profile.
+
+The credentials of roles and of single sign-on must be requested from a server. This module does not do that; the
+engines do. A file in another format counts as a file without settings. Raises nothing. No repr shows a secret.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
@@ -14,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
-#: The settings for requested credentials that take precedence over keys in the same profile.
+#: Settings of a profile whose credentials must be requested. They take precedence over keys in the same profile.
 _ROLE_SETTINGS = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
-#: The settings for requested credentials over which keys in the same profile take precedence.
+#: Settings of a profile whose credentials must be requested. Keys in the same profile take precedence over them.
 _REQUEST_SETTINGS = ("credential_process", "login_session", "web_identity_token_file")
-#: The variable that makes AWS' tools ignore endpoints in the files.
+#: The environment variable that makes the tools of AWS ignore the endpoints in the files.
 _IGNORE_ENDPOINTS = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _ENDPOINT = "endpoint_url"
 
@@ -27,13 +30,13 @@ _ENDPOINT = "endpoint_url"
 class AwsProfile:
     """The settings of a profile."""
 
-    #: The address of a server with S3's interface; None if the files have none, or it has to be ignored.
+    #: The address of a server with the interface of S3. None if the files have none, or if it must be ignored.
     endpoint: str | None = None
     region: str | None = None
-    #: The key, its secret and optionally its token, by their names in the files; empty if credentials have to be
+    #: The key, its secret and optionally its token, by their names in the files. Empty if the credentials must be
     #: requested.
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Whether the profile has credentials, or settings to request them.
+    #: True if the profile has credentials, or settings by which they can be requested.
     has_credentials: bool = False
 
     @property
@@ -43,12 +46,12 @@ class AwsProfile:
 
     @property
     def has_expiring_keys(self) -> bool:
-        """Whether the keys expire after some hours. A tool then writes new ones into the file."""
+        """True if the keys expire after some hours. A tool of the user then writes new keys into the file."""
         return _TOKEN in self.keys
 
     @classmethod
     def active(cls, environ: Mapping[str, str]) -> "AwsProfile":
-        """The active profile in this environment."""
+        """The profile that is active in this environment."""
         config = _sections(_file(environ, "AWS_CONFIG_FILE", "config"))
         credentials = _sections(_file(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
         name = environ.get("AWS_PROFILE") or "default"
@@ -72,7 +75,7 @@ def _keys(settings: Mapping[str, str]) -> dict[str, str]:
 def _endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
-    """The server of a profile: the endpoint for S3, or else the endpoint for all services."""
+    """The server of a profile: the endpoint for S3 or, if there is none, the endpoint for all services."""
     ignores_endpoints = (
         environ.get(_IGNORE_ENDPOINTS) or settings.get("ignore_configured_endpoint_urls") or ""
     )
@@ -83,23 +86,23 @@ def _endpoint(
 
 
 def _nested(text: str) -> dict[str, str]:
-    """The settings in the value of a setting, each in an indented line."""
+    """The settings in the value of another setting. Each of them is an indented line."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
-    """The path of one of the files; None without a home."""
+    """The path of one of the two files. None if the user has no home directory."""
     home = environ.get("HOME")
     if path_of_variable := environ.get(variable):
-        # AWS' tools expand `~` themselves, as a shell does not within quotes.
+        # The tools of AWS replace `~` by the home directory themselves, because a shell does not replace it within quotes.
         is_at_home = home and (path_of_variable == "~" or path_of_variable.startswith("~/"))
         return Path(f"{home}{path_of_variable[1:]}" if is_at_home else path_of_variable)
     return Path(home, ".aws", name) if home else None
 
 
 def _sections(file: Path | None) -> dict[str, dict[str, str]]:
-    """A file's settings by section. One space separates the type and the name of a section."""
+    """The settings of a file, by section. The name of a section has exactly one space between its type and its name."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
     )

@@ -1,8 +1,10 @@
-"""Runs an S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are atomic.
+"""Runs an S3 server for the demo and for tests: SeaweedFS, from a Python package. Its conditional writes are atomic.
 
-In: a folder for its data, and the keys that it accepts. Out: its URL; it has the bucket `lake`. Only this machine
-can reach the server. It ends when a pipe from the process that started it is closed, so it ends with that
-process, even by SIGKILL. Raises EmbeddedS3Error.
+In: a folder for the server's data, and the keys that the server accepts.
+Out: the URL of the server, which has the bucket `lake`.
+
+Only this machine can reach the server. The server ends when a pipe from the process that started it is closed. So
+it ends with this process, even if the process is killed. Raises EmbeddedS3Error.
 
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """
@@ -26,12 +28,12 @@ REGION = "us-east-1"
 
 _TIMEOUT_SECONDS = 60
 _MAX_ATTEMPTS = 5
-#: SeaweedFS adds this to a port's number for the gRPC port.
+#: The number of a gRPC port of SeaweedFS is the number of its port plus this.
 _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
-#: The server's message once the keys and the bucket exist; its port answers earlier.
+#: The server's message after the keys and the bucket exist. Its port answers before that.
 _READY = "ready to use"
-#: Runs a program until its own standard input is closed.
+#: A shell script that runs a program until the standard input of the script is closed.
 _WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
 
 
@@ -41,7 +43,7 @@ class EmbeddedS3Error(PgsieveError):
 
 @contextmanager
 def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
-    """Run a new server with its data in a folder during the block; yield its URL."""
+    """Run a new server during the block, with its data in a folder. Yield its URL."""
     program = _program()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -58,6 +60,7 @@ def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
 
 
 def _program() -> str:
+    """The path of the program of SeaweedFS."""
     local = Path(sys.executable).with_name("weed")
     program = str(local) if local.exists() else shutil.which("weed")
     if program is None:
@@ -69,7 +72,7 @@ def _program() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free together with their gRPC ports."""
+    """Some ports that are free, and whose gRPC ports are free, too."""
     ports: list[int] = []
     with ExitStack() as sockets:
         while len(ports) < count:
@@ -87,6 +90,7 @@ def _free_ports(count: int) -> list[int]:
 def _run_server(
     program: str, folder: Path, s3: int, others: list[int], key: str, secret: str
 ) -> Iterator[bool]:
+    """Run the server during the block. Yield True if it is ready, and False if it has ended."""
     command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
@@ -116,9 +120,10 @@ def _run_server(
 
 
 def _write_identity(folder: Path, key: str, secret: str) -> Path:
-    """Write the keys that the server accepts to a file that only its owner can read; return the file's path.
+    """Write the keys that the server accepts to a file that only its owner can read. Return the path of the file.
 
-    Keys in environment variables would be missing while SeaweedFS reloads its identities.
+    The keys could be in environment variables instead, but then they would be missing while SeaweedFS reads its
+    identities again.
     """
     path = folder / "identity.json"
     path.touch(mode=0o600)
@@ -130,7 +135,10 @@ def _write_identity(folder: Path, key: str, secret: str) -> Path:
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Wait until the server is ready; return False if it ended, as when another program has taken its port."""
+    """Wait until the server is ready.
+
+    Return False if it has ended, for example because another program has taken its port.
+    """
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")

@@ -1,8 +1,11 @@
-"""Objects of a store as files for pyarrow, without Python's lock during requests.
+"""Presents the objects of a store as files to pyarrow.
 
-In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler has
-Python's lock while it opens a file, so all other threads wait for the store's answer. It also writes all files
-in parts, which takes at least three requests. Raises OSError with the store's message, as `Objects` does.
+In: paths within a bucket or container.
+Out: the handler of a pyarrow file system.
+
+This handler releases Python's global lock during requests. delta-rs has a handler of its own, but that one keeps
+the lock while it opens a file, so all other threads wait for the store's answer. It also writes each file in
+parts, which takes at least three requests. Raises OSError with the store's message, as `Objects` does.
 
 https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html
 """
@@ -17,27 +20,27 @@ from pgsieve.resources.lake.stores.objects import Objects
 
 
 class ObjectFiles(DeltaStorageHandler):
-    """A bucket's objects as files. The base class, delta-rs's handler, operates on several objects."""
+    """The objects of a bucket as files. Operations on several objects are those of the base class, delta-rs's handler."""
 
     def __init__(self, root: str, options: Mapping[str, str], objects: Objects) -> None:
         super().__init__(root, dict(options))
         self._objects = objects
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        """Open an object for random access; raises FileNotFoundError."""
+        """Open an object to read it from any position. Raises FileNotFoundError."""
         return pa.PythonFile(_ObjectReader(self._objects, path), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
-        """Open an object for reading from its beginning; raises FileNotFoundError."""
+        """Open an object to read it from its beginning. Raises FileNotFoundError."""
         return self.open_input_file(path)
 
     def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
-        """Open a new object for writing. It replaces an older one when the stream is closed."""
+        """Open a new object to write it. When the stream is closed, it replaces an older object of the same name."""
         del metadata
         return pa.PythonFile(self._objects.writer(path), mode="w")
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
-        """Information about paths. A file takes one request, but two in delta-rs's handler."""
+        """Information about these paths. For a file it takes one request; delta-rs's handler would need two."""
         return [self._file(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
 
     def _file(self, path: str) -> pafs.FileInfo | None:
@@ -49,7 +52,7 @@ class ObjectFiles(DeltaStorageHandler):
 
 
 class _ObjectReader:
-    """A Python file object for reading, for pyarrow."""
+    """An object as a Python file object, from which pyarrow reads."""
 
     closed = False
 

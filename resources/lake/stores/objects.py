@@ -1,12 +1,16 @@
-"""Reads and writes objects of a store, as a whole or in parts, and creates objects at most once.
+"""Reads and writes the objects of an object store, as a whole or in parts. It can create an object at most once.
 
-In: a lake's path, and delta-rs's options for its store. Out: bytes. Transient errors are repeated. Raises OSError
-with the store's message, which `store_errors` interprets, and FileExistsError. delta-rs uses the same library,
-object_store. Instances of this module's classes cannot be sent to executors.
+In: the path of a lake, and delta-rs's options for the lake's store.
+Out: bytes.
 
-The answer to a conditional PUT may be lost after the store has created the object. Then the store refuses the
-repeated PUT, because the object exists. So `create` reads the existing object: if it has the same bytes, the
-first PUT has succeeded. This is certain only if the bytes that `create` gets are unique.
+After a transient error, a request is repeated. Raises FileExistsError, and OSError with the store's message, which
+`store_errors` interprets. The requests are made by the library object_store, which delta-rs uses, too. Instances
+of the classes in this module cannot be sent to executors.
+
+A conditional PUT creates an object only if no object of its name exists. The store may create the object, and its
+answer may get lost. The PUT is then repeated, and the store refuses it, because the object exists. So `create`
+reads the object that exists: if it has the same bytes, the first PUT was successful. This conclusion is right only
+if no other writer creates an object with the same bytes, so the bytes must be unique.
 
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
@@ -33,29 +37,29 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-#: How many bytes are read when a file is opened; a smaller file is read whole.
+#: How many bytes are read when a file is opened. If the file is smaller, it is read as a whole.
 FIRST_BYTES = 1024 * 1024
-#: The size of the parts in which an object is written, and how many parts are written at a time, from memory. A
-#: smaller object takes one request.
+#: The size of the parts in which an object is written, and the number of parts that are in memory and are written at the
+#: same time. An object that is smaller than a part takes one request.
 PART_BYTES, _PARALLEL_PARTS = 10 * 1024 * 1024, 4
-#: Distinguishes objects of the same name: tag, time and size in bytes.
+#: Distinguishes objects that have had the same name: tag, time of the last change, and size in bytes.
 Stamp = tuple[str | None, datetime, int]
 
-#: A store's answer if an object has no bytes at the requested position (RFC 9110, 416 Range Not Satisfiable).
+#: The answer of a store if an object has no bytes at the requested position (RFC 9110, 416 Range Not Satisfiable).
 _RANGE_NOT_SATISFIABLE = "416 Range Not Satisfiable"
-#: An option of delta-rs, which this library takes separately.
+#: An option of delta-rs. The library here has a separate parameter for it.
 _ALLOW_HTTP = "aws_allow_http"
-#: The beginning of the data structures at the end of the library's messages.
+#: The text that begins the data structures at the end of the library's messages.
 _STRUCTURES = "\n\nDebug source:"
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a store's refusal is transient."""
+    """True if a store has refused a request by a transient error."""
     refusal = store_refusal([error])
     return refusal is not None and refusal.is_transient
 
 
-#: Repeats a conditional PUT after a transient error; the library itself does not.
+#: Repeats a conditional PUT after a transient error. The library does not repeat it itself.
 _retry_creation = retry(
     retry=retry_if_exception(is_transient),
     wait=wait_random_exponential(0.1, max=5),
@@ -65,7 +69,10 @@ _retry_creation = retry(
 
 
 def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
-    """The objects of a path's store; None if the path is on no store, or only delta-rs has credentials for it."""
+    """The objects of the store that contains a path.
+
+    None if the path is not on an object store, or if only delta-rs has credentials for the store.
+    """
     if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
@@ -84,7 +91,7 @@ class Objects:
             self._store = _open_store(root, options)
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of an object; None if it does not exist."""
+        """The bytes of an object. None if it does not exist."""
         import obstore
 
         try:
@@ -94,7 +101,7 @@ class Objects:
             return None
 
     def beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
-        """The first `size` bytes of an object, and its total size; raises FileNotFoundError."""
+        """The first `size` bytes of an object, and its total size. Raises FileNotFoundError."""
         import obstore
 
         try:
@@ -107,32 +114,38 @@ class Objects:
             raise
 
     def part(self, path: str, start: int, end: int) -> bytes:
-        """The bytes of an object from `start` up to, but without, `end`; raises FileNotFoundError."""
+        """The bytes of an object from position `start` to position `end`, without the byte at `end`.
+
+        Raises FileNotFoundError.
+        """
         import obstore
 
         with _os_errors():
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
     def writer(self, path: str) -> "ObjectWriter":
-        """A sequential writer of an object. Up to `PART_BYTES` are written by one request."""
+        """A writer that writes an object from its beginning to its end. Up to `PART_BYTES` are written by one request."""
         return ObjectWriter(self._store, path)
 
     def write(self, path: str, content: bytes) -> None:
-        """Write an object; replace an older one."""
+        """Write an object. It replaces an older object of this name."""
         import obstore
 
         with _os_errors():
             obstore.put(self._store, path, content)
 
     def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
-        """The stamps of the objects in a folder by name, without subfolders; only of names after `after`, if given."""
+        """Maps the names of the objects in a folder to their stamps. Objects in subfolders are left out.
+
+        If `after` is given, only names after this name are listed.
+        """
         import obstore
 
         prefix = f"{folder.strip('/')}/"
         with _os_errors():
             batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
             object_metas = [meta for batch in batches for meta in batch]
-        # The depth is compared, not the prefix: the library may return a path in another form than requested.
+        # Compare the depth of the path, and not its beginning: the library may write the path in another form.
         depth = prefix.count("/")
         return {
             meta["path"].rpartition("/")[2]: _stamp(meta)
@@ -141,7 +154,7 @@ class Objects:
         }
 
     def stamp(self, path: str) -> Stamp | None:
-        """The stamp of an object; None if it does not exist."""
+        """The stamp of an object. None if it does not exist."""
         import obstore
 
         try:
@@ -152,7 +165,7 @@ class Objects:
 
     @_retry_creation
     def create(self, path: str, content: bytes) -> None:
-        """Create an object with unique bytes; raise FileExistsError if another object has the name."""
+        """Create an object with unique bytes. Raises FileExistsError if another object has this name."""
         import obstore
 
         try:
@@ -161,12 +174,12 @@ class Objects:
             if self.read(path) != content:
                 raise FileExistsError(path) from None
         except obstore.exceptions.BaseError as error:
-            # The store may have created the object nevertheless.
+            # The store may have created the object although it answered with an error.
             if not self._has_content(path, content):
                 raise OSError(_message(error)) from error
 
     def _has_content(self, path: str, content: bytes) -> bool:
-        """Whether the object exists with these bytes; raises FileExistsError if it has others."""
+        """True if the object exists and has these bytes. Raises FileExistsError if it has other bytes."""
         try:
             existing = self.read(path)
         except OSError:
@@ -177,7 +190,7 @@ class Objects:
 
 
 class ObjectWriter:
-    """Writes an object in concurrent parts, as a file for pyarrow. `close` creates the object."""
+    """Writes an object in parts, several at the same time. pyarrow uses it as a file. `close` creates the object."""
 
     closed = False
 
@@ -187,25 +200,26 @@ class ObjectWriter:
         self._file = obstore.open_writer(store, path, buffer_size=PART_BYTES, max_concurrency=_PARALLEL_PARTS)
 
     def write(self, content: bytes | pa.Buffer) -> int:
-        """Add bytes; return their number."""
+        """Add bytes. Return their number."""
         with _os_errors():
-            # The library refuses the signed bytes of pyarrow's buffers.
+            # The bytes of pyarrow's buffers are signed, which the library refuses, so make them unsigned.
             return self._file.write(memoryview(content).cast("B"))
 
     def flush(self) -> None:
-        """Do nothing: bytes may wait until `close`."""
+        """Do nothing. Bytes may be kept in memory until `close`."""
 
     def close(self) -> None:
-        """Create the object from the written bytes."""
+        """Create the object from the bytes that were written."""
         self.closed = True
         with _os_errors():
             self._file.close()
 
 
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the library has the credentials that delta-rs has.
+    """True if the library has the same credentials as delta-rs.
 
-    Only delta-rs reads AWS profiles and requests their credentials, and only without an endpoint.
+    Only delta-rs reads the profiles of AWS and requests their credentials; and it does so only if there is no
+    endpoint.
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
@@ -216,18 +230,19 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
 
 @cache
 def _shared_objects(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
-    """The objects of a store with these options; this process shares the connections."""
+    """The objects of a store with these options. All users in this process share one object, and its connections."""
     return Objects(root, dict(options))
 
 
 def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
+    """Open a store. `root` is the address of a bucket or container."""
     from obstore.store import S3Store, from_url
 
-    # The library's annotations are typed dictionaries.
+    # The types are Any, because the library's annotations require typed dictionaries.
     config: Any = _lower_names(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
     if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
-        # from_url would ignore the endpoint option that takes precedence over the environment's.
+        # from_url would ignore the option for the endpoint, and use the environment variable instead.
         return S3Store(parts.netloc, config=config, client_options=client)
     return from_url(root, config=config, client_options=client)
 
@@ -237,13 +252,13 @@ def _stamp(meta: "ObjectMeta") -> Stamp:
 
 
 def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
-    """The options with names in lower case; delta-rs ignores the case."""
+    """The options with their names in lower case. delta-rs ignores the case of the names."""
     return {name.lower(): value for name, value in options.items()}
 
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise the library's errors as FileNotFoundError or OSError, without data structures in the message."""
+    """Raise the errors of the library as FileNotFoundError or OSError, without the data structures in their messages."""
     import obstore
 
     try:
@@ -255,4 +270,5 @@ def _os_errors() -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
+    """The message of an error of the library, without the data structures at its end."""
     return str(error).partition(_STRUCTURES)[0]

@@ -1,8 +1,13 @@
-"""Caches row groups for successive readers, since each subscription reads the whole change log.
+"""Caches row groups (the units in which Parquet files are read), so that several readers need not read the same ones.
 
-In: a function that reads, and a key that determines its result. Out: the result, which is cached if there is
-room. A full cache keeps its first results: later readers begin with the same ones. Raises the function's errors.
-A Python worker of Spark has a cache of its own, which the readers of a part and later tasks of the run share.
+Each subscription of a feed reads the whole change log, so the same row groups are needed several times.
+
+In: a function that reads a row group, and a key that identifies the row group.
+Out: the batch that the function returns. It is cached if the cache has room for it.
+
+A full cache keeps its first batches, because each reader begins with the same row groups. A Python worker of Spark
+has its own cache. The readers of one part share this cache, and so do later tasks of the run. Raises the errors of
+the function.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -15,14 +20,14 @@ import pyarrow as pa
 
 from pgsieve.resources.context import assign_within
 
-#: The size of the cache of a run, and of the cache of a Python worker of Spark.
+#: The size in bytes of the cache of a run, and of the cache of a Python worker of Spark.
 BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
 
 class SharedReads:
-    """A cache of batches by key, up to a total size in bytes.
+    """A cache of batches by their keys, up to a total size in bytes.
 
-    Pickled into another process, it becomes that process' own cache of the same `name`.
+    If it is sent to another process, that process gets its own cache with the same `name`.
     """
 
     def __init__(self, size: int = BYTES, name: str | None = None) -> None:
@@ -31,7 +36,7 @@ class SharedReads:
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """The batch of a key, from the cache or from `make`."""
+        """The batch of a key. It comes from the cache, or else from `make`."""
         with self._lock:
             cached = self._batches.get(key)
         if cached is not None:
@@ -44,7 +49,7 @@ class SharedReads:
         return batch
 
     def make_room(self) -> None:
-        """Empty the cache if less than half of it is free, as the next readers read other row groups."""
+        """Empty the cache if less than half of it is free. It is called when the next readers will read other row groups."""
         with self._lock:
             if self._free_bytes < self._total_bytes // 2:
                 self._free_bytes = self._total_bytes
@@ -55,7 +60,7 @@ class SharedReads:
 
 
 def _worker_reads(name: str | None) -> SharedReads:
-    """The process' cache of this name. A new name replaces the earlier cache."""
+    """The cache of this process with this name. A new name replaces the earlier cache."""
     if name is None:
         return SharedReads(0)
     if name not in _BY_NAME:
@@ -68,7 +73,7 @@ _BY_NAME: dict[str, SharedReads] = {}
 
 
 def begin_part() -> None:
-    """Make room in the caches of a Python worker, whose next readers read another part of the row groups."""
+    """Make room in the caches of a Python worker. The next readers will read another part of the row groups."""
     for reads in _BY_NAME.values():
         reads.make_room()
 
@@ -78,11 +83,11 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def share_reads() -> Iterator[None]:
-    """Share a cache of row groups within the block, and with threads that have a copy of its context."""
+    """Share a cache of row groups within the block. Threads that have a copy of the block's context share it, too."""
     with assign_within(_SHARED, SharedReads(name=uuid4().hex)):
         yield
 
 
 def shared_reads() -> SharedReads:
-    """The cache of the enclosing `share_reads`; outside of one, an empty cache without room."""
+    """The cache of the enclosing `share_reads`. If there is none, a cache that holds nothing."""
     return _SHARED.get() or SharedReads(0)

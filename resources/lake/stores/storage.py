@@ -1,9 +1,13 @@
-"""A lake's address and options, from which delta-rs's options and Spark's settings are derived.
+"""Interprets the address and the options of a lake for delta-rs and for Spark, the two engines.
 
-In: `lake` and `storage` of pgsieve.yaml. Out: one address for both engines, the settings of each engine, and
-whether several writers may commit there at once. Missing options come from the platform's usual sources
-(environment, profile, role of the machine). If an engine does not read such a source, this module passes the
-source's options to it. Raises EndpointError if a server's address is invalid. No repr shows a secret.
+In: `lake` and `storage` of pgsieve.yaml.
+Out: - an address that both engines accept
+     - the options for delta-rs, and the settings of Spark
+     - whether several writers may commit to the lake at the same time
+
+If an option is missing, an engine takes it from the usual sources of the platform: the environment, a profile, or
+the role of the machine. If an engine does not read one of these sources, this module reads the source and passes
+the options to the engine. Raises EndpointError if the address of a server is invalid. No repr shows a secret.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
 https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (ABFS' settings)
@@ -21,31 +25,33 @@ from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember
 
-#: The platform of each scheme, and the options that `storage` may have on a platform.
+#: Maps the scheme of an address to its platform, and a platform to the options that `storage` may have.
 SCHEMES = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
 OPTIONS: dict[str, tuple[str, ...]] = {
     "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
     "azure": ("account_key", "sas_token", "tenant_id", "client_id", "client_secret"),
     "gs": ("service_account",),
 }
-#: The options that no message may show.
+#: The options whose values no message may show.
 SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
-#: The schemes of file systems with atomic renames, where commits of several Spark applications are safe.
+#: The schemes of file systems that rename files atomically. Several Spark applications can safely commit there.
 _ATOMIC_SCHEMES = {"file", "hdfs", "viewfs"}
 
-#: The SDK's chain of credential providers. S3A's own chain has neither profiles nor tokens of web identities.
+#: The AWS SDK's list of sources of credentials. S3A's own list has neither profiles nor the tokens of web
+#: identities.
 _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _KEY_PROVIDER = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
 _OAUTH_PROVIDER = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
-#: The variables that name another server than S3 itself. delta-rs reads them; Spark gets the server from here.
+#: The environment variables that name another server than S3 itself. delta-rs reads them. Spark does not, and gets
+#: the server from this module.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-#: The variables, in any letter case, from which delta-rs and obstore take a token even if the keys have another
-#: source.
+#: The environment variables, in upper or lower case, from which delta-rs and obstore take a session token. They do
+#: so even if they have the keys from another source.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
-#: The variables whose credentials take precedence over a profile's.
+#: The environment variables with credentials that take precedence over those of a profile.
 _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
-#: The hosts of S3 itself.
+#: The names of the hosts of S3 itself.
 _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
 #: A host that is an IP address.
@@ -55,21 +61,22 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # At least two letters before t
 
 
 def is_uri(lake: str) -> bool:
-    """Whether a lake's address is a URI, rather than the path of a folder."""
+    """True if the address of a lake is a URI; False if it is the path of a folder."""
     return bool(_URI.match(lake))
 
 
-#: The characters in the path of a URI that an engine misreads, or that the engines write differently.
+#: The characters in the path of a URI that one of the engines misreads, or that the two engines write in different
+#: ways.
 _AMBIGUOUS = re.compile(r"""[%?#*\\^`"<>|{}\[\]\x00-\x1f\x7f]""")
-#: The parts of a folder's path that delta-rs misreads or refuses.
+#: The parts in the path of a folder that delta-rs misreads or refuses.
 _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def address_problem(lake: str) -> tuple[str, str] | None:
-    """Why an engine would misread a lake's address, and the remedy; None if none would.
+    """The reason why an engine would misread the address of a lake, and the remedy. None if no engine would misread it.
 
-    The message shows at most single characters of the address, which may have credentials.
+    The address may contain credentials, so the message shows at most single characters of it.
     """
     if not is_uri(lake):
         if match := _AMBIGUOUS_IN_FOLDERS.search(lake):
@@ -101,16 +108,17 @@ def address_problem(lake: str) -> tuple[str, str] | None:
 
 
 _LAST_PORT = 65535
-#: A server's address that both engines accept: a host, optionally a port, and optionally a path above the buckets.
+#: The address of a server, in the form that both engines accept: a host, optionally a port, and optionally a path
+#: above the buckets.
 _SERVER = re.compile(
     r"(?i)https?://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:/[a-z0-9._~%/-]*)?"
 )
 
 
 def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
-    """Why an address is not valid for a server with S3's interface, and the remedy; None if it is valid.
+    """The reason why an address is invalid for a server with the interface of S3, and the remedy. None if it is valid.
 
-    The message shows nothing of the address, which may have credentials.
+    The address may contain credentials, so the message shows nothing of it.
     """
     hint = "write it as http://HOST:PORT or https://HOST"
     if "@" in endpoint:
@@ -127,7 +135,7 @@ def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
 
 
 class EndpointError(PgsieveError):
-    """The address of the lake's server, in a setting, is invalid."""
+    """A setting has an invalid address for the server of the lake."""
 
     def __init__(self, lake: str, setting: str, problem: str, hint: str) -> None:
         super().__init__(f'lake "{lake}": {setting} {problem}', hint=hint)
@@ -135,56 +143,56 @@ class EndpointError(PgsieveError):
 
 @dataclass(frozen=True)
 class Storage:
-    """A lake's address and the options of its store."""
+    """The address of a lake, and the options of the store where the lake is."""
 
     address: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Whether one session of Spark is the only writer there.
+    #: True if a single session of Spark is the only writer there.
     only_spark: bool = False
 
     @classmethod
     def of(
         cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
     ) -> "Storage":
-        """The storage of a lake in the configuration. An address of S3 gets the form that both engines accept."""
+        """The storage of a lake in the configuration. An address on S3 is changed to the form that both engines accept."""
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
     def at(self, address: str) -> "Storage":
-        """The storage of another address: in the same store with the same options, elsewhere by `storage_of`."""
+        """The storage of another address. In the same store it has the same options; elsewhere `storage_of` returns it."""
         storage = Storage.of(address, self.options, only_spark=self.only_spark)
         is_same_store = urlsplit(storage.address)[:2] == urlsplit(self.address)[:2]
         return storage if is_same_store else storage_of(address)
 
     @property
     def scheme(self) -> str:
-        """The scheme of the address; `file` for a path."""
+        """The scheme of the address. It is `file` if the address is the path of a folder."""
         return urlsplit(self.address).scheme.lower() if is_uri(self.address) else "file"
 
     @property
     def platform(self) -> str | None:
-        """`s3`, `azure` or `gs`; None for other addresses."""
+        """The platform of the address: `s3`, `azure` or `gs`. None for other addresses."""
         return SCHEMES.get(self.scheme)
 
     @property
     def folder(self) -> str | None:
-        """The folder on this machine; None if the address is a URI."""
+        """The path of the folder on this machine. None if the address is a URI."""
         return None if is_uri(self.address) else self.address
 
     @property
     def is_reached_by_delta_rs(self) -> bool:
-        """Whether delta-rs reads and writes there, besides Spark. At `file://` only Spark does."""
+        """True if both delta-rs and Spark read and write there. At `file://` only Spark does."""
         return not self.only_spark and (self.folder is not None or self.platform is not None)
 
     @property
     def is_safe(self) -> bool:
-        """Whether the store refuses the second of two commits of one version, by either engine."""
+        """True if the store refuses the second of two commits with the same version number, whichever engines make them."""
         return self.platform is not None or self.scheme in _ATOMIC_SCHEMES
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The address of the server with S3's interface; None if no option, variable or profile names one.
+        """The address of a server with the interface of S3. None if no option, no variable and no profile names one.
 
-        Raises EndpointError if the address is invalid, since delta-rs panics with some invalid addresses.
+        Raises EndpointError if the address is invalid, because delta-rs would crash with some invalid addresses.
         """
         if self.platform != "s3":
             return None
@@ -201,14 +209,18 @@ class Storage:
         return endpoint
 
     def is_s3_imitation(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the store has S3's interface but is not S3 itself, whose conditional writes are known to work."""
+        """True if the store has the interface of S3, but is not S3 itself.
+
+        S3 itself is known to handle conditional writes.
+        """
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
 
     def _path_style(self, environ: Mapping[str, str]) -> str | None:
-        """Whether the bucket is in the path ("true") or in the host's name ("false"); None if an engine may choose.
+        """Where the name of the bucket is: "true" for the path of a request, "false" for the name of the host.
 
-        For an IP address it is in the path, whatever the settings are.
+        None if each engine may choose. If the host is an IP address, the bucket is always in the path, whatever
+        the settings are.
         """
         endpoint = self.endpoint(environ)
         if endpoint and _IP_ADDRESS.fullmatch(urlsplit(endpoint).hostname or ""):
@@ -216,12 +228,12 @@ class Storage:
         return self.options.get("path_style") or ("true" if endpoint else None)
 
     def _endpoint_with_bucket(self, endpoint: str) -> str:
-        """A server's address with the bucket before the host. The given address may have the bucket already."""
+        """The address of a server, with the bucket before the host. The address `endpoint` may have the bucket already."""
         parts = urlsplit(self._endpoint_without_bucket(endpoint))
         return parts._replace(netloc=f"{self._bucket}.{parts.netloc}").geturl()
 
     def _endpoint_without_bucket(self, endpoint: str) -> str:
-        """A server's address without the bucket before the host."""
+        """The address of a server, without the bucket before the host."""
         parts = urlsplit(endpoint)
         return parts._replace(netloc=parts.netloc.removeprefix(f"{self._bucket}.")).geturl()
 
@@ -230,17 +242,17 @@ class Storage:
         return urlsplit(self.address).netloc
 
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The options for delta-rs, which reads further options itself from the environment and the machine."""
+        """The options for delta-rs. It reads more options itself, from the environment and the machine."""
         option = self.options.get
         if self.platform == "s3":
             endpoint, by_path = self.endpoint(environ), self._path_style(environ)
             if endpoint and by_path == "false":
-                # delta-rs does not add the bucket to the host of an endpoint.
+                # delta-rs does not itself add the bucket to the host.
                 endpoint = self._endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
-                # This takes precedence over the former option. If it were missing, delta-rs would take the variable
-                # of the environment.
+                # This option takes precedence over the option before it. If it were missing, delta-rs would use the
+                # environment variable AWS_ENDPOINT_URL_S3.
                 "aws_endpoint_url_s3": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
@@ -252,7 +264,7 @@ class Storage:
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
             if by_path is not None:
-                # This overrides the variable of the environment, which Spark does not read.
+                # delta-rs would otherwise use an environment variable, which Spark does not read.
                 options["aws_virtual_hosted_style_request"] = "false" if by_path == "true" else "true"
         elif self.platform == "azure":
             options = {
@@ -267,10 +279,11 @@ class Storage:
         return {name: value for name, value in options.items() if value is not None}
 
     def _profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
-        """The options from a profile. With an endpoint, delta-rs itself reads no profile.
+        """The options that come from a profile. If there is an endpoint, delta-rs itself reads no profile.
 
-        Even without an endpoint the keys are passed on, as other libraries use these options, too. Only keys that
-        expire are then left to delta-rs, which reads them again.
+        The keys are passed on even if there is no endpoint, because other libraries use these options, too. But if
+        the keys expire and there is no endpoint, they are left to delta-rs, which reads the profile again when it
+        needs new keys.
         """
         profile, options = AwsProfile.active(environ), {}
         if profile.region and not self._region(environ):
@@ -285,7 +298,7 @@ class Storage:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The settings of Spark's file system for this lake that Spark does not find by itself."""
+        """The settings of Spark's file system for this lake that Spark does not find itself."""
         if self.platform == "s3":
             settings = self._s3a(environ)
         elif self.platform == "azure":
@@ -300,6 +313,7 @@ class Storage:
         return {name: value for name, value in settings.items() if value is not None}
 
     def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """The settings of S3A, Hadoop's file system for S3."""
         option = self.options.get
         endpoint, by_path = self.endpoint(environ), self._path_style(environ)
         if endpoint and by_path == "false":
@@ -319,6 +333,7 @@ class Storage:
         }
 
     def _abfs(self) -> dict[str, str | None]:
+        """The settings of ABFS, Hadoop's file system for Azure."""
         option, account = self.options.get, urlsplit(self.address).hostname
         if option("account_key"):
             return {f"fs.azure.account.key.{account}": option("account_key")}
@@ -340,32 +355,36 @@ class Storage:
         }
 
     def log_store_settings(self) -> dict[str, str]:
-        """Spark's setting that chooses the log store. Only S3 needs another one than Delta's own."""
+        """Spark's setting that chooses the log store, the class that writes commits.
+
+        Only S3 needs another class than Delta's own.
+        """
         return {log_store.SETTING: log_store.CLASS} if self.platform == "s3" else {}
 
 
-#: The declared storages by address. Dagster would show fields of a resource.
+#: The storages that were declared, by their addresses. They are not fields of a Dagster resource, because Dagster
+#: would show such fields, and the options contain secrets.
 _declared: dict[str, Storage] = {}
 
 
 def declare(storage: Storage) -> None:
-    """Declare the storage of a lake in this process, and keep its secrets out of messages."""
+    """Declare the storage of a lake for this process, and keep its secrets out of messages."""
     remember(*(storage.options.get(name) for name in SECRETS))
     _declared[storage.address] = storage
 
 
 def storage_of(address: str) -> Storage:
-    """The declared storage of a lake, or else the storage by its address alone."""
+    """The storage that was declared for an address. If none was declared, a storage with the address alone."""
     return _declared.get(address) or Storage.of(address)
 
 
 def hide_token(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
-    """Keep delta-rs and obstore from sending an empty token, or a token that belongs to other keys.
+    """Keep delta-rs and obstore from sending a session token that is empty, or that belongs to other keys.
 
-    A token in the environment may belong to other keys than those in the options. No option turns it off, as S3
-    refuses an empty token. So the variable is removed from the process' own environment, which these libraries
-    read. `os.environ` still has it, for the JVM and commands, which may need the token with the environment's
-    keys.
+    The environment may have a token that belongs to other keys than those in the options. No option makes the
+    libraries ignore it, because S3 refuses an empty token. So the variable is removed from the environment of the
+    process, which these libraries read. Python's `os.environ` still has it, for the JVM and for commands that use
+    the keys of the environment.
     """
     if options.get("aws_session_token"):
         return

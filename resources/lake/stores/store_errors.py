@@ -1,8 +1,10 @@
-"""Interprets refusals of an object store: the reason, the remedy, and whether the fault is transient.
+"""Interprets the refusals of an object store: the reason, the remedy, and whether the fault is transient.
 
-In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or
-None if the error concerns one table, or not the store. A refusal shows only the code of the answer, which
-otherwise has paths, requests and signed data. Raises nothing.
+In: errors of delta-rs and of Spark's file systems. They contain the store's answer.
+Out: a `StoreRefusal`. None if the error concerns one table, or does not come from the store.
+
+Of the store's answer a refusal shows only the code. The rest contains paths, requests and signed data. Raises
+nothing.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://learn.microsoft.com/en-us/rest/api/storageservices/blob-service-error-codes
@@ -15,7 +17,7 @@ from enum import Enum
 
 
 class StoreFault(Enum):
-    """The reason why a store refuses."""
+    """The reason why a store has refused a request."""
 
     NO_BUCKET = "there is no such bucket or container"
     CREDENTIALS = "the store does not accept the credentials"
@@ -45,7 +47,7 @@ _HINTS = {
     f" profile names; {_RUN_AGAIN}",
 }
 
-#: The faults by the stores' own codes; S3, Azure and Google share some.
+#: Maps the codes in the answers of stores to faults. S3, Azure and Google use some of the same codes.
 _CODE_FAULTS = {
     **dict.fromkeys(
         ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"),
@@ -89,7 +91,7 @@ _STATUS_FAULTS = {
     "403": StoreFault.DENIED,
     **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
 }
-#: The faults by exceptions of Hadoop's file systems whose messages do not quote a code.
+#: Maps exceptions of Hadoop's file systems to faults. The messages of these exceptions contain no code.
 _CLASS_FAULTS = {
     "UnknownStoreException": StoreFault.NO_BUCKET,
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
@@ -104,26 +106,26 @@ _CLASS_FAULTS = {
     "SdkClientException": StoreFault.UNREACHED,
 }
 
-#: Colours and arrows in delta-rs's messages.
+#: Colours and arrows in the messages of delta-rs.
 _DECORATION = re.compile("\x1b" + r"\[[0-9;]*m|↳")
-#: The parts of messages that are about the store, and not about a row or the publisher: a request of delta-rs, or
-#: an exception of S3A or ABFS.
+#: The parts that show that a message is about the store, and not about a row or the publisher. They are a request
+#: of delta-rs, or an exception of S3A or ABFS.
 _STORE_ERROR = re.compile(
     r"Error performing [A-Z]+ |\(Service: \w+, Status Code: |org\.apache\.hadoop\.fs\.(?:s3a|azurebfs)\."
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
-#: The answer 400 to a HEAD, which has no body, and so no code. It is about the signature, as the answer for a
-#: missing bucket is 404.
+#: The answer 400 to a HEAD request. This answer has no body, and therefore no code. It means that the signature is
+#: wrong; if the bucket were missing, the answer would be 404.
 _BAD_HEAD = re.compile(
     r"Error performing HEAD [^\n]*non-2xx status code[:\s]+400\b|Status Code: 400\b[^\n]*?\):\s?(?:null|400 Bad Request)"
 )
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
-#: A request to the address that has the credentials of the machine's role. It fails if the machine has none.
+#: A request to the address where a machine gets the credentials of its role. It fails if the machine has no role.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
-#: Hadoop's message for a file system whose class, or scheme, is missing.
+#: The message of Hadoop if a file system's class, or its scheme, is missing.
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
-#: delta-rs's message for an answer of S3 that refers to another region.
+#: The message of delta-rs if S3 answers that the bucket is in another region.
 _OTHER_REGION = "incorrectly configured region"
 _CLASS = re.compile("|".join(_CLASS_FAULTS))
 _NETWORK = re.compile(
@@ -134,29 +136,29 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True)
 class StoreRefusal:
-    """A store's refusal; `code` is the store's own code, or None."""
+    """A refusal by a store. `code` is the code in the store's answer, or None."""
 
     fault: StoreFault
     code: str | None = None
 
     @property
     def reason(self) -> str:
-        """The reason, with the store's code."""
+        """The reason of the refusal, with the code."""
         return self.fault.value + (f" ({self.code})" if self.code else "")
 
     @property
     def hint(self) -> str:
-        """The remedy."""
+        """What a user can do."""
         return _HINTS[self.fault]
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed a moment later."""
+        """True if the same request may succeed a moment later."""
         return self.fault in {StoreFault.BUSY, StoreFault.UNREACHED}
 
 
 def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
-    """The store's refusal, from an error and its causes; None if they are about something else."""
+    """The refusal by a store that an error or one of its causes reports. None if none of them does."""
     for error in errors:
         text = str(error)
         if "SQLSTATE: 22" not in text and (refusal := _refusal(_DECORATION.sub("", text))):
@@ -165,6 +167,7 @@ def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
 
 
 def _refusal(text: str) -> StoreRefusal | None:
+    """The refusal that a message reports. None if it reports none."""
     if _NO_FILE_SYSTEM.search(text):
         return StoreRefusal(StoreFault.NO_FILE_SYSTEM)
     if not _STORE_ERROR.search(text):

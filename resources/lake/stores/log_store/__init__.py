@@ -1,7 +1,7 @@
-"""The Java class with which Spark commits to Delta tables on S3, and its jar.
+"""Names the Java class by which Spark commits to Delta tables on S3.
 
-Out: the jar's path, the class's name, and the setting that chooses it. The source is
-`ConditionalPutLogStore.java`; `make java` compiles it.
+Out: the path of the jar that contains the class, the name of the class, and the setting of Spark that chooses it.
+     The source of the class is `ConditionalPutLogStore.java`, which `make java` compiles.
 """
 
 from pathlib import Path
