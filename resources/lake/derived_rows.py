@@ -1,7 +1,11 @@
-"""Derives rows of a Delta table from stored rows of the same or another table: files -> batches -> files.
+"""Derives rows of a Delta table from rows that are stored in the same table or in another one.
 
-In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A
-runner has one batch in memory at a time. Raises OSError, and errors of delta-rs and the function.
+The way is: files -> batches -> files. A runner has only one batch in memory at a time.
+
+In: a table that delta-rs can reach, and a function of batches.
+Out: files, which a committer adds to a table.
+
+Raises OSError, and errors of delta-rs and of the function.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +23,18 @@ from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
-#: Makes batches, on executors.
+#: A function that returns batches. It is called on executors.
 Batches = Callable[[], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a file, except deleted ones, with the columns of `schema`, changed by a function of batches."""
+    """The rows of a file without its deleted rows, after a function has changed each batch.
+
+    - `schema`: the columns to read
+    - `deleted`: the numbers of the deleted rows
+    - `change`: the function that changes a batch
+    """
 
     store: Store
     file: str
@@ -34,7 +43,7 @@ class FileRows:
     change: Callable[[pa.RecordBatch], pa.RecordBatch]
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows."""
+        """Read the rows, and change them."""
         return map(self.change, rows_without(self.store.batches(self.file, self.schema), self.deleted))
 
 
@@ -44,7 +53,7 @@ def table_rows(
     schema: pa.Schema,
     change: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> list[FileRows]:
-    """The rows of each file of a table, changed by a function of batches."""
+    """For each file of a table its rows, changed by a function of batches."""
     return [
         FileRows(local.store, join_path(path, file.name), schema, file.deleted, change)
         for file in every_file(local.table_at(path))
@@ -56,9 +65,10 @@ def rows_without(
     rows: Numbers,
     on_removed: Callable[[slice, pa.RecordBatch], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file without the rows whose numbers are in `rows`, which ascend.
+    """The rows of a file without the rows whose numbers are in `rows`. These numbers ascend.
 
-    `on_removed` is called with removed rows of each batch: their slice of `rows`, and a batch of them.
+    If a batch has rows to remove, `on_removed` is called with two arguments: the slice of `rows` that has their
+    numbers, and a batch of these rows.
     """
     begin = 0
     for batch in batches:
@@ -76,21 +86,21 @@ def rows_without(
 def rows_at(
     store: Store, file: str, schema: pa.Schema, rows: Numbers
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Read the rows of a file with these ascending numbers: batches, each with its slice of `rows`.
+    """Read the rows of a file that have these numbers. The numbers ascend. Yields batches, each with its slice of `rows`.
 
-    Row groups without any of the rows are not read.
+    Row groups that contain none of these rows are not read.
     """
     if not len(rows):
         return
     groups = store.row_groups(file)
     ends = np.cumsum([group.rows for group in groups])
     group_of_row = np.searchsorted(ends, rows, "right")
-    chosen = np.unique(group_of_row)
-    sizes = np.diff(ends, prepend=0)[chosen]
-    # Only the chosen groups are read, so the rows are renumbered within these.
-    skipped = (ends[chosen] - sizes) - (np.cumsum(sizes) - sizes)
-    rows, begin = rows - skipped[np.searchsorted(chosen, group_of_row)], 0
-    for batch in store.batches(file, schema, chosen.tolist()):
+    group_numbers = np.unique(group_of_row)
+    sizes = np.diff(ends, prepend=0)[group_numbers]
+    # Only these row groups are read. So subtract from each row number the rows of the groups before it that are skipped.
+    skipped = (ends[group_numbers] - sizes) - (np.cumsum(sizes) - sizes)
+    rows, begin = rows - skipped[np.searchsorted(group_numbers, group_of_row)], 0
+    for batch in store.batches(file, schema, group_numbers.tolist()):
         first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
         if first < last:
             yield slice(first, last), batch.take(pa.array(rows[first:last] - begin))
@@ -108,10 +118,10 @@ class WrittenRows:
     parts: Sequence[Sequence[Batches]]
 
     def write_by(self, runner: Executors) -> pa.Table:
-        """Let a runner write all parts; return a row (`FILE_SCHEMA`) per file."""
+        """Let a runner write all parts. Return a row (`FILE_SCHEMA`) for each file."""
         return runner.run(self, len(self.parts))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write one part."""
+        """Write the files of one part."""
         rows = chain.from_iterable(make() for make in self.parts[number])
         return write_files(self.folder, self.schema, guard(rows), store=self.store, size=self.size)

@@ -1,7 +1,9 @@
-"""Caches results of queries of the newest version of a table, until the table has another version.
+"""Caches the results of queries of a table's newest version, until the table has another version.
 
-In: a stamp that distinguishes versions, names of queries, and functions that compute the results. Out: results.
-Raises the functions' errors.
+In: a stamp that distinguishes versions, names of queries, and functions that compute the results.
+Out: the results.
+
+Raises the errors of the functions.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,20 +15,20 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class Answers:
-    """The cached results of one table."""
+    """The cached results of queries of one table."""
 
-    #: A version and its results: one value, as threads may use it in parallel.
+    #: A version, and the results for it. They are one value, because several threads may use it at the same time.
     _cached: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The result of `ask` for a version, computed once; `question` identifies it."""
+        """The result of `ask` for a version. It is computed only once. `question` identifies the query."""
         answers: dict[str, Answer] = self._results_of(version)
         if question not in answers:
             answers[question] = ask()
         return answers[question]
 
     def record_answer(self, version: Hashable, question: str, answer: object) -> None:
-        """Cache a result for a version."""
+        """Store the result of a query for a version in the cache."""
         self._results_of(version)[question] = answer
 
     def _results_of(self, version: Hashable) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Errors of the lake, and what the exceptions of its engines mean.
+"""Defines the errors of the lake, and interprets the exceptions of its engines.
 
-In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its subclasses, without a
-cell value. An error of one table quarantines that table. Three errors stop the run: the storage refuses writes
-(`LakeUnavailableError`), Spark has lost executors or their data (`SparkLostError`), or another writer keeps
-pgsieve from committing (`ConcurrentWriteError`).
+In: exceptions of delta-rs, Arrow, the operating system and Spark.
+Out: `LakeError` and its subclasses. Their messages contain no value of a cell.
+
+If an error concerns one table, the table is set aside, and the run goes on without it. Three errors stop the run:
+the storage refuses writes (`LakeUnavailableError`), Spark has lost executors or their data (`SparkLostError`), or
+another writer keeps pgsieve from committing (`ConcurrentWriteError`).
 """
 
 import errno
@@ -20,7 +22,7 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords
 
-#: The operating system's messages when the storage refuses a write, by any process.
+#: Maps the operating system's messages about refused writes to their codes.
 _REFUSALS = {
     os.strerror(code): code
     for code in (
@@ -28,45 +30,45 @@ _REFUSALS = {
         *(errno.EROFS, errno.EACCES, errno.EPERM),
     )
 }
-#: The refusals that may concern only one folder.
+#: The codes of refusals that may concern only one folder.
 _FOLDER_REFUSALS = {errno.EROFS, errno.EACCES, errno.EPERM}
-#: SQLite's messages for the same errors; Dagster writes its records with SQLite.
+#: Messages of SQLite about the same errors. Dagster writes its own records with SQLite.
 _SQLITE_REFUSALS = {
     "database or disk is full": errno.ENOSPC,
     "attempt to write a readonly database": errno.EROFS,
 }
 _REFUSAL_WORDS = "|".join(map(re.escape, [*_REFUSALS, *_SQLITE_REFUSALS]))
-#: A message of the operating system, as delta-rs, Python, Arrow, the JVM and SQLite quote it. Elsewhere the same
-#: words may be a cell's text.
+#: A message of the operating system, in the form in which delta-rs, Python, Arrow, the JVM and SQLite quote it. In
+#: another form the same words may come from a cell.
 _SYSTEM_MESSAGE = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_REFUSAL_WORDS})"
 )
-#: An error of a row filter that Spark evaluates: PostgreSQL's message and SQLSTATE, without values.
+#: An error of a row filter that Spark evaluates. It has PostgreSQL's message and SQLSTATE, and no values.
 _FILTER_ERROR = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+? \[[0-9A-Z]{5}\])")
-#: Messages of Spark, classic or Connect, about lost executors, workers or data.
+#: Messages of Spark or Spark Connect about lost executors, workers or data.
 _SPARK_LOST = re.compile(
     r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
     r"|Master removed our application|SparkContext was shut down|StatusCode\.UNAVAILABLE"
 )
-#: The messages of Spark, delta-rs and Arrow about a missing file.
+#: The messages of Spark, delta-rs and Arrow about a file that does not exist.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_FOUND = ("not found", "FILE_NOT_EXIST", "No such file or directory")
-#: delta-rs's messages about a log without an entry or a checkpoint. They also occur for a moment while entries
-#: are cleaned up.
+#: The messages of delta-rs about a log that lacks an entry or a checkpoint. They also occur for a moment while old
+#: entries are removed.
 _MISSING_ENTRY = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
     r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
 )
-#: delta-rs's messages about illegible log entries, and the beginning of its other messages about a log.
+#: The messages of delta-rs about illegible log entries, and the text with which its other messages about a log begin.
 _ILLEGIBLE_LOG = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _LOG_PREFIX = "Kernel error: "
-#: Messages about a file that is not a Parquet file; delta-rs's come first. Messages about a condition on the
-#: file's rows must not match.
+#: Messages about a file that is not a Parquet file. Those of delta-rs come first. Messages about a condition on
+#: the rows of a file must not match.
 _INVALID_PARQUET = re.compile(
     r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
     r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
-    # Arrow's messages as it opens a file, reads a page, and decodes one.
+    # Messages of Arrow when it opens a file, reads a page, and decodes a page.
     r"|Could not open Parquet input source|Parquet file size is \d+ bytes|Parquet magic bytes not found|deserialize thrift"
     r"|Deserializing page header failed|decompression failed|Unexpected end of stream|[Cc]orrupt data page|corrupted bit_width"
     r"|truncated PLAIN-encoded|rep / def levels|Unknown encoding type|not in dictionary bounds|Invalid flatbuffers message"
@@ -75,24 +77,26 @@ _INVALID_PARQUET = re.compile(
     r"|is not a Parquet file|the footer index is not within the file|CANNOT_READ_FILE_FOOTER"
     r"|ParquetDecodingException|can not read class org\.apache\.parquet"
 )
-#: Messages about a failed read, and about a read beyond the end of a file, which was cut off.
+#: Messages about a read that has failed, and about a read beyond the end of a file. In the second case the file was cut
+#: off.
 _READ_FAILED = re.compile(
     r"Object Store error|Error performing [A-Z]+ |\(os error \d+\)|\[[Ee]rrno \d+\]|error sending request|Resources exhausted"
 )
 _CUT_OFF = re.compile(r"Requested range was invalid|status code:? 416|object was only \d+ bytes")
-#: The beginning of delta-rs's message about a store's error. The next lines begin with an arrow, and describe
-#: the request and its outcome.
+#: The beginning of delta-rs's message about an error of an object store. The next lines of the message begin with
+#: an arrow, and describe the request and what came of it.
 _STORE_ERROR = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
 _ARROW_LINE = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
-#: A request. After the server its address has a signature, and names of objects, which may contain values of
+#: A request. After the server, its address contains a signature, and names of objects, which may contain values of
 #: cells.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
 _STATUS = re.compile(r"\d{3} [A-Z]")
-#: The store's answer, after its status.
+#: The answer of a store, after its status code.
 _ANSWER_BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _ANSWER_CODE = re.compile(r"<Code>(\w+)</Code>")
 
-#: Errors that delta-rs raises in the class of its conflicts, although it never writes to such a table.
+#: Errors that are no conflicts, although delta-rs raises them in the class of its conflicts. Each of them means
+#: that delta-rs never writes to such a table.
 _NO_CONFLICT = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
@@ -101,11 +105,11 @@ class LakeError(PgsieveError):
 
 
 class ConcurrentWriteError(LakeError):
-    """Another writer of the table committed first. A repeated write may succeed."""
+    """Another writer of the table has committed first. If the write is repeated, it may succeed."""
 
 
 class OvertakenError(ConcurrentWriteError):
-    """Another process committed after this write was planned, so the step has to plan again."""
+    """Another process has committed after this write was planned, so the step must make a new plan."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -116,39 +120,42 @@ class OvertakenError(ConcurrentWriteError):
 
 
 class LakeUnavailableError(LakeError):
-    """The storage of the whole lake refuses: a full disk, a read-only file system, missing rights, no bucket."""
+    """The storage of the whole lake refuses.
+
+    For example, the disk is full, the file system is read-only, rights are missing, or the bucket does not exist.
+    """
 
 
 class StoreUnavailableError(LakeUnavailableError):
-    """The lake's store answers with errors, or not at all; requests may succeed a moment later."""
+    """The lake's object store answers with errors, or does not answer. The same request may succeed a moment later."""
 
 
 class SparkLostError(LakeError):
-    """Spark lost executors or their data too often, or has ended; no table is the cause."""
+    """Spark has lost executors or their data too often, or has ended. The cause is not a table."""
 
 
 class SparkUnavailableError(PgsieveError):
-    """No Spark session: Java is missing, or the master does not answer."""
+    """There is no Spark session, because Java is missing, or the master does not answer."""
 
 
-#: Errors of which no table is the cause.
+#: Errors whose cause is not a table.
 ERRORS_OF_NO_TABLE = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, SparkUnavailableError)
 
 
 class DamagedTableError(LakeError):
-    """A Delta table has lost files or its log, or parts of them, and has to be made again."""
+    """A Delta table has lost files or its log, or parts of them, and must be made again."""
 
 
 class RefusedTableError(LakeError):
-    """An engine cannot read or write a Delta table because of a property of this table."""
+    """An engine cannot read or write a Delta table, because of a property of this table."""
 
 
-#: The problem of a table whose newest log entries are gone.
+#: The problem of a table whose newest log entries no longer exist.
 PUT_BACK = "it was put back to an earlier version"
 
 
 def damaged_table_error(path: str, problem: str) -> DamagedTableError:
-    """The error of a damaged table, with the remedy."""
+    """The error of a damaged table. Its hint is the remedy."""
     return DamagedTableError(
         f'Delta table "{path}": {problem}',
         hint="restore it from a backup, or have it made again: `pgsieve resync` with the name of its subscription, without a"
@@ -157,12 +164,12 @@ def damaged_table_error(path: str, problem: str) -> DamagedTableError:
 
 
 def damaged_log_error(path: str, problem: str) -> DamagedTableError:
-    """The error of a table with an unreadable log."""
+    """The error of a table with a log that cannot be read."""
     return damaged_table_error(path, f"its log cannot be read: {problem}")
 
 
 class ExecutorError(PgsieveError):
-    """An error of pgsieve on a Spark executor; `kind` is the name of its class."""
+    """An error of pgsieve that was raised on an executor of Spark. `kind` is the name of its class."""
 
     def __init__(self, message: str, *, kind: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -170,17 +177,17 @@ class ExecutorError(PgsieveError):
 
 
 def is_arrow_error(error: BaseException) -> bool:
-    """Whether delta-rs passed on an error of Arrow, such as of a cast, as a plain Exception."""
+    """True if delta-rs has passed on an error of Arrow, for example of a cast. Its class is then Exception itself."""
     return type(error) is Exception
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether a commit of this process failed because another writer was faster."""
+    """True if a commit of this process has failed because another writer was faster."""
     return isinstance(error, CommitFailedError) and not _NO_CONFLICT.search(str(error))
 
 
 _RETRY_WAIT, _RETRY_STOP = wait_random_exponential(0.1, max=5), stop_after_attempt(6)
-#: Repeats an operation, such as a compaction, a few times if a concurrent writer was faster.
+#: Repeats an operation, for example a compaction, a few times if another writer was faster.
 retry_after_conflict = retry(
     retry=retry_if_exception(lambda error: isinstance(error, ConcurrentWriteError) or is_conflict(error)),
     wait=_RETRY_WAIT,
@@ -192,12 +199,14 @@ retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, st
 
 
 def refusal_code(error: BaseException) -> int | None:
-    """The errno of a write that the storage refused, from an error or its causes; None for any other error."""
+    """The errno of a write that the storage has refused, from an error or one of its causes. None for any other error."""
     for each in causes(error):
         if isinstance(each, OSError) and each.errno in _REFUSALS.values():
             return each.errno
         text = str(each)
-        if "SQLSTATE: 22" in text:  # A data exception shows a cell.
+        if (
+            "SQLSTATE: 22" in text
+        ):  # The message of a data exception may contain a cell, with any words in it.
             continue
         for match in _SYSTEM_MESSAGE.finditer(text):
             number = match["rust"] or match["python"]
@@ -208,7 +217,7 @@ def refusal_code(error: BaseException) -> int | None:
 
 
 def is_spark_lost(error: BaseException) -> bool:
-    """Whether Spark itself failed: it lost an executor, or its driver is gone."""
+    """True if Spark itself has failed: it has lost an executor, or its driver no longer runs."""
     return any(
         isinstance(each, Py4JNetworkError)
         or _is_jvm_gone(each)
@@ -218,14 +227,14 @@ def is_spark_lost(error: BaseException) -> bool:
 
 
 def _is_jvm_gone(error: BaseException) -> bool:
-    """Whether Py4J could not connect, as the JVM is gone. Py4J then raises the system's own error."""
+    """True if Py4J could not connect because the JVM no longer runs. Py4J then raises the error of the system."""
     return isinstance(error, ConnectionError) and any(
         frame.f_globals.get("__name__", "").startswith("py4j.") for frame, _ in walk_tb(error.__traceback__)
     )
 
 
 def spark_lost_error() -> SparkLostError:
-    """The error for `is_spark_lost`."""
+    """The error to raise if `is_spark_lost`."""
     return SparkLostError(
         "Spark lost executors, or has ended",
         hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
@@ -233,12 +242,12 @@ def spark_lost_error() -> SparkLostError:
 
 
 def is_folder_refusal(code: int) -> bool:
-    """Whether a refusal may concern only one folder."""
+    """True if a refusal with this code may concern only one folder."""
     return code in _FOLDER_REFUSALS
 
 
 def missing_file(error: BaseException) -> str | None:
-    """The Parquet file that an engine did not find; None for any other error."""
+    """The Parquet file that an engine has not found. None for any other error."""
     for each in causes(error):
         text = str(each)
         if isinstance(each, FileNotFoundError) and (named := re.search(r"/[^'\"]*\.parquet", text)):
@@ -249,12 +258,12 @@ def missing_file(error: BaseException) -> str | None:
 
 
 def has_missing_entries(error: BaseException) -> bool:
-    """Whether delta-rs did not find an entry or a checkpoint of a table's log."""
+    """True if delta-rs has not found an entry or a checkpoint of a table's log."""
     return isinstance(error, DeltaError) and _MISSING_ENTRY.search(str(error)) is not None
 
 
 def is_illegible(error: BaseException) -> bool:
-    """Whether delta-rs cannot read an entry or a checkpoint of a table's log."""
+    """True if delta-rs cannot read an entry or a checkpoint of a table's log."""
     if not isinstance(error, DeltaError):
         return False
     text = str(error)
@@ -266,7 +275,7 @@ def is_illegible(error: BaseException) -> bool:
 def illegible_file(error: BaseException) -> str | None:
     """The Parquet file that an engine cannot read because the file is empty, cut off, or corrupt.
 
-    Returns "" if the engine does not name the file, and None for any other error.
+    "" if the engine does not name the file. None for any other error.
     """
     for each in causes(error):
         text = str(each)
@@ -277,14 +286,17 @@ def illegible_file(error: BaseException) -> str | None:
 
 
 def _is_invalid_parquet(text: str) -> bool:
-    """Whether a message is about a file that is not a Parquet file, rather than about a failed read."""
+    """True if a message is about a file that is not a Parquet file, and not about a read that has failed."""
     return _INVALID_PARQUET.search(text) is not None and (
         _READ_FAILED.search(text) is None or _CUT_OFF.search(text) is not None
     )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes, each once: an error that is raised again may be the cause of its own cause."""
+    """The error and its causes, each of them once.
+
+    An error that is raised again may be the cause of its own cause.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -295,8 +307,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def first_line(error: BaseException) -> str:
     """The first line of an engine's message, without values of cells.
 
-    For a data exception it is only the exception's name, as the message shows cells. For a store's error it
-    includes the outcome of the request and the code of the store's answer.
+    For a data exception it is only the name of the exception, because the message may contain cells. For an error
+    of an object store it includes what came of the request, and the code of the store's answer.
     """
     text = str(error)
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
@@ -309,7 +321,10 @@ def first_line(error: BaseException) -> str:
 
 
 def _store_message(lines: Sequence[str]) -> str:
-    """delta-rs's message about a request, without the answer of the store, which shows the signed request."""
+    """The message of delta-rs about a request.
+
+    The answer of the store is left out, because it contains the signed request.
+    """
     words = [lines[0]]
     for line in lines[1:]:
         if not (arrow := _ARROW_LINE.match(line)) or "<" in line or _STATUS.match(words[-1]):
@@ -322,9 +337,9 @@ def _store_message(lines: Sequence[str]) -> str:
 
 
 def spark_message(error: BaseException) -> str:
-    """Spark's message of an error, without values of cells.
+    """The message of an error of Spark, without values of cells.
 
-    For an error in the data it is Spark's error condition, or PostgreSQL's message and SQLSTATE.
+    For an error in the data it is the name of Spark's error condition, or PostgreSQL's message and SQLSTATE.
     """
     if isinstance(error, AnalysisException):
         return first_line(error)
@@ -336,7 +351,7 @@ def spark_message(error: BaseException) -> str:
 
 
 def raise_executor_error(error: BaseException) -> None:
-    """Raise ExecutorError if a Spark error contains an error of pgsieve."""
+    """Raise ExecutorError if an error of Spark contains an error of pgsieve."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line, after in reversed(list(zip(lines, [*lines[1:], ""], strict=True))):
         match = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line)

@@ -1,6 +1,9 @@
-"""SQL over Delta tables by DataFusion, the query engine within delta-rs.
+"""Runs SQL over Delta tables by DataFusion, the query engine that is a part of delta-rs.
 
-In: a table that delta-rs has open, and a query. Out: rows. Raises DeltaError.
+In: a table that delta-rs has open, and a query.
+Out: rows.
+
+Raises DeltaError.
 """
 
 import pyarrow as pa
@@ -9,14 +12,15 @@ from deltalake.exceptions import DeltaError
 
 
 def quoted_column(column: str) -> str:
-    """A column name, quoted for DataFusion."""
+    """The name of a column, quoted for DataFusion."""
     return '"' + column.replace('"', '""') + '"'
 
 
 def query_table(table: DeltaTable, query: str) -> pa.Table:
-    """The result of SQL over a table `t`.
+    """The result of an SQL query. In the query the name of the table is `t`.
 
-    Raises DeltaError, even for a missing file, for which delta-rs raises a plain Exception.
+    Raises DeltaError. If a file of the table is missing, delta-rs raises an Exception itself; this is turned into
+    a DeltaError, too.
     """
     result = QueryBuilder().register("t", table).execute(query)
     try:

@@ -1,6 +1,9 @@
-"""Sorts rows in Z-order, so that rows with close values in several columns are close to each other.
+"""Sorts rows in Z-order, so that rows with similar values in several columns are close to each other.
 
-In: rows and the columns' names. Out: the same rows in another order. Raises nothing.
+In: rows, and the names of columns.
+Out: the same rows in another order.
+
+Raises nothing.
 
     a   b:  0  1  2  3      A row's rank in each column is written in binary, and the digits are taken from the
       0     0  1  4  5      columns in turn: a = 2 (10), b = 1 (01) gives 1001. A file of consecutive numbers
@@ -18,14 +21,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: The binary digits of all ranks of a row together.
+#: The number of binary digits that the ranks of a row have together.
 _DIGITS = 64
 
 
 def sort_by_z_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
-    """The rows in Z-order of some columns, none of which is nested. NULL comes last in each column.
+    """The rows in Z-order of some columns. None of these columns may be nested. NULL comes last in each column.
 
-    The order uses the ranks of values, so it suits every type, and any distribution of values.
+    The order is computed from the ranks of values, and not from the values. So it suits every type, and any
+    distribution of values.
     """
     columns = by[:_DIGITS]
     digits = _DIGITS // len(columns)
@@ -39,7 +43,10 @@ def sort_by_z_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
 
 
 def _scaled_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
-    """The ranks of values, scaled to `digits` binary digits, so that the first digit separates the upper half."""
+    """The ranks of values as numbers of `digits` binary digits.
+
+    The first digit tells the upper half of the ranks from the lower half.
+    """
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64
     ) - np.uint64(1)

@@ -1,8 +1,10 @@
 """Reads and writes the files of a lake with pyarrow, in a folder of this machine or on an object store.
 
-In: full paths, as in Delta and Spark. Out: pyarrow's access to the files. For an object store it uses delta-rs's
-options, so that a user gives credentials only once. A `Store` is sent to executors, which need `deltalake` for a
-lake on an object store. Raises OSError.
+In: full paths, in the form that Delta and Spark use, too.
+Out: pyarrow's access to the files.
+
+For an object store it uses the options of delta-rs, so a user gives credentials only once. A `Store` is sent to
+executors. For a lake on an object store, executors need the package `deltalake`. Raises OSError.
 """
 
 from collections import defaultdict
@@ -31,22 +33,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How many bytes of a file are written at once.
+#: The number of bytes of a file that are written at once.
 _WRITTEN_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Store:
-    """The place of a lake's files; `options` are delta-rs's."""
+    """The place of a lake's files. `options` are the options of delta-rs."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: Returns the objects of a path's store, for object stores that delta-rs reaches; None on executors.
+    #: Returns the objects of the store of a path. It exists for object stores that delta-rs can reach. It is None on
+    #: executors.
     objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
-    #: The file systems by root, each with its own connections.
+    #: Maps the address of a bucket or container to its file system. Each file system has its own connections.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Hide a token of this process' environment, which may be an executor's."""
+        """Hide a token in the environment of this process. The process may be an executor, so this cannot be done earlier."""
         hide_token(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
@@ -59,7 +62,7 @@ class Store:
         return cls(tuple(storage.delta_rs_options().items()))
 
     def system(self, path: str) -> tuple[pafs.FileSystem, str]:
-        """The file system of a path, and the path within that file system."""
+        """The file system that contains a path, and the path within this file system."""
         if not is_uri(path):
             return pafs.LocalFileSystem(), path
         parts = urlsplit(path)
@@ -81,25 +84,28 @@ class Store:
         return ObjectFiles(root, dict(self.options), objects)
 
     def can_reach(self, path: str) -> bool:
-        """Whether pyarrow can read and write the files of a path; otherwise only Spark can."""
+        """True if pyarrow can read and write the files of a path. Otherwise only Spark can."""
         storage = Storage.of(path)
         return storage.scheme == "file" or storage.platform is not None
 
     def has_file(self, path: str) -> bool:
-        """Whether a file exists."""
+        """True if a file exists."""
         if not is_uri(path):
             return Path(path).exists()
         files, inner = self.system(path)
         return bool(files.get_file_info(inner).type == pafs.FileType.File)
 
     def written_at(self, path: str) -> int | None:
-        """The time at which a file was written, in nanoseconds since 1970; None if it is unknown, or without a file."""
+        """The time at which a file was written, in nanoseconds since 1970. None if it is unknown, or if there is no file."""
         files, inner = self.system(path)
         written: int | None = files.get_file_info(inner).mtime_ns
         return written
 
     def stamp(self, path: str) -> tuple[int | None, int] | None:
-        """The time and size of a file, which distinguish files of the same name; None if it does not exist."""
+        """The time and the size of a file.
+
+        They distinguish files that have had the same name. None if the file does not exist.
+        """
         files, inner = self.system(path)
         file = files.get_file_info(inner)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
@@ -107,10 +113,10 @@ class Store:
     def read(
         self, path: str, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
     ) -> pa.Table:
-        """The rows of a Parquet file that fulfil an expression, with all or some columns.
+        """The rows of a Parquet file for which an expression is true, with all columns or with some of them.
 
-        Files from a DELETE or MERGE of delta-rs may declare text as string views, which Arrow cannot filter. So
-        text is read as plain strings.
+        Files that a DELETE or MERGE of delta-rs has written may declare texts as string views, which Arrow cannot
+        filter. So texts are read as plain strings.
         """
         fragment = self._fragment(path)
         dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
@@ -125,17 +131,18 @@ class Store:
     def bounds(
         self, path: str, columns: Mapping[str, pa.DataType]
     ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
-        """The least and the greatest value of columns in each row group of a Parquet file that has values of it.
+        """The least and the greatest value of columns in each row group of a Parquet file that has values of the column.
 
-        A column may be a field of a struct ("new.id"). `columns` has the types of values: those that have bounds
-        (`keys.has_bounds`). None stands for unknown bounds.
+        `columns` maps the columns to the types of their values, which must be types that have bounds
+        (`keys.has_bounds`). A column may be a field of a struct ("new.id"). None stands for bounds that are
+        unknown.
         """
         with self._parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             bounds = dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]()
-            for place, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
+            for index, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
                 if (kind := columns.get(name)) is not None:
-                    statistics = [group.column(place).statistics for group in groups]
+                    statistics = [group.column(index).statistics for group in groups]
                     bounds[name] = [
                         (_stored_value(each.min_raw, kind), _stored_value(each.max_raw, kind))
                         if each is not None and each.has_min_max
@@ -146,20 +153,24 @@ class Store:
             return bounds
 
     def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
-        """Row groups in order, each with a function that reads columns of its rows.
+        """Yield row groups in their order, each with a function that reads columns of its rows.
 
-        A column may be a field of a struct ("new.id"). Then the other fields are not read, unlike by a dataset.
+        A column may be a field of a struct ("new.id"). In that case the other fields of the struct are not read;
+        an Arrow dataset would read them, too.
         """
-        for path, of_file in groupby(groups, key=attrgetter("file")):
+        for path, groups_of_file in groupby(groups, key=attrgetter("file")):
             with ExitStack() as stack:
-                # The file is opened once a row group is read.
+                # The file is opened when the first of its row groups is read.
                 open_file = cache(partial(stack.enter_context, self._parquet(path)))
-                for group in of_file:
+                for group in groups_of_file:
                     yield group, partial(_read_group, open_file, group.number)
 
     @contextmanager
     def prefetch(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
-        """The items, which are results of row groups; on an object store the next one is prefetched."""
+        """Yield an iterator of the items. The items are results of reading row groups.
+
+        On an object store the next item is made while the caller works with the present one.
+        """
         if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
             with prefetch(items, 1) as prefetched:
                 yield prefetched
@@ -167,14 +178,15 @@ class Store:
             yield iter(items)
 
     def columns(self, path: str, columns: Sequence[str]) -> pa.Table:
-        """All rows of a Parquet file, with some columns or fields of structs, as in `readers`."""
+        """All rows of a Parquet file, with some of its columns. As in `readers`, a column may be a field of a struct."""
         with self._parquet(path) as file:
             return _without_views_in(file.read(columns=list(columns)))
 
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+        """Open a Parquet file for the block."""
         files, inner = self.system(path)
-        # With pre_buffer the columns of a row group are requested from an object store in parallel.
+        # With pre_buffer, the columns of a row group are requested from an object store at the same time.
         with (
             files.open_input_file(inner) as stream,
             pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
@@ -184,9 +196,11 @@ class Store:
     def batches(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file, or of its row groups with these numbers, as batches with the columns of `schema`.
+        """The rows of a Parquet file as batches with the columns of `schema`.
 
-        Columns that the file lacks are NULL.
+        `groups` are the numbers of row groups to read.
+
+        Columns that the file does not have are NULL.
         """
         if has_dataset_names(schema.names):
             yield from self._batches_of_file(path, schema, groups)
@@ -195,7 +209,7 @@ class Store:
         if groups is not None:
             fragment = fragment.subset(row_group_ids=list(groups))
         dataset = ds.FileSystemDataset([fragment], schema, fragment.format)
-        # By default Arrow would prefetch up to gigabytes of rows.
+        # By default Arrow would read up to gigabytes of rows in advance.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
@@ -205,7 +219,7 @@ class Store:
         return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
 
     def _small_file(self, path: str) -> pa.Buffer | None:
-        """The bytes of a small file on a store, which a dataset would open more than once.
+        """The bytes of a file on an object store, if the file is small. A dataset would open it more than once.
 
         None for other files, and on executors.
         """
@@ -218,22 +232,22 @@ class Store:
     def _batches_of_file(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """As `batches`, but without a dataset; decodes all columns of the file."""
+        """The same as `batches`, but without an Arrow dataset. All columns of the file are decoded."""
         with self._parquet(path) as file:
             for batch in file.iter_batches(row_groups=None if groups is None else list(groups)):
-                places = [batch.schema.get_field_index(each.name) for each in schema]
+                indices = [batch.schema.get_field_index(each.name) for each in schema]
                 columns = [
-                    pa.nulls(batch.num_rows, each.type) if place < 0 else batch.column(place).cast(each.type)
-                    for each, place in zip(schema, places, strict=True)
+                    pa.nulls(batch.num_rows, each.type) if index < 0 else batch.column(index).cast(each.type)
+                    for each, index in zip(schema, indices, strict=True)
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def names(self, folder: str) -> list[str]:
-        """The names of all files below a folder; none if the folder does not exist."""
+        """The names of all files in a folder and its subfolders. Empty if the folder does not exist."""
         return [file.base_name for file in self._files(folder)]
 
     def has_folder(self, folder: str, name: str) -> bool:
-        """Whether a folder of this name, with a file in it, is anywhere below a folder."""
+        """True if a folder of this name is anywhere in a folder or its subfolders, and contains a file."""
         _, inner = self.system(folder)
         depth = len(inner.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
@@ -241,7 +255,7 @@ class Store:
     def _files(self, folder: str) -> list[pafs.FileInfo]:
         files, inner = self.system(folder)
         entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
-        # Some servers have an empty object for a folder, even after its files were removed.
+        # Some servers store an empty object for a folder, even after the files of the folder were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
 
@@ -256,15 +270,16 @@ class Store:
         self.write(path, b"")
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file of a folder that exists."""
+        """Write a file into a folder that exists."""
         files, inner = self.system(path)
-        # delta-rs's stream accepts bytes only. It gets them from a buffer that is larger than what is written at once.
+        # delta-rs's stream accepts only bytes objects. A buffer makes them, if it is larger than each piece that is
+        # written into it.
         with files.open_output_stream(inner, buffer_size=2 * _WRITTEN_BYTES) as stream:
             for begin in range(0, len(content), _WRITTEN_BYTES):
                 stream.write(content[begin : begin + _WRITTEN_BYTES])
 
     def part(self, path: str, begin: int, size: int) -> bytes:
-        """Some bytes of a file."""
+        """The bytes of a file from `begin` on, `size` of them."""
         files, inner = self.system(path)
         with files.open_input_file(inner) as stream:
             stream.seek(begin)
@@ -272,7 +287,7 @@ class Store:
         return content
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with everything in it; return False if it does not exist."""
+        """Remove a folder with everything in it. Return False if the folder does not exist."""
         if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
         files, inner = self.system(folder)
@@ -280,7 +295,7 @@ class Store:
         return True
 
 
-#: How many bytes of row groups an executor reads at a time.
+#: The number of bytes of row groups that an executor reads at a time.
 PART_BYTES = 32 * 1024 * 1024
 
 #: A function that reads columns of a row group.
@@ -289,7 +304,11 @@ Reader = Callable[[Sequence[str]], pa.Table]
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a Parquet file: its number in the file, the number of rows, and their bytes before compression."""
+    """A row group of a Parquet file.
+
+    `number` is its number in the file, `rows` its number of rows, and `bytes` the bytes of the rows before
+    compression.
+    """
 
     file: str
     number: int
@@ -298,53 +317,59 @@ class RowGroup:
 
 
 def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
-    """Divide row groups, in order, into parts of about `PART_BYTES`, for one executor each.
+    """Divide row groups, in their order, into parts of about `PART_BYTES`. Each part is for one executor.
 
-    The number of parts is a multiple of `parallelism`, unless parts would be too small.
+    The number of parts is a multiple of `parallelism`, unless the parts would become too small.
     """
     total = sum(group.bytes for group in groups)
     number = number_of_parts(total, PART_BYTES, parallelism)
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:
-        # A row group belongs to the part in which its middle lies, so that a large group does not enlarge other
-        # parts.
+        # A row group belongs to the part that contains the middle of the group. So a large row group does not make the
+        # parts before and after it larger.
         parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
         before += group.bytes
     return [parts[part] for part in sorted(parts)]
 
 
 def _stored_value(stored: int | bytes, kind: pa.DataType) -> pa.Scalar:
-    """A value of a type, as a Parquet file stores it. As Python's date or time it might be out of range."""
+    """A value of a type, from the form in which a Parquet file stores it.
+
+    It is not converted to a date or time of Python, which could not represent all values.
+    """
     if isinstance(stored, bytes):
         return pa.scalar(stored, pa.binary()).cast(kind)
     return pa.scalar(stored, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
 
 
 def _read_group(open_file: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a row group with this number, without string views."""
     return _without_views_in(open_file().read_row_group(number, columns=list(columns)))
 
 
-#: The columns that an Arrow dataset adds to its files'. Columns of the same names conflict with them.
+#: The columns that an Arrow dataset adds to the columns of its files. Columns of a table with the same names would
+#: conflict with them.
 _DATASET_COLUMNS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
 
 
 def has_dataset_names(names: Iterable[str]) -> bool:
-    """Whether one of these columns conflicts with a column that an Arrow dataset adds."""
+    """True if one of these columns has the name of a column that an Arrow dataset adds."""
     return not _DATASET_COLUMNS.isdisjoint(names)
 
 
 def join_path(folder: str, name: str) -> str:
-    """The path of a file whose name is relative to the folder."""
+    """The path of a file. `name` is relative to the folder."""
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
 
 
 def without_views(schema: pa.Schema) -> pa.Schema:
-    """The schema with plain strings and bytes instead of string views and binary views."""
+    """The schema, in which plain strings and bytes replace string views and binary views."""
     return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
 
 
 def _without_views_in(rows: pa.Table) -> pa.Table:
+    """The rows, in which plain strings and bytes replace string views and binary views."""
     schema = without_views(rows.schema)
     return rows if rows.schema.equals(schema) else rows.cast(schema)
 
