@@ -1,17 +1,22 @@
-"""Leaves out the bounds of a file's values that would be wrong for some reader.
+"""Leaves out those bounds of the values in a file that would be wrong for some reader.
 
-In: the columns of a new file. Out: delta-rs' properties for the write. Without bounds, readers cannot skip the
-file or a row group, but read the same values. These bounds are left out:
+The bounds of a column are the least and the greatest value in a file or a row group. A reader that looks for other
+values skips the file. Without bounds it cannot skip the file, but reads the same values.
 
-- of decimals with more than 15 digits: delta-rs computes their bounds in floating point, 9007199254740993 as
-  ...992, and a reader that looks for the value skips the file;
-- of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number,
-  so a reader that looks for greater values skips NaN (`parquet_files` leaves them out, too);
-- of texts and bytes all but a prefix: otherwise the file's footer and Delta's log would repeat values of megabytes, and
-  Spark reads no log with a text of more than 20,000,000 characters. A truncated upper bound is rounded up, so it is
-  still a bound;
-- of dates after the year 262142, for which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity
-  is even later. If a file has such a date, none of its columns with dates has bounds.
+In: the columns of a new file.
+Out: delta-rs' properties for writing the file.
+
+These bounds are left out:
+
+- of decimals with more than 15 digits: delta-rs computes their bounds in floating point, which turns
+  9007199254740993 into ...992. A reader that looks for the value would skip the file.
+- of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number. A
+  reader that looks for greater values would skip NaN. `parquet_files` leaves these bounds out, too.
+- of texts and bytes all but a prefix: the footer of the file and the log of Delta would otherwise contain values
+  of megabytes, and Spark cannot read a log with a text of more than 20,000,000 characters. An upper bound that is
+  truncated is rounded up, so it is still an upper bound.
+- of dates after the year 262142: delta-rs crashes with them. The dates of PostgreSQL end in the year 5874897, and
+  infinity is even later. If a file has such a date, none of its columns of dates has bounds.
 """
 
 from collections.abc import Callable
@@ -26,22 +31,24 @@ from pgsieve.resources.lake.delta.parquet_files import COMPRESSION_LEVEL, ROW_GR
 
 Result = TypeVar("Result")
 
-#: 262142-12-31, the last date of chrono, which delta-rs uses; as days since 1970-01-01.
+#: The last date that the library chrono can represent, which delta-rs uses: 262142-12-31, as days since
+#: 1970-01-01.
 _LAST_DAY = 95_026_236
 _PANIC = "`NaiveDate + TimeDelta` overflowed"
-#: A decimal of this many digits survives a conversion to floating point.
+#: A decimal with at most this many digits is not changed by a conversion to floating point.
 _EXACT_DIGITS = 15
-#: The length of text bounds. It is delta-rs's default, which does not apply to a write with properties.
+#: The length of the bounds of texts. It is also delta-rs's default, but the default does not apply to a write with
+#: properties.
 _BOUND_BYTES = 64
 
 
 def write_with_bounds(
     write: Callable[[WriterProperties], Result], schema: pa.Schema, rows: pa.Table | None = None
 ) -> Result:
-    """Call `write` with properties for files of this schema; return its result.
+    """Call `write` with properties for files of this schema. Return its result.
 
-    If delta-rs fails at the bounds of dates, `write` is repeated without these: the failed write has committed
-    nothing. `rows` are the rows to write, or a part of them.
+    If delta-rs crashes because of the bounds of dates, `write` is called again without these bounds. The write
+    that crashed has committed nothing. `rows` are the rows to write, or some of them.
     """
     if rows is not None and any(map(_has_late_date, rows.columns)):
         return write(writer_properties(schema, dates=False))
@@ -54,10 +61,14 @@ def write_with_bounds(
 
 
 def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
-    """Properties for files of this schema, without bounds that delta-rs computes wrongly; `dates`: with bounds of dates."""
+    """The properties for files of this schema. Bounds that delta-rs computes wrongly are left out.
+
+    `dates` says whether columns of dates have bounds.
+    """
     fields = list(schema)
     unsafe = [field for field in fields if _has_unsafe_bounds(field.type, dates=dates)]
-    # The properties can only name top-level columns. So if a field of a struct is unsafe, no struct gets bounds.
+    # The properties can only name top-level columns. So if the bounds of a struct's field are unsafe, no struct gets
+    # bounds.
     no_structs = any(pa.types.is_nested(field.type) for field in unsafe)
     return WriterProperties(
         max_row_group_size=ROW_GROUP,
@@ -78,6 +89,7 @@ def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterPropert
 
 
 def _has_unsafe_bounds(kind: pa.DataType, *, dates: bool) -> bool:
+    """True if delta-rs computes wrong bounds for a type, or for a type that is nested in it."""
     return any(
         pa.types.is_floating(leaf)
         or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
@@ -87,7 +99,7 @@ def _has_unsafe_bounds(kind: pa.DataType, *, dates: bool) -> bool:
 
 
 def _has_late_date(values: pa.ChunkedArray) -> bool:
-    """Whether a date is too late for delta-rs's bounds, also within a struct or list."""
+    """True if a date is too late for delta-rs's bounds. The date may be in a struct or a list."""
     kind = values.type
     if pa.types.is_date32(kind):
         last = pc.max(values.cast(pa.int32())).as_py()

@@ -1,9 +1,13 @@
-"""Clones a version of a Delta table at another path: a separate table with the same rows, position and properties.
+"""Clones a version of a Delta table: creates a separate table with the same rows, the same position and properties.
 
-In: the table's path, one of its versions, and the stores of both paths. Out: the log up to that version, and
-its files. Within one file system a file gets a second name (a hard link), which needs no space, and is safe
-because Delta never alters a file. Elsewhere the file is copied. Raises OSError, and delta-rs's error if the
-version cannot be opened.
+In: - the path of the table, and one of its versions
+    - the path of the clone
+    - the stores of both paths
+Out: at the path of the clone, the log up to the version, and the files of the version.
+
+Within one file system, a file of the clone is a second name (a hard link) of the table's file. It needs no space,
+and is safe because Delta never changes a file. Otherwise the file is copied. Raises OSError, and the error of
+delta-rs if it cannot open the version.
 """
 
 import os
@@ -18,18 +22,18 @@ from pgsieve.resources.lake.delta.deletion_vectors import FEATURE, is_vector_fil
 from pgsieve.resources.lake.delta.log import UNLINKABLE
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The name of an entry, a checkpoint, or a part of a checkpoint, with its version. Files of several compacted
-#: entries do not match.
+#: The name of a log entry, a checkpoint, or a part of a checkpoint. It begins with the version. Files with several
+#: compacted entries do not match.
 _VERSIONED_FILE = re.compile(r"(\d{20})\.(?!\d{20}\.compacted)")
 
 
 def files_of(table: DeltaTable) -> list[str]:
-    """The files of a table's version, relative to its folder."""
+    """The files of a table's version. Their names are relative to the table's folder."""
     return [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
 
 
 def clone(table: DeltaTable, path: str, store: Store, into: str, target: Store) -> None:
-    """Create a table at `into` from the opened version of the table at `path`."""
+    """Create a table at `into`. It is a clone of the version of the table at `path` that `table` has open."""
     names = files_of(table)
     if FEATURE in (table.protocol().reader_features or ()):
         names += filter(is_vector_file, store.names(path))
@@ -40,13 +44,13 @@ def clone(table: DeltaTable, path: str, store: Store, into: str, target: Store) 
     first = max(
         (number for name, number in entries.items() if ".checkpoint" in name and number <= version), default=0
     )
-    # The log comes last, ordered by version, so that no reader opens an incomplete table.
+    # The log entries come after the files, ordered by version. So no reader can open a clone without its files.
     for name in sorted(name for name, number in entries.items() if first <= number <= version):
         _link_or_copy(join_path(log, name), store, join_path(into, f"_delta_log/{name}"), target)
 
 
 def _link_or_copy(path: str, store: Store, into: str, target: Store) -> None:
-    """Give a file a second name, or copy it."""
+    """Give a file a second name, or copy it if this is not possible."""
     (files, inner), (others, outer) = store.system(path), target.system(into)
     others.create_dir(outer.rpartition("/")[0])
     if isinstance(files, pafs.LocalFileSystem) and isinstance(others, pafs.LocalFileSystem):

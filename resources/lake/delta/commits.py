@@ -1,8 +1,10 @@
-"""Commits to Delta tables by delta-rs: atomic, and once per position.
+"""Commits to Delta tables by delta-rs. A commit is atomic, and is made only once per position.
 
-In: rows, files or a net change, and the version from which they were planned. Out: one commit, which has the
-position as Delta's `txn`. If another writer was faster, the commit is repeated; if it needs a new plan,
-OvertakenError is raised. Raises also CommitFailedError and other errors of delta-rs.
+In: rows, files or a net change; and the version of the table from which they were planned.
+Out: one commit, with the position in Delta's `txn` action.
+
+If another writer was faster, the commit is repeated. If a repeated commit would need a new plan, OvertakenError is
+raised. Also raises CommitFailedError and other errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
 """
@@ -34,9 +36,9 @@ from pgsieve.resources.lake.delta.records import (
 from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
 from pgsieve.resources.lake.stores.store import Store
 
-#: The key of a column's comment in its metadata; Spark uses it, too.
+#: The key of the comment in the metadata of a column. Spark uses the same key.
 COMMENT = "comment"
-#: The characters, besides letters and digits, that delta-rs does not encode in a path of the log.
+#: The characters that delta-rs does not encode in a path of the log, besides letters and digits.
 _NOT_ENCODED = "!$&'()+,-./:;=@_~"
 
 
@@ -48,7 +50,7 @@ class Commits:
         self._tables = tables or shared_tables(self.store.options)
 
     def exists(self, path: str) -> bool:
-        """Whether a Delta table exists."""
+        """True if a Delta table exists."""
         return self._tables.exists(path)
 
     def table_at(self, path: str) -> DeltaTable:
@@ -56,7 +58,7 @@ class Commits:
         return self._tables.open(path)
 
     def table_as_of(self, path: str, version: int) -> DeltaTable:
-        """A version of a table."""
+        """A table at one of its versions."""
         return self._tables.as_of(path, version)
 
     def append(
@@ -68,11 +70,11 @@ class Commits:
         base: int | None = None,
         after: int | None = None,
     ) -> None:
-        """Append rows in one commit; with a position, once per position."""
+        """Append rows in one commit. With a position, the rows are appended only once per position."""
         self.write(path, rows, Commit(position, base=base, after=after))
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows with the Delta version of their commit; raise CommitFailedError if another writer was faster."""
+        """Append rows, with the Delta version of their commit. Raises CommitFailedError if another writer was faster."""
         table = self.open_if_exists(path) or self._create(path, with_version(rows, 0).schema)
         version = table.version() + 1
         if base not in {None, table.version()}:
@@ -92,10 +94,11 @@ class Commits:
         )
 
     def write(self, path: str, rows: pa.Table | pa.RecordBatchReader, commit: Commit) -> None:
-        """Append rows, or overwrite the table with them, in one commit.
+        """Append rows to a table, or overwrite the table with them, in one commit.
 
-        If another writer was faster, the commit is repeated. A reader can be read only once, so for its rows
-        CommitFailedError is raised instead. Raises OvertakenError also if an overwrite would lower the position.
+        If another writer was faster, the commit is repeated. But a RecordBatchReader can be read only once, so for
+        such rows CommitFailedError is raised instead. OvertakenError is also raised if an overwrite would lower
+        the position.
         """
         overwrite = commit.overwrite
 
@@ -134,10 +137,12 @@ class Commits:
         commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> None:
-        """Add files that `parquet_files` has written, in one commit; create the table first if it is missing.
+        """Add files that `parquet_files` has written to a table, in one commit.
 
-        If another writer was faster, the commit is repeated. `removed` are files to remove: their paths in
-        the log with their sizes, as of the version from which the commit was planned.
+        If the table does not exist, create it first.
+
+        If another writer was faster, the commit is repeated. `removed` are files to remove: it maps their paths in
+        the log to their sizes, at the version from which the commit was planned.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -157,7 +162,7 @@ class Commits:
                     storage_options=self._tables.options,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
-                # Other writers may have committed between the creation and the opening of the table.
+                # Another writer may have committed after the table was created and before it was opened.
                 if table.version():
                     raise CommitFailedError(f"{path} has been written to")
             table.create_write_transaction(
@@ -177,24 +182,26 @@ class Commits:
         *,
         once: bool = False,
     ) -> None:
-        """Call `attempt` with the newest version of the table; repeat that if another writer was faster.
+        """Call `attempt` with the newest version of the table. If another writer was faster, call it again.
 
-        A commit with a `base` is not repeated, and neither is one with `once`.
+        It is not called again if the commit has a `base`, or with `once`.
         """
         base, position = commit.base, commit.position
 
         def commit_once() -> None:
             table = self.open_if_exists(path)
             head = self.head_of(path, table)
-            # If another writer commits after this, this commit fails.
+            # If another writer commits after this check, this commit fails.
             commit.refuse_overtaken(path, head)
             try:
                 attempt(table)
-                # If the table has a later version than the next one, other writers have committed, too.
+                # Cache the position only if the table has just the next version. With a later version, other writers
+                # have committed, too.
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.record_answer(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # If only a later step failed, this commit has succeeded, and a new plan notices it.
+                # Perhaps the commit has succeeded, and only a later step has failed. In that case the new plan will
+                # notice that the commit is there.
                 if base is not None and self.head(path).version != base:
                     raise OvertakenError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -213,7 +220,7 @@ class Commits:
         merge: Merge,
         commit: Commit,
     ) -> None:
-        """Merge a net change into a table with a key in one commit, once per position."""
+        """Merge a net change into a table that has a key, in one commit. It is made only once per position."""
         clauses = merge.clauses(quoted_column)
 
         def attempt(table: DeltaTable | None) -> None:
@@ -246,19 +253,20 @@ class Commits:
     def missing_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The descriptions that are missing: the table's (None if it has it), and its columns' by name."""
+        """The descriptions that a table lacks: its own (None if it has it), and those of its columns, by their names."""
         table = self.table_at(path)
-        present = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
+        comments = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
         missing = {
             name: columns.get(name, "")
-            for name, comment in present.items()
+            for name, comment in comments.items()
             if columns.get(name, "") != comment
         }
-        wanted = description or ""
-        return None if (table.metadata().description or "") == wanted else wanted, missing
+        new_description = description or ""
+        has_description = (table.metadata().description or "") == new_description
+        return None if has_description else new_description, missing
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Set the descriptions of a table and some of its columns; rows and position stay."""
+        """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
         table = self.table_at(path)
         user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=user_metadata)
@@ -266,16 +274,16 @@ class Commits:
             table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
             if field.name in columns:
-                # With column mapping, other metadata are the column's number and its name in files.
+                # Keep the other metadata. With column mapping they have the number of the column, and its name in files.
                 metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:
-        """The Delta properties of a table; empty if it does not exist."""
+        """The Delta properties of a table. Empty if the table does not exist."""
         return _configuration(self.open_if_exists(path), None)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        """Set Delta properties of a table; rows and position stay."""
+        """Set Delta properties of a table. Its rows and its position stay as they are."""
         user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
         self.table_at(path).alter.set_table_properties(
             dict(properties),
@@ -284,7 +292,7 @@ class Commits:
         )
 
     def drop_constraints(self, path: str, names: Iterable[str]) -> None:
-        """Drop CHECK constraints of a table; rows and position stay."""
+        """Drop CHECK constraints of a table. Its rows and its position stay as they are."""
         user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
         for name in names:
             self.table_at(path).alter.drop_constraint(
@@ -292,28 +300,29 @@ class Commits:
             )
 
     def position(self, path: str) -> int | None:
-        """The position of pgsieve's newest commit."""
+        """The position of pgsieve's newest commit to a table."""
         return self.head(path).position
 
     def head(self, path: str) -> TableHead:
-        """The newest version of a table and its position, read together."""
+        """The newest version of a table and its position, both read at the same moment."""
         return self.head_of(path, self.open_if_exists(path))
 
     def head_of(self, path: str, table: DeltaTable | None) -> TableHead:
-        """The result of `head` for an open table; None stands for no table."""
+        """The same as `head`, for a table that is open. None stands for a table that does not exist."""
         if table is None:
             return TableHead()
-        # delta-rs reads the whole log to find the position.
+        # The position is cached, because delta-rs reads the whole log to find it.
         (row,) = self._tables.cached_rows(
             path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
         )
         return TableHead(table.version(), row["position"])
 
     def open_if_exists(self, path: str) -> DeltaTable | None:
-        """The newest version of a table; None if it does not exist."""
+        """The newest version of a table. None if the table does not exist."""
         return self._tables.open_if_exists(path)
 
     def _create(self, path: str, schema: pa.Schema) -> DeltaTable:
+        """Create a table without rows."""
         self._tables.expect_creation(path)
         try:
             return DeltaTable.create(path, Schema.from_arrow(schema), storage_options=self._tables.options)
@@ -324,17 +333,18 @@ class Commits:
 
 
 def writable_rows(rows: pa.Table) -> pa.Table:
-    """Rows from Spark in a form that delta-rs can write.
+    """Rows that Spark has made, in a form that delta-rs can write.
 
-    All columns and fields become nullable, because Delta would keep a constraint that PostgreSQL may drop. All
-    buffers are copied, because Spark leaves out the offsets of empty lists, but delta-rs reads them.
+    All columns and fields become nullable. Otherwise Delta would enforce NOT NULL even after PostgreSQL has
+    dropped it. All buffers are copied, because Spark leaves out the offsets of empty lists, and delta-rs reads
+    them.
     """
     cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
 
 
 def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The Delta properties of a table, or the given properties of a new table."""
+    """The Delta properties of a table. If there is no table yet, the properties of the new table."""
     if table is None:
         return properties or {}
     configuration: dict[str, str] = table.metadata().configuration
@@ -342,20 +352,21 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
 
 
 def is_removable(path: str) -> bool:
-    """Whether `removal` encodes a file's path as the log has it; other writers may encode other characters."""
+    """True if `removal` encodes the path of a file as the log has it. Other writers may encode other characters."""
     return quote(unquote(path), safe=_NOT_ENCODED) == path
 
 
 def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
-    """The action that removes a file from a table, by the file's path in the log.
+    """The action that removes a file from a table. `path` is the path of the file in the log.
 
-    `changes` says whether the removal changes rows. The path is decoded, because delta-rs encodes it again. A
-    path that is encoded twice would match no file, and the rows would stay.
+    `changes` says whether the removal changes rows. The path is decoded here, because delta-rs encodes it again.
+    If a path were encoded twice, it would match no file, and the rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 
 
 def _nullable(field: pa.Field) -> pa.Field:
+    """The field, in which the field itself and all nested fields are nullable."""
     kind = field.type
     if pa.types.is_struct(kind):
         kind = pa.struct([_nullable(inner) for inner in kind])
@@ -365,10 +376,10 @@ def _nullable(field: pa.Field) -> pa.Field:
 
 
 def has_position(path: str, head: TableHead, commit: Commit) -> bool:
-    """Whether a table with this head already has the position of a commit.
+    """True if a table with this head already has the position of a commit.
 
-    Raises OvertakenError if an overwrite would lower the position. The commit must then follow this head, so
-    that the slower of two writers of one position is refused.
+    Raises OvertakenError if an overwrite would lower the position. The commit must directly follow this head. Only
+    then is the slower of two writers of the same position refused.
     """
     if head.position is None or commit.position is None:
         return False
@@ -378,12 +389,12 @@ def has_position(path: str, head: TableHead, commit: Commit) -> bool:
 
 
 def _commit_properties(commit: Commit, *, on_opened_version: bool = False) -> CommitProperties:
-    """The properties of a commit, which delta-rs repeats only if it may follow other writers' commits.
+    """The properties of a commit. They say whether delta-rs may repeat the commit after commits of other writers.
 
-    With `on_opened_version`, and for most kinds of commits, it must follow the opened version. Otherwise
-    delta-rs would let an overwrite follow a compaction after that version, and the compacted rows would stay.
-    It would also let the first commit of a table follow another first commit, as neither has read anything
-    that could conflict.
+    With `on_opened_version`, and for most kinds of commits, the commit must follow the version that was opened.
+    Otherwise delta-rs would let an overwrite follow a compaction after this version, and the compacted rows would
+    stay. It would also let the first commit of a table follow another first commit, because neither has read
+    anything with which the other could conflict.
     """
     position = commit.position
     must_follow = on_opened_version or commit.overwrite or commit.base is not None or position is not None

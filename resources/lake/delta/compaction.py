@@ -1,16 +1,18 @@
-"""Compacts a plain table by compare-and-set of its files: joins small files, or clusters all rows.
+"""Compacts a table: joins small files, or clusters all rows (sorts them so that similar rows are in the same file).
 
-In: a table that delta-rs can reach, without deletion vectors, partitions or mapped columns. Out: commits that
-do not change rows, and by how many the number of files has shrunk. Raises OvertakenError if another process has
-rewritten one of the files meanwhile.
+In: a table that delta-rs can reach, without deletion vectors, partitions or column mapping.
+Out: commits that do not change rows, and by how much the number of files has decreased.
 
-With delta-rs's OPTIMIZE, two processes can replace the same files one after the other, and the table would have
-the rows twice. So this module writes the files itself, and commits them only to a version that still has the
-files that they replace:
+Raises OvertakenError if another process has rewritten one of the files meanwhile.
+
+With delta-rs's OPTIMIZE, two processes can replace the same files one after the other, and the table would then
+have the rows twice. So this module writes the files itself. It commits them only to a version of the table that
+still has the files to replace:
 
     version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
     version 8    a b c D f       Another process has appended f: E may still replace a, b and c.
-    version 9    D f E           The commit must follow version 8. If another process has made a version 9, it fails,
+    version 9    D f E           The commit must follow version 8. If another process has made a version 9, it
+    fails,
                                  and the newest version is checked again.
     version 9'   a' c D f        Here b is gone, and a was rewritten: E is dropped, and a new plan is needed.
 """
@@ -34,17 +36,17 @@ from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import sort_by_z_order
 from pgsieve.resources.lake.stores.store import join_path
 
-#: Files by their paths in the log, with their sizes in bytes.
+#: Maps the path of a file in the log to the size of the file in bytes.
 Files = Mapping[str, int]
-#: The largest size of a row group in memory.
+#: The largest size of a row group in memory, in bytes.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 
 def compact(local: LocalRecords, path: str) -> int:
-    """Join small files into files of about the table's target size; return by how many their number has shrunk.
+    """Join small files into files of about the table's target size. Return by how much the number of files has decreased.
 
-    Each group of files has its own commit, so an interruption loses only the current group. The rows of one row
-    group are in memory.
+    Each group of files has its own commit. So if the process is interrupted, only the work for one group is lost.
+    The rows of only one row group are in memory at a time.
     """
     return sum(
         _replace(local, path, removed, _rows(local, path, removed))
@@ -55,7 +57,7 @@ def compact(local: LocalRecords, path: str) -> int:
 def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
     """Write all files again, with the rows in Z-order of some columns, in one commit.
 
-    Returns by how many the number of files has shrunk. All rows are in memory, so the table must be small.
+    Returns by how much the number of files has decreased. All rows are in memory, so the table must be small.
     """
     removed = _files(local.table_at(path))
     if not removed:
@@ -65,16 +67,16 @@ def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
 
 
 def _files(table: DeltaTable) -> Files:
-    """The files of a table that can be replaced, ordered by the time of their write."""
+    """The files of a table that can be replaced, ordered by the time at which they were written."""
     files = pa.table(table.get_add_actions()).select(["modification_time", "path", "size_bytes"])
     rows = files.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist()
     return {row["path"]: row["size_bytes"] for row in rows if is_removable(row["path"])}
 
 
 def _groups(files: Files, target: int) -> Iterator[Files]:
-    """Group small files, at least two, up to about the target size.
+    """Divide small files into groups of at least two files and about the target size.
 
-    The files of a group were written one after the other, because such files often have close values.
+    The files of a group were written one after the other, because such files often have similar values.
     """
     group, size = dict[str, int](), 0
     for name, bytes_ in files.items():
@@ -97,20 +99,25 @@ def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.R
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """Combine and divide batches into row groups of at most about `size` bytes in memory."""
-    gathered, rows, nbytes = list[pa.RecordBatch](), 0, 0
+    """Combine and divide batches, so that each result is a row group of at most about `size` bytes in memory."""
+    waiting_batches, rows, nbytes = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
         if batch is not None:
-            gathered.append(batch)
+            waiting_batches.append(batch)
             rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
         if batch is None or rows >= ROW_GROUP or nbytes >= size:
             max_rows = min(ROW_GROUP, rows * size // max(nbytes, 1))
-            yield from pa.Table.from_batches(gathered, schema).combine_chunks().to_batches(max(max_rows, 1))
-            gathered, rows, nbytes = [], 0, 0
+            yield from (
+                pa.Table.from_batches(waiting_batches, schema).combine_chunks().to_batches(max(max_rows, 1))
+            )
+            waiting_batches, rows, nbytes = [], 0, 0
 
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
-    """Commit files with these rows in place of the `removed` ones; return by how many their number has shrunk."""
+    """Commit files with these rows, which replace the `removed` files.
+
+    Return by how much the number of files has decreased.
+    """
     schema, size, now = (
         local.arrow_schema(path),
         file_bytes(local.properties(path)),
@@ -129,9 +136,10 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
 
     def commit() -> None:
         metadata = unchanged_metadata(local.position(path))
-        # The commit must follow the version that is checked here.
+        # The commit must follow this version, because only this version is checked.
         table = local.table_at(path)
-        # A file has the same name after another process has marked some of its rows as deleted.
+        # If another process has marked some rows of a file as deleted, the file still has the same name. So check also
+        # that the table has no marked rows.
         if not (removed.keys() <= _files(table).keys() and is_plain(table)):
             raise OvertakenError(path)
         table.create_write_transaction(

@@ -1,7 +1,9 @@
-"""Detects incomplete log entries that delta-rs accepts: entries without actions, or cut off after an action.
+"""Detects incomplete log entries that delta-rs would accept: entries without actions, and entries cut off after an action.
 
-In: the bytes of an entry. Out: a text about the missing content. An entry that is cut off within an action is
-not JSON, and delta-rs refuses it. Raises nothing.
+In: the bytes of an entry.
+Out: a text that says what is missing.
+
+An entry that is cut off within an action is not JSON, and delta-rs refuses it. Raises nothing.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Commit Provenance Information)
 """
@@ -12,18 +14,18 @@ from typing import Any
 
 from pgsieve.resources.lake.delta.records import APPLICATION, position_in
 
-#: delta-rs's metrics of the number of added files: of a write, and of a MERGE, which also counts files of the
-#: change data feed.
+#: The names of delta-rs's metrics for the number of files that a commit adds: for a write, and for a MERGE. The
+#: metric for a MERGE also counts the files of the change data feed.
 _ADDED = ("num_added_files", "num_target_files_added")
 NO_ACTIONS = "has no actions"
 _CUT_OFF = "is cut off"
 
 
 def find_defect(content: bytes) -> str | None:
-    """The defect of an incomplete entry, as text; None if the entry is complete.
+    """A text about the defect of an entry; None if the entry is complete.
 
-    All supported engines begin an entry with a commitInfo. If that has a position, so does a txn action, which
-    delta-rs writes last.
+    All engines that pgsieve supports begin an entry with a commitInfo. If the user metadata in the commitInfo has
+    a position, the entry must have a txn action with the same position. delta-rs writes the txn action last.
     """
     try:
         actions: Sequence[Any] = [json.loads(line) for line in content.splitlines() if line.strip()]
@@ -48,4 +50,5 @@ def find_defect(content: bytes) -> str | None:
 
 
 def _is_of_pgsieve(action: dict[str, Any]) -> bool:
+    """True if an action is a txn action with a position of pgsieve."""
     return "txn" in action and action["txn"].get("appId") == APPLICATION

@@ -1,7 +1,12 @@
-"""Converts rows of older files to the present columns of their table: Arrow arrays in, Arrow arrays out.
+"""Converts rows of older files of a table to the present columns of the table.
 
-Delta adds columns, and fields of structs, without rewriting files; in older files these are NULL. Raises
-ArrowInvalid if a value does not fit, which does not happen in pgsieve's tables.
+Delta can add columns, and fields of structs, without rewriting the files of the table. In rows of older files they
+are NULL.
+
+In: rows as an Arrow table, and the present columns.
+Out: an Arrow table.
+
+Raises ArrowInvalid if a value does not fit, which does not happen in pgsieve's tables.
 """
 
 import pyarrow as pa
@@ -9,7 +14,7 @@ import pyarrow.compute as pc
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with the columns of a schema. Columns are matched by name, and are NULL if missing."""
+    """The rows with the columns of a schema. Columns are matched by their names. Missing columns are NULL."""
     columns = [
         _conform(rows[field.name].combine_chunks(), field.type)
         if field.name in rows.column_names
@@ -20,7 +25,8 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _conform(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):  # combine_chunks leaves an array without chunks chunked.
+    """Values with another type. Fields of a struct that they lack are NULL."""
+    if isinstance(values, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if there are no chunks.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
     if values.type.equals(kind):
         return values

@@ -1,11 +1,15 @@
-"""Marks rows of a Delta table as deleted: writes deletion vectors, and the commit that adds them.
+"""Marks rows of a Delta table as deleted: writes deletion vectors, and the commit that adds them to the table.
 
-In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion vector
-of these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So this
-module writes the log entry itself (Delta protocol, Deletion Vectors; Deletion Vector Format; Add File and Remove
-File). Vectors of this process are durable before the entry is written; those of tasks become durable as data files
-do. VACUUM removes the vectors of failed commits. Raises
-OSError, CommitFailedError if another writer was faster, and UnmarkableError.
+A deletion vector lists the rows of a file that are deleted, although they are still in the file.
+
+In: the log of a table, and for each file the rows to delete.
+Out: one commit. It gives each file a deletion vector with these rows, and with the rows that were marked before.
+
+delta-rs reads deletion vectors, but does not write them. So this module writes the log entry itself (Delta
+protocol, Deletion Vectors; Deletion Vector Format; Add File and Remove File). If this process writes a vector, the
+vector is durable before the entry is written. If a task of a runner writes it, it becomes durable in the same way
+as data files. If a commit fails, VACUUM later removes its vectors. Raises OSError, CommitFailedError if another
+writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector
@@ -37,11 +41,11 @@ Rows = npt.NDArray[np.int64]
 FEATURE, PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
-#: The digits of base 85 in Python (RFC 1924), and in Delta (ZeroMQ's Z85).
+#: The digits of base 85, as Python uses them (RFC 1924) and as Delta uses them (Z85 of ZeroMQ).
 _RFC_1924 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
-#: The fields that are read from a checkpoint's `add` actions.
+#: The fields of `add` actions that are read from a checkpoint.
 _ADDED = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"}
 )
@@ -51,9 +55,10 @@ _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
 @dataclass(frozen=True)
 class MarkedFile:
-    """A file of a table: its last `add` action, and the numbers of all deleted rows, in ascending order.
+    """A file of a table: its last `add` action, and the numbers of all its deleted rows, in ascending order.
 
-    If a task has written the deletion vector of these rows, `rows` is None, and `vector` is its descriptor.
+    If a task has already written the deletion vector of these rows, `rows` is None, and `vector` is the descriptor
+    of the vector.
     """
 
     added: Action
@@ -62,7 +67,7 @@ class MarkedFile:
 
     @property
     def is_fully_deleted(self) -> bool:
-        """Whether all rows of the file are deleted."""
+        """True if all rows of the file are deleted."""
         return self._count == row_count(self.added)
 
     @property
@@ -71,17 +76,20 @@ class MarkedFile:
 
 
 def row_count(added: Action) -> int:
-    """How many rows the file of an `add` action has, with those that are marked."""
+    """The number of rows in the file of an `add` action. Rows that are marked as deleted are counted, too."""
     return int(json.loads(added["stats"])["numRecords"])
 
 
 def is_vector_file(name: str) -> bool:
-    """Whether a file of a table's folder has deletion vectors."""
+    """True if a file in the folder of a table contains deletion vectors."""
     return name.startswith("deletion_vector_") and name.endswith(".bin")
 
 
 def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
-    """The rows that are marked as deleted, by file names relative to the table's folder. Raises DeltaError."""
+    """Maps the names of files to the numbers of their rows that are marked as deleted. Raises DeltaError.
+
+    The names are relative to the table's folder.
+    """
     vectors = pa.table(table.deletion_vectors().read_all())
     if not vectors.num_rows:
         return {}
@@ -93,7 +101,7 @@ def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
 
 
 def _file_name(path: str, names: Collection[str]) -> str:
-    """The name of a file relative to the table's folder, from its path as delta-rs returns it, an encoded URL."""
+    """The name of a file relative to the table's folder. `path` is the path that delta-rs returns, an encoded URL."""
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
         if (name := "/".join(parts[first:])) in names:
@@ -109,7 +117,9 @@ def commit_marked(
     others: Sequence[Action],
     time_ms: int,
 ) -> None:
-    """Commit the version after `version`: mark rows, add the files of the `add` actions `added`, and write `others`.
+    """Commit the version after `version`.
+
+    It marks rows, adds the files of the `add` actions `added`, and contains `others`.
 
     Raises CommitFailedError if another writer was faster.
     """
@@ -130,14 +140,14 @@ def commit_marked(
     vectors = iter(_write_vectors(log, [file.rows for file in partly_deleted if file.rows is not None]))
     for file in partly_deleted:
         vector = file.vector if file.rows is None else next(vectors)
-        # The bounds still hold for the remaining rows, but are no longer tight.
+        # The remaining rows are still within the bounds, but may no longer reach them.
         stats = json.dumps({**json.loads(file.added["stats"]), "tightBounds": False})
         actions.append({"add": {**file.added, "dataChange": True, "stats": stats, "deletionVector": vector}})
     log.commit(version + 1, actions)
 
 
 def _write_vectors(log: Log, rows: Sequence[Rows]) -> list[Action]:
-    """Write the deletion vectors of files into one new file; return a descriptor of each."""
+    """Write the deletion vectors of several files into one new file. Return the descriptor of each vector."""
     if not rows:
         return []
     name, content, descriptors = _vectors(rows)
@@ -146,14 +156,14 @@ def _write_vectors(log: Log, rows: Sequence[Rows]) -> list[Action]:
 
 
 def write_vector(store: Store, path: str, rows: Rows) -> Action:
-    """Write the vector of a file of the table at a path, on any machine; return its descriptor."""
+    """Write the deletion vector of a file of a table, on any machine. Return the descriptor of the vector."""
     name, content, (descriptor,) = _vectors([rows])
     store.write(join_path(path, name), content)
     return descriptor
 
 
 def _vectors(rows: Sequence[Rows]) -> tuple[str, bytes, list[Action]]:
-    """A file with the vectors of some files: its name, its content, and the descriptor of each vector."""
+    """A file with the deletion vectors of several files: its name, its content, and the descriptor of each vector."""
     identity, descriptors = uuid.uuid4(), list[Action]()
     digits = base64.b85encode(identity.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode()
     content = bytearray([_VERSION])
@@ -173,14 +183,16 @@ def _vectors(rows: Sequence[Rows]) -> tuple[str, bytes, list[Action]]:
 
 
 def read_vector(store: Store, path: str, descriptor: Action | None) -> Rows:
-    """The rows that a vector in a file of the table's folder marks, in ascending order; none without a vector.
+    """The rows that a deletion vector marks, in ascending order.
+
+    Empty if there is no vector in a file of the table's folder.
 
     Raises OSError and ValueError.
     """
     if (file := vector_file(descriptor)) is None or descriptor is None:
         return np.empty(0, np.int64)
     name, end = file
-    # The vector's size precedes it, then comes the format's number, and a checksum follows.
+    # The size of the vector comes before the vector. The vector begins with the magic number. After it comes a checksum.
     begin = int(descriptor.get("offset") or 0) + 4
     octets = store.part(join_path(path, name), begin, end - 4 - begin)
     if int.from_bytes(octets[:4], "little") != _MAGIC:
@@ -189,15 +201,16 @@ def read_vector(store: Store, path: str, descriptor: Action | None) -> Rows:
 
 
 def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:
-    """The last `add` actions of some files of a version, by their names relative to the table's folder.
+    """Maps the names of some files of a version to their last `add` actions. The names are relative to the table's folder.
 
-    Raises UnmarkableError if an action or its statistics are missing.
+    Raises UnmarkableError if an action is missing, or has no statistics.
     """
     files = dict[str, Action]()
     for actions in log.backwards(version, "add", _ADDED):
         if files.keys() == set(wanted):
             break
-        # A commit that changes a file's marked rows both removes and adds the file, in any order.
+        # If a commit changes the marked rows of a file, it removes and adds the file. The order of these actions does not
+        # matter here.
         for added in actions:
             name = unquote(added["path"])
             if name in wanted:
@@ -208,17 +221,18 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
 
 
 def enable(log: Log, table: DeltaTable, information: Action) -> None:
-    """Enable deletion vectors in a table, by a commit that only changes its properties and features.
+    """Enable deletion vectors in a table, by a commit that changes only its properties and features.
 
-    `information` is the commitInfo. delta-rs would also add the feature of variants, which many readers do not
-    support. Raises OSError, CommitFailedError and UnmarkableError.
+    `information` is the commitInfo of the commit. delta-rs is not used, because it would also add the feature of
+    variants, which many readers do not support. Raises OSError, CommitFailedError and UnmarkableError.
     """
     version, protocol = table.version(), table.protocol()
     newest = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
     if newest is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest.get("configuration") or {}), PROPERTY: "true"}
-    # Writer version 2 implies these features (Delta protocol, Writer Version Requirements).
+    # A table without a list of features has writer version 1 or 2. Version 2 implies these two features (Delta protocol,
+    # Writer Version Requirements).
     writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
     features = {
         "minReaderVersion": 3,
@@ -235,15 +249,15 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
 
 
 def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
-    """The file of a deletion vector, relative to its table's folder, and the file's least size in bytes.
+    """The file of a deletion vector, relative to the folder of its table, and the least size of this file in bytes.
 
-    None without a vector, or if its file is not in that folder.
+    None if there is no vector, or if its file is not in this folder.
     """
     if descriptor is None or descriptor.get("storageType") != "u":
         return None
     *folder, digits = descriptor["pathOrInlineDv"][:-20], descriptor["pathOrInlineDv"][-20:]
     octets = base64.b85decode(digits.encode().translate(bytes.maketrans(_Z85, _RFC_1924)))
     name = f"deletion_vector_{uuid.UUID(bytes=octets)}.bin"
-    # Four bytes with the vector's size precede it, and a checksum of four bytes follows.
+    # Before the vector there are four bytes with its size, and after it there are four bytes with a checksum.
     size = int(descriptor.get("offset") or 0) + 4 + int(descriptor["sizeInBytes"]) + 4
     return "/".join([*filter(None, folder), name]), size

@@ -1,7 +1,7 @@
-"""Delta tables that delta-rs can reach, in a folder or on an object store: `Records`, and small writes without a JVM.
+"""Reads and writes Delta tables by delta-rs, in a folder or on an object store. It implements `Records`, without a JVM.
 
-A small write takes delta-rs milliseconds, and Spark about a second. So delta-rs writes and merges small batches.
-Spark writes large batches, and all tables of a lake that delta-rs cannot reach.
+For a small write delta-rs needs milliseconds, and Spark needs about a second. So delta-rs writes and merges small
+batches. Spark writes large batches, and all tables of a lake that delta-rs cannot reach.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,12 +34,14 @@ from pgsieve.resources.lake.stores.store import join_path
 
 
 class LocalRecords(Commits):
-    """Delta tables that delta-rs can reach."""
+    """Delta tables that delta-rs can reach from this process."""
 
     def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """The indices of the keys that a table has, and its rows with these keys in the same order.
+        """Find the rows of a table that have one of these keys.
 
-        The columns of `keys` and `schema` have the table's names. The rows have the columns of `schema`.
+        Returns the indices of the keys that the table has, and the rows with these keys in the same order. The
+        columns of `keys` and `schema` have the names of the table's columns. The rows have the columns of
+        `schema`.
         """
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
@@ -51,17 +53,20 @@ class LocalRecords(Commits):
         max_bytes: int | None,
         null_column: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table with some keys, file by file, as `key_lookup.matches_among` returns them."""
+        """The rows of a table that have one of these keys, file by file. See `key_lookup.matches_among`."""
         return matches_among(self.table_at(path), path, self.store, keys, among, max_bytes, null_column)
 
     def flagged_rows(
         self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows with a flag, file by file, as `key_lookup.flagged_rows` returns them."""
+        """The rows that have a flag, file by file. See `key_lookup.flagged_rows`."""
         return flagged_rows(self.table_at(path), path, self.store, flag, among)
 
     def files_of_one_value(self, path: str, column: str) -> set[str]:
-        """The files of a table, relative to its folder, whose rows all have the same integer in a column."""
+        """The files of a table in which all rows have the same integer in a column.
+
+        The names are relative to the table's folder.
+        """
         return files_of_one_value(self.table_at(path), column)
 
     def arrow_schema(self, path: str) -> pa.Schema:
@@ -69,20 +74,20 @@ class LocalRecords(Commits):
         return arrow_schema(self.table_at(path))
 
     def columns(self, path: str) -> list[str]:
-        """The names of a table's columns."""
+        """The names of the columns of a table."""
         return [field.name for field in self.table_at(path).schema().fields]
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with all tables in it; False if it does not exist."""
+        """Remove a folder and all tables in it. Return False if the folder does not exist."""
         self._tables.forget()
         return self.store.remove(folder)
 
     def release_tables(self) -> None:
-        """Release this thread's open tables for other threads; this thread must not be using one."""
+        """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
         self._tables.release()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
+        """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
         table = self.open_if_exists(path)
         return [] if table is None else self._rows(path, table, where)
 
@@ -91,7 +96,7 @@ class LocalRecords(Commits):
         return self._tables.cached_rows(path, table, query, lambda: query_table(table, query).to_pylist())
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty if there is no table."""
+        """The rows with the greatest number in a column. Empty if there is no table."""
         if (table := self.open_if_exists(path)) is None:
             return []
         return self._tables.cached_rows(
@@ -99,7 +104,7 @@ class LocalRecords(Commits):
         )
 
     def _newest(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
-        # The files' statistics have the number, so only files that may have it are read.
+        # The statistics of the files have the greatest number. So only the files that may contain it are read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
@@ -109,40 +114,46 @@ class LocalRecords(Commits):
         return self._rows(path, table, f"{quoted_column(column)} = {pc.max(greatest).as_py():d}")
 
     def table(self, path: str) -> pa.Table:
-        """All rows of a table, which must be small."""
+        """All rows of a table. The table must be small."""
         return query_table(self.table_at(path), "select * from t")
 
     def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
-        """The rows of one version of a table, batch by batch."""
+        """The rows of a table at one of its versions, batch by batch."""
         query = QueryBuilder().register("t", self.table_as_of(path, version)).execute("select * from t")
         yield from pa.RecordBatchReader.from_stream(query)
 
     def as_of(self, path: str, version: int) -> DeltaTable:
-        """A table at one version, which is not updated later."""
+        """A table at one of its versions. It does not change when the table gets a new version."""
         return self._tables.as_of(path, version)
 
     def can_add_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
-        """Whether `commit` can add files of this schema: the table is missing, or `requirements.allows_files`."""
+        """True if `commit` can add files with this schema to a table.
+
+        This is so if the table does not exist yet, or if `requirements.allows_files`.
+        """
         table = self.open_if_exists(path)
         return table is None or requirements.allows_files(table, schema, overwrite=overwrite)
 
     def permutes(self, path: str, columns: Sequence[str]) -> bool:
-        """Whether a table has these columns in another order. An overwrite by delta-rs would keep that order."""
+        """True if a table has these columns, but in another order. An overwrite by delta-rs would keep the table's order."""
         if not self.exists(path):
             return False
         names = self.columns(path)
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a table is partitioned by another column than these. An overwrite by delta-rs would keep that."""
+        """True if a table is partitioned by a column that is not among these.
+
+        An overwrite by delta-rs would keep the partitions.
+        """
         table = self.open_if_exists(path)
         return table is not None and not set(table.metadata().partition_columns) <= set(columns)
 
     def can_set_properties(self, path: str) -> bool:
-        """Whether `set_properties` keeps a table readable for all of its readers.
+        """True if all readers of a table can still read it after `set_properties`.
 
-        To a protocol with a list of features, delta-rs adds the feature of the variant type, which few readers
-        support.
+        If the protocol of a table has a list of features, delta-rs adds the feature for the variant type to the
+        list, and few readers support this feature.
         """
         table = self.table_at(path)
         return (
@@ -152,10 +163,10 @@ class LocalRecords(Commits):
         )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """The table's identifier with the newest version's time, and the number of that version.
+        """A stamp of the newest version of a table: the table's identifier with the time of the version, and its number.
 
-        A table that was made again has another identifier. If a folder was restored from a copy, its new
-        versions have the same numbers, but other times.
+        If a table was created again, it has another identifier. If the folder of a table was restored from a copy,
+        the new versions have the same numbers as former versions, but other times.
         """
         if (table := self.open_if_exists(path)) is None:
             return None
@@ -170,11 +181,11 @@ class LocalRecords(Commits):
         return self.table_at(path).version()
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of a version's log entry; None on a store, where that would take a request."""
+        """The size in bytes of the log entry of a version. None on an object store, where this would take a request."""
         return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """As in `Records`. If the version is the newest, this checks only two files."""
+        """True if a table was set back, as `Records` describes. If the version is the newest, only two files are checked."""
         log = self._tables.log_of(path)
         entries = log.since(since, since)
         if since in entries:
@@ -182,63 +193,66 @@ class LocalRecords(Commits):
         if {since, since + 1} & entries.keys() == {since}:
             return False
         table = self.table_at(path)
-        later = table.version() - since
+        later_versions = table.version() - since
         for between in range(since + 1, table.version()):
             if (stamp := entries.get(between) or log.stamp(between)) is not None:
                 log.refuse_damaged(between, stamp)
-        return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
+        return later_versions < 0 or any(
+            c.get("operation") == "RESTORE" for c in table.history(later_versions) if later_versions
+        )
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """As in `Records`. If the version is the newest, this checks only two files."""
+        """True if a table was repaired, as `Records` describes. If the version is the newest, only two files are checked."""
         if {since, since + 1} & self._tables.log_of(path).since(since, since).keys() == {since}:
             return False
         table = self.table_at(path)
-        later = table.version() - since
-        return later > 0 and has_repair(table.history(later))
+        later_versions = table.version() - since
+        return later_versions > 0 and has_repair(table.history(later_versions))
 
     def version_of_position(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
+        """The version in which pgsieve wrote a position. None if it is not among the last commits."""
         return version_with(self.table_at(path).history(LAST_COMMITS), position)
 
     def size(self, path: str) -> int:
-        """The bytes of a table's files."""
+        """The bytes of all files of a table."""
         return sum(pa.table(self.table_at(path).get_add_actions())["size_bytes"].to_pylist())
 
     def count(self, path: str) -> int:
-        """The number of a table's rows."""
+        """The number of rows of a table."""
         return int(query_table(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
 
     def written_at(self, path: str) -> datetime:
-        """The time of the newest commit."""
+        """The time of the newest commit of a table."""
         (newest,) = self.table_at(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
     def least(self, path: str, column: str, where: str) -> Any:
-        """The least value of a column in the rows that fulfil an SQL condition; None without such rows."""
+        """The least value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         least = query_table(
             self.table_at(path), f"select min({quoted_column(column)}) as m from t where {where}"
         )["m"]
         return least[0].as_py()
 
     def greatest(self, path: str, column: str, where: str) -> Any:
-        """The greatest value of a column in the rows that fulfil an SQL condition; None without such rows."""
+        """The greatest value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         greatest = query_table(
             self.table_at(path), f"select max({quoted_column(column)}) as m from t where {where}"
         )["m"]
         return greatest[0].as_py()
 
     def change_log(self, path: str) -> Slices:
-        """The slices of the newest version of a change log, or of a change history."""
+        """The slices in the newest version of a change log or of a change history."""
         return Slices(self.table_at(path), path, self.store)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends (LSNs) of the slices after an LSN, in order; empty if there is no table."""
+        """The slices of a change log that end after an LSN: the LSNs where they end, in order. Empty if there is no table."""
         return [] if (self.position(path) or 0) <= after else self.change_log(path).ends(after)
 
     def is_readable(self, path: str) -> bool:
-        """Whether delta-rs and Arrow can read the rows of a table.
+        """True if delta-rs and Arrow can read the rows of a table.
 
-        The table must have no mapped columns and no partitions, and must require no feature that delta-rs lacks.
+        The table must have no column mapping and no partitions, and must not require a feature that delta-rs
+        lacks.
         """
         table = self.table_at(path)
         return (
@@ -248,20 +262,20 @@ class LocalRecords(Commits):
         )
 
     def is_unmapped(self, path: str) -> bool:
-        """Whether the columns of a table have the same names in its files; True if there is no table."""
+        """True if the columns of a table have the same names in its files, or if there is no table."""
         table = self.open_if_exists(path)
         return table is None or requirements.is_unmapped(table)
 
     def can_write(self, path: str) -> bool:
-        """Whether delta-rs supports all features that a table requires of writers; True if there is no table."""
+        """True if delta-rs supports all features that a table requires of its writers, or if there is no table."""
         table = self.open_if_exists(path)
         return table is None or requirements.can_write(table)
 
     def can_read(self, path: str) -> bool:
-        """Whether delta-rs supports all features that a table requires of readers."""
+        """True if delta-rs supports all features that a table requires of its readers."""
         return requirements.can_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of a table may mark rows in deletion vectors; None if the property is unset."""
+        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
         setting = self.table_at(path).metadata().configuration.get(PROPERTY)
         return None if setting is None else setting.lower() == "true"

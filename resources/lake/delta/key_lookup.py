@@ -1,7 +1,13 @@
-"""Finds rows of a Delta table by their keys, and reads as few files as the files' statistics allow.
+"""Finds rows of a Delta table by their keys, and reads as few files for this as possible.
 
-In: a table, and keys as Arrow columns. Out: the rows with these keys. If the keys are outside of the bounds of
-all files, like new values of a serial column, no file is read. Raises errors of delta-rs and Arrow.
+The statistics of a file have the least and the greatest value of each column, the bounds. A file is read only if
+its bounds allow one of the keys. If the keys are outside of the bounds of all files, as new values of a serial
+column are, no file is read.
+
+In: a table, and keys as Arrow columns.
+Out: the rows that have these keys.
+
+Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,16 +33,19 @@ from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_p
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
 
-#: How many files are searched in parallel. The keys of a file may take tens of megabytes.
+#: The number of files that are searched at the same time. The keys of one file may take tens of megabytes.
 _PARALLEL_FILES = 2
 
-#: Delta may truncate times in statistics to milliseconds, so the greatest time of a file may be later by up to
-#: this (Delta protocol, Per-file Statistics).
+#: Delta may truncate the times in statistics to milliseconds. So the greatest time in a file may be later than its
+#: bound, by at most this (Delta protocol, Per-file Statistics).
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
 def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
-    """The bounds of the key columns whose types have comparable statistics in files, by name."""
+    """Maps the names of key columns to the bounds of the keys.
+
+    Columns whose statistics in files cannot be compared are left out.
+    """
     bounds = {}
     for name in keys.column_names:
         if has_bounds(keys[name].type):
@@ -48,15 +57,16 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
 def rows_of(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-    """The indices of the keys that a table has, and its rows with these keys in the same order.
+    """Find the rows of a table that have one of these keys.
 
-    The columns of `keys` and `schema` have the table's names. The rows have the columns of `schema`.
+    Returns the indices of the keys that the table has, and the rows with these keys in the same order. The columns
+    of `keys` and `schema` have the names of the table's columns. The rows have the columns of `schema`.
     """
     numbers, parts = [np.empty(0, np.int64)], [schema.empty_table()]
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    wanted = keys.rename_columns(labels)
+    labelled_keys = keys.rename_columns(labels)
     for rows in _candidates(table, path, store, keys, schema):
-        row, key = equal_rows(rows.select(keys.column_names).rename_columns(labels), wanted)
+        row, key = equal_rows(rows.select(keys.column_names).rename_columns(labels), labelled_keys)
         numbers.append(key)
         parts.append(rows.take(pa.array(row)))
     return np.concatenate(numbers), pa.concat_tables(parts)
@@ -64,10 +74,14 @@ def rows_of(
 
 @dataclass(frozen=True)
 class FileMatches:
-    """The matches in a file: the numbers of its matching rows, and for each row the index of its key.
+    """The rows of a file that match.
 
-    The rows ascend. `name` is the file's name relative to the table's folder, `path` its path in the table's log, `size`
-    its bytes. `deleted` are the numbers of rows that a deletion vector marks; `rows` contains none of them.
+    `rows` are their numbers, which ascend, and `keys` is for each row the index of its key.
+
+    - `name`: the name of the file relative to the table's folder
+    - `path`: the path of the file in the table's log
+    - `size`: the bytes of the file
+    - `deleted`: the numbers of the rows that a deletion vector marks; `rows` contains none of them
     """
 
     name: str
@@ -78,9 +92,9 @@ class FileMatches:
     deleted: npt.NDArray[np.int64]
 
     def of_keys(self, mask: npt.NDArray[np.bool_]) -> "FileMatches":
-        """The matches of the keys that the mask selects."""
-        chosen = mask[self.keys]
-        return replace(self, rows=self.rows[chosen], keys=self.keys[chosen])
+        """The matches of those keys that the mask selects."""
+        is_selected = mask[self.keys]
+        return replace(self, rows=self.rows[is_selected], keys=self.keys[is_selected])
 
 
 def matches_among(
@@ -92,15 +106,15 @@ def matches_among(
     max_bytes: int | None,
     null_column: str | None = None,
 ) -> list[FileMatches] | None:
-    """The rows of a table that have one of these keys, file by file; None if that needs too many bytes of files.
+    """The rows of a table that have one of these keys, file by file. None if too many bytes of files would be needed.
 
-    `among` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a
-    group, and if it may have a NULL in the column `null_column` (None: any file). With `max_bytes` the result
-    is None in three cases:
+    `among` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a group,
+    and if it may have a NULL in the column `null_column` (None: any file). With `max_bytes` the result is None in
+    three cases:
 
-    - the files with matches have more bytes than `max_bytes`
-    - the files to read have more than twice as many; then none is read
-    - files have to be read, and the table is not plain (`requirements.is_plain`)
+    - the files that contain matches have more bytes than `max_bytes`
+    - the files that must be read have more than twice as many bytes; in this case no file is read
+    - a file must be read, and the table is not plain (`requirements.is_plain`)
 
     Without `max_bytes` there is no limit, and files may have deletion vectors.
     """
@@ -131,10 +145,12 @@ def _matched_files(
     names: Collection[str],
     deleted: Mapping[str, npt.NDArray[np.int64]],
 ) -> Iterator[FileMatches]:
-    """The matches in some files of a table; the keys are distinct.
+    """The matches in some files of a table. The keys must be distinct.
 
-    `names` are the names of the files relative to the table's folder. `deleted` has the rows of each file that
-    are marked as deleted. The columns of `keys` and of the files have the table's names.
+    - `names`: the names of the files, relative to the table's folder
+    - `deleted`: maps the name of a file to the numbers of its rows that are marked as deleted
+
+    The columns of `keys` and of the files have the names of the table's columns.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
     sought, no_rows = SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
@@ -155,7 +171,7 @@ def _matched_files(
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
     files = [file for file in files if file[0] in names]
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        # A few files at a time, as the caller may stop early.
+        # Search only a few files at a time, because the caller may stop before the last one.
         for begin in range(0, len(files), _PARALLEL_FILES):
             matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
             yield from (match for match in matches if len(match.rows))
@@ -163,9 +179,11 @@ def _matched_files(
 
 @dataclass(frozen=True)
 class Flag:
-    """Selects rows by a boolean column: true if `is_set`, otherwise false or NULL.
+    """Selects rows by a boolean column.
 
-    Exactly the selected rows have NULL in the column `null_column`, if given.
+    If `is_set`, it selects the rows that are true; otherwise those that are false or NULL.
+
+    If `null_column` is given, exactly the selected rows have NULL in this column.
     """
 
     column: str
@@ -176,7 +194,10 @@ class Flag:
 def flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows with a flag, file by file, in order: of the rows in `among`, or of the table (None), with key 0."""
+    """The rows that have a flag, file by file, in order. All of them have the key 0.
+
+    `among` are the rows that are searched; None means the whole table. With `among`, rows keep their keys.
+    """
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     selected = {} if flag.null_column is None else _files_of_nulls(table, flag.null_column)
     for match in every_file(table, flag.null_column) if among is None else among:
@@ -197,7 +218,7 @@ def flagged_rows(
 
 
 def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
-    """The files with only NULLs in a column, by their statistics, each with its number of rows."""
+    """Maps those files that have only NULLs in a column, by their statistics, to their numbers of rows."""
     files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
     if nulls not in files.column_names:
         return {}
@@ -209,7 +230,7 @@ def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
 
 
 def files_of_one_value(table: DeltaTable, column: str) -> set[str]:
-    """The files whose rows all have the same integer in a column, by their statistics."""
+    """The files in which all rows have the same integer in a column, by their statistics."""
     files = pa.table(table.get_add_actions(flatten=True))
     least, greatest, nulls = f"min.{column}", f"max.{column}", f"null_count.{column}"
     if not {least, greatest, nulls} <= set(files.column_names):
@@ -219,7 +240,7 @@ def files_of_one_value(table: DeltaTable, column: str) -> set[str]:
 
 
 def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
-    """The files of a table that may have a NULL in `null_column` (None: all files), as matches without rows."""
+    """The files of a table that may have a NULL in `null_column`, as matches without rows. None means all files."""
     deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
     possible = None if null_column is None else set(files_within(table, {}, null_column))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
@@ -234,7 +255,7 @@ def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMa
 def _candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """All rows that have one of the keys, and perhaps others, with the columns of a schema."""
+    """All rows that have one of the keys, and perhaps other rows, with the columns of a schema."""
     bounds = bounds_of(keys)
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
@@ -247,7 +268,10 @@ def _candidates(
 def files_within(
     table: DeltaTable, bounds: Mapping[str, Bounds], null_column: str | None = None
 ) -> list[str]:
-    """The files (names relative to the folder) that may have a key within the bounds, and a NULL in `null_column`."""
+    """The files that may have a key within the bounds, and a NULL in `null_column`.
+
+    Their names are relative to the folder.
+    """
     files = pa.table(table.get_add_actions(flatten=True))
     is_possible: pa.ChunkedArray = pc.is_valid(files["path"])
     if f"null_count.{null_column}" in files.column_names:
@@ -262,13 +286,19 @@ def files_within(
                 highest = pc.add_checked(highest, _MAX_ROUNDING)
             within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
             is_possible = pc.and_kleene(is_possible, within)
-    # Without statistics a file may have any value.
+    # A file without statistics may have any value, so it is possible.
     chosen = files["path"].filter(pc.fill_null(is_possible, True))
     return [unquote(path) for path in chosen.to_pylist()]
 
 
 class StoredFile(NamedTuple):
-    """A file of a table: its name relative to the table's folder, its path in the log, its bytes, and its rows if known."""
+    """A file of a table.
+
+    - `name`: the name relative to the table's folder
+    - `path`: the path in the table's log
+    - `size`: the bytes of the file
+    - `rows`: the number of rows; None if it is unknown
+    """
 
     name: str
     path: str
@@ -277,7 +307,7 @@ class StoredFile(NamedTuple):
 
 
 def files_of(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[StoredFile]:
-    """The files of a table that may have a key within some of the bounds."""
+    """The files of a table that may have a key within at least one of the bounds."""
     names = {name for each in bounds for name in files_within(table, each)}
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes", "num_records"]).to_pylist()
     every = (StoredFile(unquote(f["path"]), f["path"], f["size_bytes"], f["num_records"]) for f in files)
@@ -287,9 +317,9 @@ def files_of(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of these files within the bounds, and perhaps others, with the schema's columns.
+    """The rows of these files within the bounds, and perhaps other rows, with the columns of the schema.
 
-    All files of the table are read if rows are marked as deleted, or if the files lack a column.
+    If rows are marked as deleted, or if the files lack a column, all files of the table are read.
     """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
     if marked or table.metadata().partition_columns or has_dataset_names(schema.names):
@@ -298,13 +328,13 @@ def _batches(
         yield from pa.RecordBatchReader.from_stream(rows)
         return
     # Files from a MERGE of delta-rs declare text as string views, which Arrow cannot compare with text.
-    compared = {name: each for name, each in bounds.items() if not is_text(each[0].type)}
-    chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
-    chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]
-    condition = chosen[0] if chosen else None
-    for more in chosen[1:]:
-        condition = condition & more
-    systems, places = zip(*map(store.system, files), strict=True)
+    comparable_bounds = {name: each for name, each in bounds.items() if not is_text(each[0].type)}
+    conditions = [ds.field(name) >= least for name, (least, _) in comparable_bounds.items()]
+    conditions += [ds.field(name) <= greatest for name, (_, greatest) in comparable_bounds.items()]
+    condition = conditions[0] if conditions else None
+    for further_condition in conditions[1:]:
+        condition = condition & further_condition
+    systems, paths = zip(*map(store.system, files), strict=True)
     # With the schema, columns that an older file lacks are NULL.
-    dataset = ds.dataset(list(places), schema=schema, format="parquet", filesystem=systems[0])
+    dataset = ds.dataset(list(paths), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)

@@ -1,6 +1,9 @@
-"""The layout of replicas: their folders, the order of rows, the size of files, Delta properties.
+"""Defines the layout of replicas: their folders, the order of rows, the size of files, and Delta properties.
 
-In: `layout` of pgsieve.yaml. Out: the layout of each table, and its Delta properties. Raises nothing.
+In: `layout` of pgsieve.yaml.
+Out: the layout of each table, and its Delta properties.
+
+Raises nothing.
 
 https://docs.delta.io/latest/table-properties.html
 """
@@ -11,7 +14,7 @@ from dataclasses import dataclass, field
 
 Name = tuple[str, str]
 
-#: The default template of a replica's folder, relative to its subscription's folder.
+#: The default template of the folder of a replica, relative to the folder of its subscription.
 FOLDERS = "{schema}/{table}"
 #: The placeholders that a template for folders may have in braces.
 FOLDER_FIELDS = ("schema", "table")
@@ -19,30 +22,38 @@ FOLDER_FIELDS = ("schema", "table")
 
 @dataclass(frozen=True)
 class Property:
-    """A Delta property that a layout may set: the allowed values in words and as a pattern, and the default."""
+    """A Delta property that a layout may set.
+
+    - `meaning`: the values that are allowed, in words
+    - `values`: the same values as a pattern
+    - `default`: the default value
+    """
 
     meaning: str
     values: str
     default: str
 
 
-#: The properties that all writers of replicas respect: delta-rs, Spark, and executors that write files.
+#: The properties that each writer of replicas respects. The writers are delta-rs, Spark, and executors that write
+#: files.
 PROPERTIES = {
     "delta.enableChangeDataFeed": Property("true or false", "true|false", "false"),
     "delta.checkpointInterval": Property("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
 }
-#: The default target size of files in bytes.
+#: The size in bytes that files shall have by default.
 FILE_BYTES = 128 * 1024 * 1024
-#: The property with the target size of files, for delta-rs, pgsieve's own writers and the maintenance.
+#: The property for the size that files shall have. delta-rs, pgsieve's own writers and the maintenance read it.
 FILE_BYTES_PROPERTY = "delta.targetFileSize"
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The layout of one replica. None means the value of the subscription's layout or, there, pgsieve's default.
+    """The layout of one replica.
 
-    `columns` has the name of the column for each kind of metadata. With `keeps_deleted`, deleted rows stay, with
-    a mark.
+    None stands for the value in the subscription's layout. There None stands for pgsieve's default.
+
+    `columns` maps each kind of metadata to the name of its column. With `keeps_deleted`, a deleted row stays in
+    the replica, with a mark.
     """
 
     cluster_by: tuple[str, ...] | None = None
@@ -52,7 +63,7 @@ class TableLayout:
     keeps_deleted: bool | None = None
 
     def with_defaults(self, other: "TableLayout") -> "TableLayout":
-        """The values of this layout, and the other layout's where this one has None."""
+        """The values of this layout. Where this layout has None, the value of the other layout."""
         return TableLayout(
             other.cluster_by if self.cluster_by is None else self.cluster_by,
             {**other.properties, **self.properties},
@@ -69,9 +80,13 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class SubscriptionLayout:
-    """The layout of a subscription's replicas: a template of folders, the layout of `every` table, and exceptions.
+    """The layout of the replicas of a subscription.
 
-    With `plain_names` columns get names of `a-z`, `0-9` and `_`, derived from the publisher's names.
+    - `folders`: the template of the replicas' folders
+    - `every`: the layout of each table
+    - `tables`: exceptions for some tables
+    - `plain_names`: whether columns get names that consist of `a-z`, `0-9` and `_`, and are derived from the
+      publisher's names
     """
 
     folders: str = FOLDERS
@@ -85,7 +100,7 @@ class SubscriptionLayout:
         return self.every if table is None else table.with_defaults(self.every)
 
     def delta_json(self) -> str | None:
-        """The Delta properties of all tables as JSON, for comparison with a record; None if none is set."""
+        """The Delta properties of all tables as JSON, to be compared with a record. None if no property is set."""
         tables = {json.dumps(name): self.of(name).delta() for name in sorted(self.tables)}
         if not self.every.delta() and not any(tables.values()):
             return None
@@ -93,13 +108,13 @@ class SubscriptionLayout:
 
 
 def file_bytes(properties: Mapping[str, str]) -> int:
-    """The target size of files in bytes, of a table with these properties; the default for an invalid value."""
+    """The size in bytes that files shall have in a table with these properties. For an invalid value it is the default."""
     size = properties.get(FILE_BYTES_PROPERTY, "")
     return int(size) if size.isascii() and size.isdigit() else FILE_BYTES
 
 
 def recorded_properties(text: str | None) -> set[str]:
-    """The names of the properties in a recorded result of `delta_json`."""
+    """The names of the properties in a result of `delta_json` that was recorded."""
     if text is None:
         return set()
     recorded = json.loads(text)

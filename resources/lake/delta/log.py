@@ -1,8 +1,11 @@
-"""The log of a Delta table: reads it backwards from a version, and adds entries that delta-rs cannot write.
+"""Reads the log of a Delta table backwards, and adds entries that delta-rs cannot write.
 
-In: a table in a folder or on an object store. Out: actions of the entries, and then of the last checkpoint; and a
-new entry, created atomically and at most once. In a folder a hard link creates the entry, and fails if the name
-exists. On a store a conditional PUT does, which `conditional_put_check` has tested. Raises OSError,
+In: a table in a folder or on an object store.
+Out: - the actions of the log entries from a version backwards, and then the actions of the last checkpoint
+     - a new entry, which is created atomically, and at most once
+
+In a folder a hard link creates the entry. It fails if the name exists already. On an object store a conditional
+PUT creates the entry; `conditional_put_check` has checked that the store supports it. Raises OSError,
 CommitFailedError if another writer was faster, and UnmarkableError.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
@@ -25,98 +28,101 @@ from pyarrow.fs import LocalFileSystem
 from pgsieve.resources.lake.stores.objects import Objects, is_transient, objects_at
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: An action of the log, or the content of one.
+#: An action of the log, or the content of an action.
 Action = dict[str, Any]
 
-#: How many entries are read at a time. On a store each read takes a request.
+#: The number of entries that are read at the same time. On an object store each read takes a request.
 _PARALLEL_READS = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The fields of actions that are maps.
+#: The fields of actions whose values are maps.
 _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
-#: The errors of os.link on file systems without hard links.
+#: The errors of os.link on file systems that have no hard links.
 UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 class UnmarkableError(Exception):
-    """Rows of a table cannot be marked: its log is incomplete, or this process cannot add an entry to it."""
+    """Rows of a table cannot be marked as deleted.
+
+    The log of the table is incomplete, or this process cannot add an entry to it.
+    """
 
 
 class Files(Protocol):
-    """Files of a table, by names relative to the table's folder. Each is read and written as a whole."""
+    """The files of a table. Their names are relative to the table's folder. Each file is read and written as a whole."""
 
     def verify_creation(self) -> None:
-        """Raise UnmarkableError if `create` cannot create a file in the log."""
+        """Raise UnmarkableError if `create` would fail for every file in the log."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None if it does not exist. Raises UnmarkableError if this process may not read it."""
+        """The bytes of a file. None if it does not exist. Raises UnmarkableError if this process may not read it."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name durably."""
+        """Write a file with a name that no other file has. It is durable when this function returns."""
 
     def create(self, name: str, content: bytes) -> None:
-        """Create a file with unique bytes, atomically; raise FileExistsError if another file has the name."""
+        """Create a file with unique bytes, atomically. Raises FileExistsError if another file has this name."""
 
 
 class FolderFiles:
-    """Files of a table in a folder."""
+    """The files of a table in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def verify_creation(self) -> None:
-        """Raise UnmarkableError if the log's folder allows no hard links."""
-        one, other = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
+        """Raise UnmarkableError if the file system of the log's folder has no hard links."""
+        file, link = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
         try:
-            one.touch()
-            os.link(one, other)
+            file.touch()
+            os.link(file, link)
         except OSError as error:
             if error.errno not in UNLINKABLE:
                 raise
             raise UnmarkableError(f"{self._folder}: {error.strerror}") from error
         finally:
-            for each in (one, other):
+            for each in (file, link):
                 each.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None if it does not exist."""
+        """The bytes of a file. None if it does not exist."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name durably."""
+        """Write a file with a name that no other file has. It is on disk when this function returns."""
         with (self._folder / name).open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
 
     def create(self, name: str, content: bytes) -> None:
-        """Create a file atomically; raise FileExistsError if another file has the name."""
+        """Create a file atomically. Raises FileExistsError if another file has this name."""
         path = self._folder / name
         temporary = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
         try:
             self.write(str(temporary.relative_to(self._folder)), content)
-            # Unlike a rename, a link fails if the name exists.
+            # A link fails if the name exists. A rename would replace the other file.
             os.link(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 class StoreFiles:
-    """Files of a table on an object store."""
+    """The files of a table on an object store."""
 
     def __init__(self, objects: Objects, folder: str) -> None:
         self._objects, self._folder = objects, folder
 
     def verify_creation(self) -> None:
-        """Do nothing: `conditional_put_check` has tested the store's conditional PUTs."""
+        """Do nothing, because `conditional_put_check` has checked the store already."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None if it does not exist.
+        """The bytes of a file. None if it does not exist.
 
-        Raises UnmarkableError if the store refuses permanently. delta-rs may have other credentials, with which
-        it read the table.
+        Raises UnmarkableError if the store refuses, and will not accept the request later. This may happen because
+        delta-rs, which has read the table, has other credentials.
         """
         try:
             return self._objects.read(f"{self._folder}/{name}")
@@ -126,23 +132,23 @@ class StoreFiles:
             raise UnmarkableError(f"{self._folder}/{name} cannot be read: {error}") from error
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name; a store confirms only durable objects."""
+        """Write a file with a name that no other file has. The store confirms it only when it is durable."""
         self._objects.write(f"{self._folder}/{name}", content)
 
     def create(self, name: str, content: bytes) -> None:
-        """Create a file atomically; raise FileExistsError if another file has the name."""
+        """Create a file atomically. Raises FileExistsError if another file has this name."""
         self._objects.create(f"{self._folder}/{name}", content)
 
 
 class Log:
-    """The log of a table, and the files in the table's folder."""
+    """The log of a table, and the files in the folder of the table."""
 
     def __init__(self, path: str, store: Store, files: Files) -> None:
         self.path, self._store, self.files = path, store, files
 
     @classmethod
     def of(cls, path: str, store: Store) -> "Log | None":
-        """The log of a table; None if this process cannot add entries to it."""
+        """The log of a table. None if this process cannot add entries to it."""
         system, inner = store.system(path)
         if isinstance(system, LocalFileSystem):
             return cls(path, store, FolderFiles(Path(inner)))
@@ -150,13 +156,14 @@ class Log:
         return None if objects is None else cls(path, store, StoreFiles(objects, inner))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:
-        """Create the entry of a version atomically; raise CommitFailedError if the version exists.
+        """Create the log entry of a version, atomically. Raises CommitFailedError if this version exists already.
 
-        One of the actions must have a unique identifier.
+        One of the actions must have a unique identifier, so that no other writer's entry has the same bytes.
         """
-        # The position comes last: its presence proves that the entry is not cut off (`complete_entries`).
-        ordered = sorted(actions, key=lambda action: "txn" in action)
-        lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered)
+        # The txn action, which has the position, comes last. If it is there, the entry was not cut off
+        # (`complete_entries`).
+        ordered_actions = sorted(actions, key=lambda action: "txn" in action)
+        lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered_actions)
         try:
             self.files.create(_entry(version), "".join(lines).encode())
         except FileExistsError:
@@ -167,14 +174,14 @@ class Log:
     def backwards(
         self, version: int, kind: str, fields: Collection[str] | None
     ) -> Iterator[Iterable[Action]]:
-        """The actions of one kind in each entry from a version backwards, and then in the last checkpoint.
+        """For each entry from a version backwards its actions of one kind; then such actions of the last checkpoint.
 
-        Actions of the checkpoint have only `fields` (None: all). Raises UnmarkableError if an entry after the
-        checkpoint is missing.
+        The actions of the checkpoint have only `fields`; None means all fields. Raises UnmarkableError if an entry
+        after the checkpoint is missing.
         """
         last = self._last_checkpoint(version)
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-            # A few entries at a time, as the caller may stop early.
+            # Read only a few entries at a time, because the caller may stop before the last one.
             for begin in range(version, last, -_PARALLEL_READS):
                 numbers = range(begin, max(begin - _PARALLEL_READS, last), -1)
                 for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
@@ -185,27 +192,29 @@ class Log:
             yield self._checkpoint_actions(last, kind, fields)
 
     def _entry(self, version: int) -> Sequence[Action] | None:
+        """The actions of the log entry of a version. None if there is no such entry."""
         content = self.files.read(_entry(version))
         return (
             None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
         )
 
     def _last_checkpoint(self, version: int) -> int:
-        """The version of the last checkpoint, if it is one classic file at or before `version`; otherwise -1.
+        """The version of the last checkpoint, if it is a single file in the classic format, and not after `version`.
 
-        Without a checkpoint all entries are read, if none was cleaned up.
+        Otherwise -1. In that case all entries are read, which is possible if none of them was removed.
         """
         try:
-            named = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
+            hint = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
         except ValueError:
             return -1
-        last = int(named.get("version", -1))
-        classic = not (named.get("parts") or named.get("v2Checkpoint"))
-        return last if classic and last <= version else -1
+        last = int(hint.get("version", -1))
+        is_classic = not (hint.get("parts") or hint.get("v2Checkpoint"))
+        return last if is_classic and last <= version else -1
 
     def _checkpoint_actions(
         self, version: int, kind: str, fields: Collection[str] | None
     ) -> Iterator[Action]:
+        """The actions of one kind in the checkpoint of a version, with some fields."""
         files, inner = self._store.system(
             join_path(self.path, f"_delta_log/{version:020}.checkpoint.parquet")
         )
@@ -222,11 +231,12 @@ class Log:
 
 
 def _entry(version: int) -> str:
+    """The name of the log entry of a version, relative to the table's folder."""
     return f"_delta_log/{version:020}.json"
 
 
 def _as_in_json(action: Mapping[str, Any]) -> Action:
-    """A checkpoint's action in the format of log entries: maps as objects, and no NULLs."""
+    """An action of a checkpoint in the format of log entries: maps are objects, and NULLs are left out."""
     plain = {key: value for key, value in action.items() if value is not None}
     for key, value in plain.items():
         if key in _MAPS:

@@ -1,10 +1,12 @@
-"""Lists the entries of a Delta table's log from a version on, before each use of an open table.
+"""Lists the log entries of a Delta table from a version on. This shows whether an open table is at its newest version.
 
-In: the table's path, and access to its store. Out: entries by version, each with a stamp that differs between
-entries of the same name. In a folder, and on a store that only delta-rs reaches, two files are checked. On
-other object stores this takes one listing, during which other threads work. A listing may be outdated, so an
-entry that the caller expects is requested by its name. Raises OSError, and DamagedTableError if an entry is
-incomplete. A store never cuts off an object, so an incomplete entry there is empty.
+In: the path of the table, and its store.
+Out: maps versions to stamps. A stamp distinguishes entries that have had the same name.
+
+In a folder, and on a store that only delta-rs can reach, two files are checked. On other object stores one request
+lists the entries, and other threads can work meanwhile. A listing may be outdated. So if an entry must exist and
+is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete. An
+object store never cuts off an object, so an incomplete entry there is an empty one.
 """
 
 import re
@@ -18,7 +20,7 @@ from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
-#: Distinguishes entries of the same name. The last element is the entry's size in bytes.
+#: Distinguishes log entries that have had the same name. The last element is the size of the entry in bytes.
 Stamp = tuple[Hashable, ...]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
@@ -34,21 +36,26 @@ class LogEntries:
         self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
 
     def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
-        """The stamps of the entries of `version` and of the version after `newest`, if these exist, and perhaps of others."""
+        """The stamps of the entries of `version`, and of the version after `newest`, if these entries exist.
+
+        The result may contain other entries, too.
+        """
         if self._objects is None:
             stamps = ((each, self.stamp(each)) for each in (version, newest + 1))
             return {each: stamp for each, stamp in stamps if stamp is not None}
-        # Names are ordered by version.
-        listed = self._objects.stamps(self._folder, after=_name(version - 1) if version else None)
+        # The order of the names is the order of the versions.
+        stamps_by_name = self._objects.stamps(self._folder, after=_name(version - 1) if version else None)
         entries: dict[int, Stamp] = {
-            int(match[1]): stamp for name, stamp in listed.items() if (match := _ENTRY.fullmatch(name))
+            int(match[1]): stamp
+            for name, stamp in stamps_by_name.items()
+            if (match := _ENTRY.fullmatch(name))
         }
         if version not in entries and (stamp := self.stamp(version)) is not None:
             entries[version] = stamp
         return entries
 
     def stamp(self, version: int) -> Stamp | None:
-        """The stamp of a version's entry; None if it does not exist."""
+        """The stamp of the entry of a version. None if the entry does not exist."""
         if self._objects is not None:
             return self._objects.stamp(f"{self._folder}/{_name(version)}")
         if self._is_uri:
@@ -60,12 +67,12 @@ class LogEntries:
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
     def bytes_of(self, version: int) -> int | None:
-        """The size in bytes of a version's entry; None if it does not exist."""
+        """The size in bytes of the entry of a version. None if the entry does not exist."""
         stamp = self.stamp(version)
         return None if stamp is None else _bytes(stamp)
 
     def refuse_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
-        """Raise DamagedTableError if an entry is incomplete, or does not have `entry_bytes` bytes."""
+        """Raise DamagedTableError if an entry is incomplete, or if its size is not `entry_bytes`."""
         if not _bytes(stamp):
             defect: str | None = NO_ACTIONS
         elif entry_bytes is not None:
@@ -78,15 +85,17 @@ class LogEntries:
             raise damaged_log_error(self._path, f"its entry {version} {defect}")
 
     def any(self) -> bool:
-        """Whether an object store may have a log; always True if only delta-rs reaches the store."""
+        """True if there may be a log on an object store. If only delta-rs can reach the store, it is always true."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 
 def _bytes(stamp: Stamp) -> int:
+    """The size in bytes of the entry with this stamp."""
     size = stamp[-1]
     assert isinstance(size, int)
     return size
 
 
 def _name(version: int) -> str:
+    """The name of the log entry of a version."""
     return f"{version:020d}.json"

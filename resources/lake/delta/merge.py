@@ -1,7 +1,9 @@
-"""Describes a MERGE for both engines: conditions and changes for a table `t` and a source `s`.
+"""Describes a MERGE, so that both engines can run it: the conditions and the changes for a table `t` and a source `s`.
 
-In: columns of the table and of the source, which has a column `action`. Out: clauses with names that are quoted
-for an engine. Raises LakeError for a column that conflicts with Spark's own.
+In: the columns of the table, and of the source. One column of the source is `action`.
+Out: the clauses of the MERGE, with names that are quoted for an engine.
+
+Raises LakeError for a column that conflicts with a column of Spark's own.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,11 +12,11 @@ from dataclasses import dataclass, field
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.records import quoted
 
-#: An engine's function to quote a column's name.
+#: The function of an engine that quotes the name of a column.
 Quote = Callable[[str], str]
 
-#: Sets of columns that Delta's MERGE in Spark adds to the rows (ClassicMergeExecutor and MergeOutputGeneration in
-#: Delta Lake). A table that has all columns of a set conflicts with them.
+#: Sets of columns. Delta's MERGE in Spark adds the columns of one set to the rows (ClassicMergeExecutor and
+#: MergeOutputGeneration in Delta Lake). A table that has all columns of a set conflicts with them.
 _RESERVED = (
     {"_target_row_present_"},
     {"_source_row_present_"},
@@ -24,7 +26,7 @@ _RESERVED = (
 
 
 def refuse_reserved_columns(columns: Collection[str]) -> None:
-    """Raise LakeError if Spark's MERGE would fail because it adds columns of the same names."""
+    """Raise LakeError if Spark's MERGE would fail because it adds columns with the names of the table's columns."""
     names = {name.lower() for name in columns}
     for reserved in _RESERVED:
         if reserved <= names:
@@ -38,22 +40,25 @@ def refuse_reserved_columns(columns: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Clauses:
-    """The clauses of a MERGE: rows that match `on` are deleted or updated, others are inserted. Columns are quoted."""
+    """The clauses of a MERGE.
+
+    Rows that match `on` are deleted or updated, and other rows are inserted. Columns are quoted.
+    """
 
     on: str
-    #: The condition under which source rows without a match are inserted, and their values.
+    #: The condition for the rows of the source that are inserted if they match no row, and the values to insert.
     insert_condition: str
     insert: Mapping[str, str]
-    #: The condition under which matched rows are deleted; None means that all are.
+    #: The condition for the rows that are deleted if they match. None means that all matching rows are deleted.
     delete_condition: str | None = None
-    #: The condition under which only the columns of `close` are updated in matched rows, and their values.
+    #: The condition for matching rows of which only the columns of `close` are updated, and the values of these columns.
     close_condition: str | None = None
     close: Mapping[str, str] = field(default_factory=dict)
-    #: The values of all other matched rows.
+    #: The values for all other matching rows.
     update: Mapping[str, str] = field(default_factory=dict)
 
     def statement(self, target: str, source: str) -> str:
-        """The MERGE as Spark's SQL."""
+        """The MERGE as a statement of Spark's SQL."""
         delete = f" and {self.delete_condition}" if self.delete_condition else ""
         closing = f" and {self.close_condition} then update set {_assignments(self.close)}"
         close = f" when matched{closing}" if self.close else ""
@@ -67,15 +72,19 @@ class Clauses:
 
 
 def _assignments(values: Mapping[str, str]) -> str:
+    """The part of an UPDATE after SET."""
     return ", ".join(f"t.{column} = {value}" for column, value in values.items())
 
 
 @dataclass(frozen=True)
 class Merge:
-    """A net change by key. `action` is delete, update, upsert, or end, which updates only the columns `of_ended`.
+    """A net change of a table that has a key. Each row of the source has an action.
 
-    `key` and `values` map columns of the table to the source's. `unknown` maps columns of the table to boolean
-    columns of the source: where true, the row keeps its value.
+    The actions are delete, update, upsert and end. The action end updates only the columns `of_ended`.
+
+    - `key`, `values`: map columns of the table to columns of the source
+    - `unknown`: maps columns of the table to boolean columns of the source. Where the boolean is true, the row of
+      the table keeps its value.
     """
 
     key: Mapping[str, str]
@@ -91,7 +100,7 @@ class Merge:
         unsent: Collection[str],
         of_ended: Collection[str] = (),
     ) -> "Merge":
-        """A merge of a source with the columns k0, ... (key), v0, ... (values) and u0, ... (true for unsent values)."""
+        """A merge of a source whose columns are k0, k1, ... (key), v0, ... (values) and u0, ... (true for unsent values)."""
         return cls(
             key={name: f"k{i}" for i, name in enumerate(key)},
             values={name: f"v{i}" for i, name in enumerate(columns)},
@@ -100,7 +109,7 @@ class Merge:
         )
 
     def clauses(self, quote: Quote) -> Clauses:
-        """The clauses, with column names quoted by `quote`."""
+        """The clauses of the MERGE. `quote` quotes the names of columns."""
 
         def new(column: str, value: str) -> str:
             if column not in self.unknown:
@@ -119,9 +128,9 @@ class Merge:
 
 
 def keyless_clauses(same_row: str, columns: Sequence[str]) -> Clauses:
-    """Clauses that delete the rows equal to a deleted row, and insert the inserted rows.
+    """The clauses that delete the rows equal to a deleted row, and insert the inserted rows.
 
-    `same_row` is the condition in Spark's SQL that a row of the table and of the source are equal.
+    `same_row` is a condition in Spark's SQL. It says that a row of the table and a row of the source are equal.
     """
     return Clauses(
         on=f"s.action = 'delete' and {same_row}",

@@ -1,4 +1,4 @@
-"""`Records` whose errors name the table: errors of both engines become LakeErrors."""
+"""Wraps `Records` so that its errors name the table. The errors of both engines become LakeErrors."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,17 +19,17 @@ class NamedRecords:
         self._records, self._translate_errors = records, translate_errors
 
     def exists(self, path: str) -> bool:
-        """Whether a Delta table exists."""
+        """True if a Delta table exists."""
         with self._translate_errors(path):
             return self._records.exists(path)
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
+        """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
         with self._translate_errors(path):
             return self._records.rows(path, where)
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty if there is no table."""
+        """The rows with the greatest number in a column. Empty if there is no table."""
         with self._translate_errors(path):
             return self._records.newest(path, column)
 
@@ -42,14 +42,14 @@ class NamedRecords:
         base: int | None = None,
         after: int | None = None,
     ) -> None:
-        """Append rows in one commit; with a position, once per position."""
+        """Append rows in one commit. With a position, the rows are appended only once per position."""
         with self._translate_errors(path):
             self._records.append(path, rows, position, base=base, after=after)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows with the Delta version of their commit; repeat that if another writer was faster.
+        """Append rows, with the Delta version of their commit. If another writer was faster, this is repeated.
 
-        With a `base` nothing is repeated, as another writer's commit makes the base outdated.
+        With a `base` it is not repeated, because the base is outdated once another writer has committed.
         """
 
         def attempt() -> None:
@@ -62,17 +62,20 @@ class NamedRecords:
             attempt()
 
     def position(self, path: str) -> int | None:
-        """The position of pgsieve's newest commit; None if there is no table or no such commit."""
+        """The position of pgsieve's newest commit to a table. None if there is no table, or no such commit."""
         with self._translate_errors(path):
             return self._records.position(path)
 
     def head(self, path: str) -> TableHead:
-        """The newest version of a table and its position, read together."""
+        """The newest version of a table and its position, both read at the same moment."""
         with self._translate_errors(path):
             return self._records.head(path)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from others; None if it is expensive."""
+        """A stamp that distinguishes the newest version of a table from all others.
+
+        None if there is no table, or if finding the stamp takes as long as reading the table.
+        """
         with self._translate_errors(path):
             return self._records.stamp(path)
 
@@ -82,41 +85,41 @@ class NamedRecords:
             return self._records.version(path)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was set back to before this version."""
+        """True if a table was set back to a version before this one."""
         with self._translate_errors(path):
             return self._records.is_restored(path, since, entry_bytes)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair."""
+        """True if a commit after this version is a repair."""
         with self._translate_errors(path):
             return self._records.is_repaired(path, since)
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of a version's log entry; None if that would take a request."""
+        """The size in bytes of the log entry of a version. None if a request to an object store would be needed."""
         with self._translate_errors(path):
             return self._records.entry_bytes(path, version)
 
     def version_of_position(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
+        """The version in which pgsieve wrote a position. None if it is not among the last commits."""
         with self._translate_errors(path):
             return self._records.version_of_position(path, position)
 
     def size(self, path: str) -> int:
-        """The bytes of a table's files."""
+        """The bytes of all files of a table."""
         with self._translate_errors(path):
             return self._records.size(path)
 
     def count(self, path: str) -> int:
-        """The number of a table's rows."""
+        """The number of rows of a table."""
         with self._translate_errors(path):
             return self._records.count(path)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends (LSNs) of the change log's slices after an LSN, in order."""
+        """The slices of a change log that end after an LSN: the LSNs where they end, in order."""
         with self._translate_errors(path):
             return self._records.slices(path, after)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of a table may mark rows in deletion vectors; None if the property is unset."""
+        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
         with self._translate_errors(path):
             return self._records.has_deletion_vectors(path)

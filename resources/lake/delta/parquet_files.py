@@ -1,8 +1,12 @@
 """Writes Arrow batches into Parquet files of a Delta table, in the process that has the rows.
 
-If delta-rs reaches the lake, rows that need no Spark expression need not become rows of the JVM. The executor
-that made the rows writes the files, and the driver commits them (`Commits.commit`). If an executor fails, its
-files are not committed, and VACUUM removes them. Executors run this module, so it needs no configuration.
+If delta-rs can reach the lake, and no expression of Spark has to be evaluated, rows need not be converted to rows
+of the JVM. The executor that has made the rows writes them into files, and the driver commits these files
+(`Commits.commit`). If an executor fails, its files are not committed, and VACUUM removes them later. This module
+runs on executors, so it needs no configuration.
+
+In: the folder of a table, its schema, and batches of rows.
+Out: files, and a row for each file that describes it (`FILE_SCHEMA`).
 """
 
 import json
@@ -19,28 +23,28 @@ import pyarrow.parquet as pq
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The columns of the rows that describe written files, as Arrow and as Spark's DDL. A row without a `path` is not
-#: about a file: its `tally` has the counts of a part.
+#: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` does
+#: not describe a file. Instead, its `tally` has the counts of a part.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 
-#: The number of rows in a row group. Several cores can decode the row groups of a file, but each group takes
-#: requests to an object store.
+#: The number of rows in a row group. Several cores can decode the row groups of a file at the same time; but on an
+#: object store each row group takes more requests.
 ROW_GROUP = 128 * 1024
-#: Zstandard's level. At level 1 files have half the size of Snappy's. Higher levels take longer, and gain
-#: little.
+#: The compression level of Zstandard. At level 1 files have half the size of files that are compressed with
+#: Snappy. Higher levels take longer, and make files only a little smaller.
 COMPRESSION_LEVEL = 1
-#: The largest size of a row group, roughly; a row group is in memory until it is written.
+#: About the largest size of a row group in bytes. A row group is in memory until it is written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
-#: How many of the first columns have statistics, as by Delta's default. Integers always have them, at little
-#: cost.
+#: Only this many columns, the first ones, have statistics. That is Delta's default. Columns of integers always
+#: have statistics, because they cost little.
 _INDEXED_COLUMNS = 32
-#: The length up to which texts are bounds; a UUID has 36 characters.
+#: Longer texts are not used as bounds. A UUID has 36 characters.
 _MAX_BOUND_CHARACTERS = 64
-#: Enough for Delta's decimals, which have at most 38 digits.
+#: The number of digits is enough for decimals of Delta, which have at most 38 digits.
 _DECIMAL_CONTEXT = Context(prec=76)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written separately
 
@@ -53,10 +57,10 @@ def write_files(
     size: int = FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write batches into new files of a table's folder; yield one row (`FILE_SCHEMA`) per file.
+    """Write batches into new files in the folder of a table. Yield one row (`FILE_SCHEMA`) per file.
 
-    A file with `size` bytes or more gets no further row group. `encodings` are Parquet's encodings of columns
-    without a dictionary, by default plain. Raises OSError.
+    Once a file has `size` bytes, it gets no further row group. `encodings` maps columns that have no dictionary to
+    encodings of Parquet; by default the encoding is plain. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -84,19 +88,21 @@ def write_files(
                 if stream.tell() >= size:
                     break
             writer.close()
-            # A store would need two requests for the size later, one of them for a folder of this name.
+            # Take the size here. Later an object store would need two requests for it, one of them for a folder of this
+            # name.
             file_bytes = stream.tell()
-        # After a failed write, a metadata_collector would raise its own error, and hide the first one.
+        # A metadata_collector would have the footer, too. But if a write has failed, it would raise its own error, and
+        # hide the error of the write.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {"path": name, "size": file_bytes, "stats": _statistics(footer)}
         yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[list[pa.RecordBatch]]:
-    """Group batches into row groups."""
+    """Gather batches into row groups. Each result is the list of the batches of one row group."""
     group, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
-        # A row group without rows has no bounds, and its file would have none.
+        # Leave out batches without rows. A row group without rows has no bounds, and its file would have no bounds then.
         if not batch.num_rows:
             continue
         if group and rows + batch.num_rows > ROW_GROUP:
@@ -112,10 +118,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[l
 
 
 def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
-    """The Parquet columns with bounds in row groups, by their paths; True means all.
+    """The Parquet columns, as paths, that have bounds in row groups. True stands for all columns.
 
-    Floating-point numbers have no bounds: Parquet's bounds ignore NaN, which Spark and PostgreSQL order after
-    every number.
+    Floating-point numbers have no bounds. The bounds of Parquet ignore NaN, but Spark and PostgreSQL order NaN
+    after every number.
     """
     columns = _columns(schema)
     bounded = [path for path, kind in columns if not pa.types.is_floating(kind)]
@@ -123,24 +129,25 @@ def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
-    """The Parquet columns that are written with a dictionary of their values, by their paths."""
+    """The Parquet columns, as paths, that are written with a dictionary of their values."""
     return [path for path, kind in _columns(schema) if has_dictionary(kind)]
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
-    """Whether values of a type are written with a dictionary: only texts are.
+    """True if values of this type are written with a dictionary. Only texts are.
 
-    With a dictionary, numbers and times would take longer to write, and more space.
+    Numbers and times would take longer to write with a dictionary, and need more space.
     """
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    """All Parquet columns of a schema, as pairs of a path and a type."""
     return [leaf for field in schema for leaf in leaves(field.name, field.type)]
 
 
 def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """The Parquet columns of one column, as paths with types."""
+    """The Parquet columns of one column, as pairs of a path and a type."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from leaves(f"{path}.{field.name}", field.type)
@@ -151,9 +158,10 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _statistics(metadata: pq.FileMetaData) -> str:
-    """Delta's statistics of a file, as JSON: the number of rows, and for top-level columns NULLs and exact bounds.
+    """Delta's statistics of a file, as JSON.
 
-    Long texts have no bounds, because a truncated bound would not be exact.
+    They are the number of rows and, for columns that are not nested, the number of NULLs and exact bounds. Long
+    texts have no bounds, because their bounds would have to be truncated.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -180,17 +188,17 @@ def _statistics(metadata: pq.FileMetaData) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value in JSON, with all digits of a decimal."""
+    """A value as JSON. A decimal has all its digits."""
     return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)
 
 
 def _json_object(members: Mapping[str, str]) -> str:
-    """A JSON object, from values that are JSON already."""
+    """A JSON object. `members` maps names to values that are JSON already."""
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
 
 
 def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
-    """The function that converts a column's bounds into comparable values; None for a column without bounds.
+    """A function that converts the bounds of a column into values that can be compared. None for a column without bounds.
 
     The function returns None for a bound that Delta cannot represent exactly.
     """
@@ -223,7 +231,9 @@ def _text(raw: bytes) -> str | None:
 def _date(days: int) -> str | None:
     try:
         return (_EPOCH + timedelta(days)).date().isoformat()
-    except OverflowError:  # Before the year 1, or after 9999; not every reader of statistics accepts these.
+    except (
+        OverflowError
+    ):  # The date is before year 1 or after year 9999. Not every reader of statistics accepts it.
         return None
 
 

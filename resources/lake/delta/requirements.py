@@ -1,6 +1,9 @@
-"""Whether delta-rs and this process meet a Delta table's requirements of readers and writers.
+"""Tells whether delta-rs and this process meet the requirements that a Delta table has of its readers and writers.
 
-In: an open table of delta-rs, with its protocol, properties and columns. Out: booleans. Raises delta-rs's errors.
+In: a table that delta-rs has open, with its protocol, its properties and its columns.
+Out: booleans.
+
+Raises the errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Requirements for Writers, Requirements for Readers)
 """
@@ -14,7 +17,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.tables import arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: The features that demand nothing of a writer which only adds and removes files.
+#: The features that require nothing of a writer which only adds and removes files.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 #: The features of writers and readers that delta-rs supports.
 _SUPPORTED = _REWRITABLE | {
@@ -26,10 +29,11 @@ _SUPPORTED = _REWRITABLE | {
     "variantType",
 }
 APPEND_ONLY = "delta.appendOnly"
-#: Boolean properties. Spark ignores the case of their values; delta-rs and this process accept only lower case.
+#: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
+#: process accept them only in lower case.
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
-#: The prefixes of constraints on rows: CHECK constraints in the table's properties, and others in a column's
-#: metadata.
+#: The beginnings of the names of constraints on rows. CHECK constraints are properties of the table. Other constraints
+#: are in the metadata of a column.
 _CONSTRAINT_PREFIX = "delta.constraints."
 _CONSTRAINT_METADATA = (
     "delta.generationExpression",
@@ -40,19 +44,19 @@ _CONSTRAINT_METADATA = (
 
 
 def is_unmapped(table: DeltaTable) -> bool:
-    """Whether the columns of a table have the same names in its files."""
+    """True if the columns of a table have the same names in its files."""
     return bool(table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none")
 
 
 def can_read(table: DeltaTable) -> bool:
-    """Whether delta-rs supports all features that a table requires of its readers."""
+    """True if delta-rs supports all features that a table requires of its readers."""
     return set(table.protocol().reader_features or ()) <= _SUPPORTED
 
 
 def can_write(table: DeltaTable) -> bool:
-    """Whether delta-rs supports all features that a table requires of its writers.
+    """True if delta-rs supports all features that a table requires of its writers.
 
-    It does not support identity columns, which writer version 6 requires.
+    delta-rs does not support identity columns, which writer version 6 requires.
     """
     protocol, configuration = table.protocol(), table.metadata().configuration
     return (
@@ -63,8 +67,11 @@ def can_write(table: DeltaTable) -> bool:
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """Whether a table's rows are exactly the rows of its Parquet files: no mapped columns, marked rows or partitions."""
-    if table.metadata().partition_columns:  # The files lack these columns.
+    """True if the rows of a table are exactly the rows of its Parquet files.
+
+    Such a table has no column mapping, no rows that are marked as deleted, and no partitions.
+    """
+    if table.metadata().partition_columns:  # The files do not contain these columns.
         return False
     return (
         is_unmapped(table) and can_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
@@ -72,22 +79,24 @@ def is_plain(table: DeltaTable) -> bool:
 
 
 def is_append_only(properties: Mapping[str, str]) -> bool:
-    """Whether a table with these properties allows no deletes."""
+    """True if a table with these properties allows no deletion of rows."""
     return properties.get(APPEND_ONLY, "false").lower() == "true"
 
 
 def constraints_in(properties: Mapping[str, str]) -> list[str]:
-    """The names of the CHECK constraints among the properties of a table."""
+    """The names of the CHECK constraints that these properties of a table contain."""
     return [
         name.removeprefix(_CONSTRAINT_PREFIX) for name in properties if name.startswith(_CONSTRAINT_PREFIX)
     ]
 
 
 def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
-    """Whether files of this schema may be added to a table, which has neither partitions nor constraints on rows.
+    """True if files with this schema may be added to a table.
 
-    The table must have these columns. Its other columns are NULL in the new rows; an overwrite must have all
-    columns.
+    The table must have no partitions and no constraints on rows.
+
+    The table must have all these columns. If it has other columns, they are NULL in the new rows. For an
+    overwrite, the schema must have all columns of the table.
     """
     if not _accepts_any_row(table):
         return False
@@ -97,7 +106,7 @@ def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bo
 
 
 def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
-    """Whether a writer that adds and removes files may change rows of a table.
+    """True if a writer that only adds and removes files may change rows of a table.
 
     The table must have exactly these columns, no change data feed, and no constraint.
     """
@@ -111,9 +120,10 @@ def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
 
 
 def allows_marks(table: DeltaTable) -> bool:
-    """Whether a table has deletion vectors enabled, or they can be enabled.
+    """True if a table has deletion vectors enabled, or if they can be enabled.
 
-    Tables of writer versions 3 to 6 are excluded, as `deletion_vectors.enable` does not list their features.
+    This excludes tables of the writer versions 3 to 6, because `deletion_vectors.enable` would not list their
+    features.
     """
     configuration = table.metadata().configuration
     return (
@@ -125,10 +135,10 @@ def allows_marks(table: DeltaTable) -> bool:
 
 
 def _accepts_any_row(table: DeltaTable) -> bool:
-    """Whether a table has no partitions, no constraints and no computed values, so that any row can be written.
+    """True if a table has no partitions, no constraints and no computed values, so that it accepts every row.
 
-    The features do not show this, as writer versions 3 to 6 list none (Delta protocol, Writer Version
-    Requirements).
+    The list of features does not show this, because the writer versions 3 to 6 have no such list (Delta protocol,
+    Writer Version Requirements).
     """
     metadata, fields = table.metadata(), table.schema().fields
     return not (
@@ -140,7 +150,7 @@ def _accepts_any_row(table: DeltaTable) -> bool:
 
 
 def _has_fields(present: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a type has all fields of another type. Fields of structs may be in any order."""
+    """True if the type `present` has all fields of the type `given`. The fields of a struct may be in any order."""
     if not (pa.types.is_struct(present) and pa.types.is_struct(given)):
         return bool(present == given)
     return all(

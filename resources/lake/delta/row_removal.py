@@ -1,9 +1,11 @@
-"""Removes rows of a table in one commit: marks them as deleted, or checks that their files can be rewritten.
+"""Removes rows of a table in one commit: marks them as deleted, or tells whether their files can be rewritten.
 
-In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Files can be
-rewritten without rows (`Commits.commit`) if the table's rows are exactly the rows of its files. Rows can be
-marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the log. Raises OvertakenError
-if the table has another version than when the rows were looked up, and UnmarkableError.
+In: a table that delta-rs can reach, and the rows to remove.
+Out: one commit, which is made only once per position.
+
+Files can be rewritten without the rows (`Commits.commit`) if the rows of the table are exactly the rows of its
+files. Rows can be marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the table's
+log. Raises UnmarkableError, and OvertakenError if the table has another version than when the rows were found.
 """
 
 import time
@@ -24,20 +26,21 @@ from pgsieve.resources.lake.delta.records import APPLICATION, Commit, unchanged_
 from pgsieve.resources.lake.delta.requirements import allows_marks, allows_row_changes, is_plain
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: The characters in names of objects that delta-rs encodes twice when it opens a deletion vector, so that it does
-#: not find the vector.
+#: The characters in names of objects that delta-rs encodes twice when it opens a deletion vector. It then does not
+#: find the vector.
 _ENCODED_TWICE = frozenset('~%{}^`[]"<>#|*?\\')
 
 
 def has_hidden_vectors(path: str) -> bool:
-    """Whether delta-rs cannot find deletion vectors of a table because of its path. Spark can."""
+    """True if delta-rs cannot find deletion vectors of a table because of the table's path. Spark can find them."""
     return is_uri(path) and not path.startswith("file:") and not _ENCODED_TWICE.isdisjoint(path)
 
 
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether files of a table may be rewritten with fewer rows: the table is plain, and `allows_row_changes`.
+    """True if files of a table may be rewritten with fewer rows: the table is plain, and `allows_row_changes`.
 
-    So it has exactly these columns. Only a merge would keep the values of columns that a user has added.
+    So the table must have exactly these columns. If a user has added columns, only a MERGE would keep their
+    values.
     """
     table = commits.table_at(path)
     return (
@@ -48,22 +51,22 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
 
 
 def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `mark_rows` may mark rows of a table: it can add log entries, and the table `allows_row_changes`.
+    """True if `mark_rows` may mark rows of a table: it can add log entries, and the table `allows_row_changes`.
 
-    So the table has exactly these columns, as for `can_rewrite_files`.
+    So the table must have exactly these columns, as for `can_rewrite_files`.
     """
     return can_enable_marking(commits, path) and allows_row_changes(commits.table_at(path), columns)
 
 
 def can_enable_marking(commits: Commits, path: str) -> bool:
-    """Whether `enable_marking` may enable deletion vectors in a table: this process can add entries to its log."""
+    """True if `enable_marking` may enable deletion vectors in a table, and this process can add entries to its log."""
     if has_hidden_vectors(path):
         return False
     return Log.of(path, commits.store) is not None and allows_marks(commits.table_at(path))
 
 
 def enable_marking(commits: Commits, path: str) -> None:
-    """Enable deletion vectors in a table; rows and position stay. Raises UnmarkableError."""
+    """Enable deletion vectors in a table. Its rows and its position stay as they are. Raises UnmarkableError."""
     log, table = _log(commits, path), commits.table_at(path)
     log.files.verify_creation()
     information = _information(
@@ -73,14 +76,14 @@ def enable_marking(commits: Commits, path: str) -> None:
 
 
 def markable_files(commits: Commits, path: str, names: Collection[str], base: int) -> dict[str, Action]:
-    """The `add` actions of some files, by the files' names. Raises UnmarkableError if rows of the table cannot be marked."""
+    """Maps the names of some files to their `add` actions. Raises UnmarkableError if rows of the table cannot be marked."""
     log = _log(commits, path)
     log.files.verify_creation()
     return deletion_vectors.added_files(log, base, names)
 
 
 def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile]:
-    """The files that have `matches`, with their `add` actions and these rows marked as deleted, for `mark_rows`.
+    """The files that contain `matches`, with their `add` actions, and with these rows marked as deleted, for `mark_rows`.
 
     Raises UnmarkableError if rows of the table cannot be marked.
     """
@@ -104,9 +107,13 @@ def mark_rows(
     position: int | None,
     base: int,
 ) -> None:
-    """Mark rows as deleted, and add files, in one commit, once per position (None: the table keeps its position).
+    """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
-    `files` are rows of `FILE_SCHEMA`; `base` as in `Commit`. The table must have deletion vectors enabled.
+    - `files`: rows of `FILE_SCHEMA`
+    - `position`: None if the table keeps its position
+    - `base`: has the same meaning as in `Commit`
+
+    The table must have deletion vectors enabled.
     """
     commit, now = Commit(position, base=base), time.time_ns() // 1_000_000
     added = [
@@ -134,20 +141,21 @@ def mark_rows(
 
 
 def _checkpoint(table: DeltaTable) -> None:
-    """Create a checkpoint if it is due; delta-rs does so only after its own commits."""
+    """Create a checkpoint if the table is due for one. delta-rs creates checkpoints only after its own commits."""
     interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
     if table.version() % interval == 0:
         table.create_checkpoint()
 
 
 def _log(commits: Commits, path: str) -> Log:
+    """The log of a table to which this process can add entries."""
     log = Log.of(path, commits.store)
     assert log is not None  # `can_mark_rows` has checked it.
     return log
 
 
 def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
-    """The commitInfo of a commit of this process, in delta-rs's format, with a unique identifier."""
+    """The commitInfo of a commit that this process makes itself. It is in delta-rs's format, and has a unique identifier."""
     return {
         "timestamp": time.time_ns() // 1_000_000,
         "operation": operation,

@@ -1,7 +1,11 @@
-"""Reads the slices of a change log, or of a change history, from as few files as the statistics allow.
+"""Reads slices of a change log, or of a change history, from as few files as the statistics of the files allow.
 
-In: one version of such a table. Out: its slices, their files and their rows. Raises DamagedTableError if slices
-or files are missing, and errors of delta-rs and Arrow.
+A slice is the changes from one position of the slot to another. Each row has the LSN where its slice ends.
+
+In: such a table, at one of its versions.
+Out: its slices, and their files and rows.
+
+Raises DamagedTableError if slices or files are missing, and errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +27,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of a table, each identified by the LSN at which it ends."""
+    """The slices of a table. A slice is identified by the LSN where it ends."""
 
     table: DeltaTable
     path: str
@@ -35,9 +39,9 @@ class Slices:
         return arrow_schema(self.table)
 
     def ends(self, after: int) -> Sequence[int]:
-        """The ends of the slices after an LSN, in order, from the files' statistics.
+        """The slices that end after an LSN: the LSNs where they end, in order, from the statistics of the files.
 
-        Only files of several slices, from compaction, are read.
+        Only files with several slices are read. Compaction makes such files.
         """
         ends: set[int] = set()
         for file, bounds in self._files().items():
@@ -49,64 +53,75 @@ class Slices:
         return sorted(end for end in ends if end > after)
 
     def messages(self, end: int) -> list[bytes]:
-        """The raw messages of one slice of a change log, in order."""
+        """The raw messages of one slice of a change log, in their order."""
         rows = query_table(self.table, f"select data from t where slice = {end:d} order by number")
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
     def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
-        """The Parquet files with the rows of some slices, and perhaps of others, to be read without Delta's log.
+        """The Parquet files that contain the rows of some slices, and perhaps of others.
 
-        None if the table is not plain (`requirements.is_plain`), or statistics are missing. Raises
-        DamagedTableError if a file is missing or empty, and with `every` if a slice is in no file.
+        They can be read without Delta's log.
+
+        None if the table is not plain (`requirements.is_plain`), or if a file has no statistics. Raises
+        DamagedTableError if a file is missing or empty; with `every` also if a slice is in no file.
         """
-        chosen, missing = [], set(ends)
+        files_of_slices, missing = [], set(ends)
         for file, bounds in self._files().items():
             if bounds is None:
                 return None
             if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
-                # Spark would read no row from an empty file, without an error.
+                # From an empty file Spark would read no rows, and would raise no error.
                 if not (stamp := self.store.stamp(file)) or not stamp[1]:
                     problem = "empty" if stamp else "missing"
                     raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {problem}')
-                chosen.append(file)
+                files_of_slices.append(file)
                 missing -= present
         if every and missing:
             missing_ends = ", ".join(map(format_lsn, sorted(missing)))
             raise DamagedTableError(
                 f'Delta table "{self.path}": it has lost the slices that end at {missing_ends}'
             )
-        return chosen if is_plain(self.table) else None
+        return files_of_slices if is_plain(self.table) else None
 
     def row_groups(self, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
-        """The row groups of the files of some slices, in the files' order; None and DamagedTableError as in `files`."""
+        """The row groups in the files of some slices, in the order of the files.
+
+        Returns None and raises DamagedTableError in the same cases as `files`.
+        """
         files = self.files(ends, every=every)
         return None if files is None else [group for file in files for group in self.store.row_groups(file)]
 
     def rows(
         self, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
     ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes; None and DamagedTableError as in `files`."""
+        """The rows of some slices in the order of their changes.
+
+        Returns None and raises DamagedTableError in the same cases as `files`.
+        """
         files = self.files(ends, every=every)
         if files is None:
             return None
         schema = self.schema
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
-        is_chosen = pc.field("slice").isin(sorted(ends))
+        is_in_slices = pc.field("slice").isin(sorted(ends))
         rows = pa.concat_tables(
             [
                 schema.empty_table(),
-                *(conform(self.store.read(f, columns=columns, filters=is_chosen), schema) for f in files),
+                *(conform(self.store.read(f, columns=columns, filters=is_in_slices), schema) for f in files),
             ]
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _files(self) -> dict[str, tuple[int, int] | None]:
-        """Each Parquet file with the ends of its first and last slice, or None without statistics."""
+        """Maps each Parquet file to the ends of its first and its last slice.
+
+        The value is None if the file has no statistics.
+        """
         files: dict[str, tuple[int, int] | None] = {}
         actions = pa.table(self.table.get_add_actions(flatten=True))
-        # Other columns may have bounds that Python cannot represent, such as dates.
+        # Select only these columns. Other columns may have bounds that Python cannot represent, for example dates.
         selected = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
         for row in actions.select(selected).to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")

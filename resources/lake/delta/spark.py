@@ -1,7 +1,8 @@
-"""Delta tables wherever Spark can reach them: `Records` by Spark, for lakes that delta-rs cannot reach.
+"""Reads and writes small Delta tables by Spark. It implements `Records` for lakes that delta-rs cannot reach.
 
-Each query takes one or more jobs of Spark, and most are repeated for the same version. So their results are
-cached per version (`VersionAnswers`). Delta's log in the JVM shows without a job whether a version is the newest.
+Each query takes one or more jobs of Spark, and most queries are repeated for the same version of a table. So their
+results are cached per version (`VersionAnswers`). The log object of Delta in the JVM shows, without a job, whether
+a version is still the newest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from pgsieve.resources.lake.delta.records import (
 )
 from pgsieve.resources.lake.delta.version_answers import VersionAnswers
 
+#: The names of Spark's error conditions if there is no Delta table at a path.
 _MISSING = {
     "PATH_NOT_FOUND",
     "DELTA_TABLE_NOT_FOUND",
@@ -42,14 +44,14 @@ _MISSING = {
 
 
 class SparkRecords:
-    """Delta tables wherever Spark can reach them."""
+    """Delta tables that Spark can reach."""
 
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
         self._answers = VersionAnswers(session)
 
     def exists(self, path: str) -> bool:
-        """Whether a Delta table exists."""
+        """True if a Delta table exists."""
         if self.stamp(path) is not None:
             return True
         with _ignore_missing_table():
@@ -58,7 +60,7 @@ class SparkRecords:
         return False
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
+        """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
         rows = self._answers.of(path, f"where {where}", lambda: self._rows(path, where))
         return [dict(row) for row in rows]
 
@@ -69,7 +71,7 @@ class SparkRecords:
         return rows
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty if there is no table."""
+        """The rows with the greatest number in a column. Empty if there is no table."""
         rows = self._answers.of(path, f"newest {column}", lambda: self._newest(path, column))
         return [dict(row) for row in rows]
 
@@ -90,17 +92,17 @@ class SparkRecords:
         base: int | None = None,
         after: int | None = None,
     ) -> None:
-        """Append rows in one commit; with a position, once per position.
+        """Append rows in one commit. With a position, the rows are appended only once per position.
 
-        Spark itself compares only positions. So a commit of another process after the check of `base` and
-        `after` is noticed only if it has a position.
+        Spark itself compares only positions. `base` and `after` are checked before the write. So if another
+        process commits between this check and the write, this is noticed only if that commit has a position.
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
             commit.refuse_overtaken(path, self.head(path))
-        # Connect cannot infer the columns of a table without rows.
+        # The schema is given, because Spark Connect cannot infer the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
-        # A table that an earlier version of pgsieve created may lack columns.
+        # An earlier version of pgsieve may have created the table with fewer columns, so add the missing ones.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit.user_metadata)
         if position is not None:
@@ -108,11 +110,11 @@ class SparkRecords:
         writer.save(path)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows with the Delta version of their commit.
+        """Append rows, with the Delta version of their commit.
 
-        Delta refuses the slower of two simultaneous appends by the same application, but silently skips an
-        append whose `txn` version is not above the table's. This method detects that, and raises
-        ConcurrentWriteError.
+        If two writers of the same application append at the same time, Delta refuses the slower one. But if the
+        `txn` version of an append is not above that of the table, Delta skips the append and reports no error.
+        This function detects that, and raises ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
@@ -127,18 +129,19 @@ class SparkRecords:
             raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
 
     def position(self, path: str) -> int | None:
-        """The position of pgsieve's newest commit, from the user metadata in the table's history.
+        """The position of pgsieve's newest commit to a table.
 
-        Delta in Spark does not show transaction identifiers, which have the same position.
+        It comes from the user metadata in the table's history. The transaction identifiers have the same position,
+        but Delta in Spark does not show them.
         """
         return self.head(path).position
 
     def head(self, path: str) -> TableHead:
-        """The newest version of a table and its position, read together."""
+        """The newest version of a table and its position, both read at the same moment."""
         return self._answers.of(path, "head", lambda: self._head(path))
 
     def _head(self, path: str) -> TableHead:
-        # Usually the newest commit is pgsieve's, so it is read alone first.
+        # Usually pgsieve has made the newest commit. So read only this commit first, and all commits only if need be.
         newest, position = TableHead(), 0
         for limit in (" limit 1", ""):
             with _ignore_missing_table():
@@ -154,7 +157,10 @@ class SparkRecords:
         return TableHead(newest.version, position or None)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from others; None without a table, and with Spark Connect."""
+        """A stamp that distinguishes the newest version of a table from all others.
+
+        None if there is no table, and with Spark Connect.
+        """
         return self._answers.stamp(path)
 
     def version(self, path: str) -> int:
@@ -166,7 +172,7 @@ class SparkRecords:
         return int(row["version"])
 
     def entry_bytes(self, path: str, version: int) -> int | None:  # noqa: ARG002 - as the protocol has it
-        """None, as in a store."""
+        """None, as on an object store."""
         return None
 
     def is_restored(
@@ -175,7 +181,7 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """As in `Records`. If the version is the newest, this takes no job of Spark."""
+        """True if a table was set back, as `Records` describes. If the version is the newest, this takes no job of Spark."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
@@ -186,7 +192,7 @@ class SparkRecords:
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """As in `Records`. If the version is the newest, this takes no job of Spark."""
+        """True if a table was repaired, as `Records` describes. If the version is the newest, this takes no job of Spark."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"repaired {since}", lambda: self._is_repaired(path, since))
@@ -197,7 +203,7 @@ class SparkRecords:
         return has_repair(row.asDict() for row in later)
 
     def version_of_position(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position; None if it is not among the last commits."""
+        """The version in which pgsieve wrote a position. None if it is not among the last commits."""
         return self._answers.of(
             path, f"committed {position}", lambda: self._version_of_position(path, position)
         )
@@ -207,19 +213,22 @@ class SparkRecords:
         return version_with([row.asDict() for row in history.collect()], position)
 
     def size(self, path: str) -> int:
-        """The bytes of a table's files."""
+        """The bytes of all files of a table."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         return int(row["sizeInBytes"])
 
     def count(self, path: str) -> int:
-        """The number of a table's rows."""
+        """The number of rows of a table."""
         return self._answers.of(
             path, "count", lambda: self._session().read.format("delta").load(path).count()
         )
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends (LSNs) of the slices after an LSN, in order. Statistics let Spark skip files without such slices."""
+        """The slices of a change log that end after an LSN: the LSNs where they end, in order.
+
+        By the statistics of files Spark skips the files that have no such slices.
+        """
         if (position := self.position(path)) is not None and position <= after:
             return ()
         return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
@@ -232,7 +241,7 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of a table may mark rows in deletion vectors; None if the property is unset."""
+        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         setting = row["properties"].get(PROPERTY)

@@ -1,13 +1,16 @@
-"""Reuses open Delta tables of delta-rs, and updates them to their newest version.
+"""Keeps Delta tables of delta-rs open, and updates them to their newest version before each use.
 
-In: paths, and the store with its options. Out: tables at their newest version. In a folder, opening a table
-costs several times as much as a commit. Two files show whether an open table is at the newest version. On an
-object store, opening takes several requests in sequence, and a check takes one. So a caller that reads several
-tables before it writes checks each of them only once (`Tables.consistent_read`).
+In: the paths of tables, and a store with its options.
+Out: tables at their newest version.
 
-Each thread has its own open tables, as delta-rs changes a table when it commits. At the end of its work a thread
-releases its tables for other threads (`Tables.release`). Raises delta-rs's errors, OSError, and
-DamagedTableError if the newest entry of a log is incomplete.
+Opening a table again for each use would be slow. In a folder, opening a table takes several times as long as a
+commit. To find out whether an open table is at its newest version, it suffices to look at two files. On an object
+store, opening a table takes several requests, one after the other, and a check takes one request. So a caller that
+reads several tables before it writes checks each of them only once (`Tables.consistent_read`).
+
+Each thread has its own open tables, because delta-rs changes the object of a table when it commits. When the work
+of a thread ends, it releases its tables for other threads (`Tables.release`). Raises OSError, errors of delta-rs,
+and DamagedTableError if the newest log entry of a table is incomplete.
 """
 
 import threading
@@ -32,35 +35,35 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
-#: How many tables in folders a thread has open at most, and how many idle ones there are at most. A table takes
-#: up to a megabyte.
+#: The largest number of tables in folders that a thread has open, and the largest number of idle tables. A table
+#: takes up to a megabyte of memory.
 _MAX_OPEN_TABLES = 512
-#: How many tables of a store are checked in parallel.
+#: The number of tables on an object store that are checked at the same time.
 _PARALLEL_CHECKS = 8
 
 
 @cache
 def shared_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
-    """The open tables of this process in a store with these options."""
+    """The open tables in a store with these options. All users in this process share them."""
     return Tables(Store(options))
 
 
 @dataclass(slots=True)
 class _OpenTable:
-    """An open table, and cached results of queries of its version."""
+    """A table that is open, and the cached results of queries of its version."""
 
     table: DeltaTable
-    #: A version of the table that was checked, and the stamp of its log entry.
+    #: The version of the table at the last check, and the stamp of the log entry of this version.
     checked: tuple[int, Stamp]
     answers: Answers = field(default_factory=Answers)
 
     def update(self, log: LogEntries) -> bool:
-        """Update the table to its newest version; return False if another table is at its path now."""
+        """Update the table to its newest version. Return False if another table is at its path now."""
         version, stamp = self.checked
         entries = log.since(version, self.table.version())
         if entries.get(version) != stamp:
             return False
-        # After a commit by delta-rs, the table already is at the version of that commit.
+        # If this thread has committed by delta-rs, the table is at the version of this commit already.
         if self.table.version() + 1 in entries:
             try:
                 self.table.update_incremental()
@@ -77,23 +80,23 @@ class _OpenTable:
 
 
 class Tables:
-    """The tables of a lake."""
+    """The open tables of a lake."""
 
     def __init__(self, store: Store) -> None:
         self.options = dict(store.options) or None
         self._store = store
         self._threads = threading.local()
         self._lock = threading.Lock()
-        #: Tables that no thread uses.
+        #: The open tables that no thread is using.
         self._idle = OrderedDict[str, _OpenTable]()
-        #: Paths on an object store without a table at the last check. For these, one listing shows whether there
-        #: is a table now.
+        #: The paths on an object store where the last check found no table. For these paths, one listing shows whether
+        #: there is a table now.
         self._absent = set[str]()
-        #: The number of removals. After one, another table may be at the path of an open table.
+        #: How often tables were removed. After a removal, another table may be at the path of an open table.
         self._removals = 0
 
     def exists(self, path: str) -> bool:
-        """Whether a Delta table exists; its log may be unreadable."""
+        """True if a Delta table exists. Its log may be illegible."""
         if is_uri(path):
             try:
                 return self.open_if_exists(path) is not None
@@ -113,12 +116,12 @@ class Tables:
     def consistent_read(
         self, paths: Collection[str] = (), prepare: Callable[[str, DeltaTable], object] | None = None
     ) -> Iterator[None]:
-        """Within the block this thread checks each table of an object store once.
+        """Within the block this thread checks each table of an object store only once.
 
-        At the beginning the tables at `paths` are checked in parallel, and `prepare` is called for each that
-        exists, so that results of queries are cached. The block must not write to these tables, and later
-        commits must check its decisions again. If a check fails, the use of the table raises the error. Tables
-        in a folder are checked at each use, as that costs little.
+        At the start of the block, the tables at `paths` are checked in parallel. `prepare` is called for each
+        table that exists, to cache the results of queries. The block must not write to these tables, and a later
+        commit must check again what the block has decided. If the check of a table fails, the error is raised when
+        the table is used. Tables in a folder are checked each time they are used, because this takes little time.
         """
         outer = self._check_results()
         if outer is None:
@@ -133,12 +136,12 @@ class Tables:
     def _check_tables(
         self, paths: Collection[str], prepare: Callable[[str, DeltaTable], object] | None
     ) -> None:
-        """Check the tables that this block has not checked yet, in parallel threads."""
+        """Check those tables that this block has not checked yet, in parallel threads."""
         checked, own = self._check_results(), self._own_tables()
         assert checked is not None
         paths = [path for path in paths if path not in checked]
         if len(paths) < 2:
-            return  # A single table is checked when it is used.
+            return  # A single table is checked later, when it is used.
         with self._lock:
             self._idle.update({path: own.pop(path) for path in paths if path in own})
 
@@ -163,7 +166,7 @@ class Tables:
         }
 
     def open_if_exists(self, path: str) -> DeltaTable | None:
-        """The newest version of a table; None if it does not exist."""
+        """The newest version of a table. None if the table does not exist."""
         if (opened := self._newest(path)) is not None:
             return opened.table
         checked = self._check_results()
@@ -182,7 +185,7 @@ class Tables:
         return None
 
     def expect_creation(self, path: str) -> None:
-        """Note that a table is about to be created at a path that may have had none."""
+        """Remember that a table is about to be created at a path. There may have been no table at the last check."""
         self._absent.discard(path)
 
     def open(self, path: str) -> DeltaTable:
@@ -191,7 +194,7 @@ class Tables:
         return self._open_new(path) if opened is None else opened.table
 
     def _newest(self, path: str) -> _OpenTable | None:
-        """An open table of this thread, or an idle one, at its newest version; None if there is none."""
+        """An open table of this thread, or an idle table, at its newest version. None if the table is not open."""
         checked, own = self._check_results(), self._own_tables()
         if checked is not None and path in checked:
             if isinstance(outcome := checked[path], Exception):
@@ -208,13 +211,13 @@ class Tables:
         return opened
 
     def log_of(self, path: str) -> LogEntries:
-        """The reader of a table's log entries."""
+        """The reader of the log entries of a table."""
         return LogEntries(path, self._store)
 
     def _open_new(self, path: str) -> DeltaTable:
         table, own = _load(path, self.options), self._own_tables()
         self._absent.discard(path)
-        # The stamp is read now: later it could be the stamp of another table that was created at this path.
+        # Read the stamp now. Later it could be the stamp of another table that was created at this path.
         version = table.version()
         log = self.log_of(path)
         stamp = log.since(version, version).get(version)
@@ -227,7 +230,7 @@ class Tables:
         return table
 
     def release(self) -> None:
-        """Release this thread's open tables for other threads; this thread must not be using one."""
+        """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
         own = self._own_tables()
         if checked := self._check_results():
             checked.clear()
@@ -238,32 +241,32 @@ class Tables:
         own.clear()
 
     def as_of(self, path: str, version: int) -> DeltaTable:
-        """A table at one version, which is not updated later."""
+        """A table at one of its versions. It does not change when the table gets a new version."""
         return _load(path, self.options, version)
 
     def cached_rows(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """The result of a query, computed by `rows` once per version of an open table; `query` identifies it."""
+        """The result of a query, which `rows` computes once per version of an open table. `query` identifies the query."""
         opened = self._own_tables().get(path)
         if opened is None or opened.table is not table:
             return rows()
         return [dict(row) for row in opened.answers.of(table.version(), query, rows)]
 
     def record_answer(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
-        """Cache the result of a query of the version that this thread has just committed."""
+        """Cache the result of a query for the version that this thread has just committed."""
         opened = self._own_tables().get(path)
         if opened is not None and opened.table is table:
             opened.answers.record_answer(table.version(), query, rows)
 
     def forget(self) -> None:
-        """Forget all open tables, as some have been removed."""
+        """Forget all open tables, because some tables have been removed."""
         with self._lock:
             self._removals += 1
             self._idle.clear()
 
     def _own_tables(self) -> OrderedDict[str, _OpenTable]:
-        """The open tables of this thread."""
+        """The tables that this thread has open, by path."""
         if getattr(self._threads, "removals", None) != self._removals:
             self._threads.tables, self._threads.removals = OrderedDict[str, _OpenTable](), self._removals
             if checked := getattr(self._threads, "checked", None):
@@ -272,15 +275,16 @@ class Tables:
         return tables
 
     def _check_results(self) -> "dict[str, _OpenTable | Exception | None] | None":
-        """The results of checks in this thread's `consistent_read`, by path: a table, None for no table, or an error.
+        """Maps the paths that this thread's `consistent_read` has checked to a table, None (no table), or an error.
 
-        None outside of a `consistent_read`.
+        None if this thread is not within a `consistent_read`.
         """
-        self._own_tables()  # This empties the results after a removal.
+        self._own_tables()  # If tables have been removed, this call empties the results.
         checked: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "checked", None)
         return checked
 
     def _record_check(self, path: str, opened: _OpenTable) -> None:
+        """Within a `consistent_read`, remember that this table was checked."""
         if is_uri(path) and (checked := self._check_results()) is not None:
             checked[path] = opened
 
@@ -292,14 +296,18 @@ class Tables:
     reraise=True,
 )
 def _load(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
-    """Open a table; repeat that if a listed log entry is gone, as a cleanup removes entries one by one."""
+    """Open a table.
+
+    Repeat this if a log entry that was listed no longer exists, because a cleanup removes entries one by one.
+    """
     return DeltaTable(path, version=version, storage_options=options)
 
 
 def _has_log(path: str) -> bool:
+    """True if there is a Delta log in this folder."""
     return Path(path, "_delta_log").is_dir()
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """The columns of a table."""
+    """The columns of a table, as an Arrow schema."""
     return pa.schema(table.schema().to_arrow())

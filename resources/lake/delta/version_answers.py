@@ -1,8 +1,11 @@
-"""Caches the results of Spark's queries about the newest version of tables, so that each runs once per version.
+"""Caches the results of Spark's queries of the newest version of tables, so that each query runs once per version.
 
-In: the session and a table's path. Out: results, cached until the table has another version. Delta in the
-session's JVM shows the newest version (`DeltaLog.update` lists `_delta_log`, and runs no job). Spark Connect has
-no JVM, so nothing is cached. Raises the queries' errors.
+In: the session, and the path of a table.
+Out: results. They are cached until the table has another version.
+
+The log object of Delta in the session's JVM shows the newest version: `DeltaLog.update` lists the folder
+`_delta_log`, and runs no job. A session of Spark Connect has no JVM, so nothing is cached for it. Raises the
+errors of the queries.
 """
 
 from collections import defaultdict
@@ -13,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.answers import Answer, Answers
 
-#: The time and the number of a version, which distinguish it from other versions, even of former tables at its
-#: path.
+#: The time and the number of a version. No other version has the same stamp, not even a version of another table
+#: that was at this path before.
 Stamp = tuple[str, int]
 
 
@@ -26,14 +29,14 @@ class VersionAnswers:
         self._answers = defaultdict[str, Answers](Answers)
 
     def of(self, path: str, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The result of `ask`, which is called once per version; `question` identifies it."""
-        # The stamp is older than the result. So if a version is committed in between, its result is cached under
-        # the former version, which is never used again.
+        """The result of `ask`, which is called only once per version. `question` identifies the query."""
+        # The stamp is read before the result. If a new version is committed in between, the result for the new version is
+        # cached under the stamp of the former version. This does no harm, because that stamp never occurs again.
         stamp = self.stamp(path)
         return ask() if stamp is None else self._answers[path].of(stamp, question, ask)
 
     def stamp(self, path: str) -> Stamp | None:
-        """The stamp of the newest version of a table; None without a table, or without a JVM."""
+        """The stamp of the newest version of a table. None if there is no table, or no JVM."""
         session = self._session()
         jvm = getattr(session, "_jvm", None)
         if jvm is None:
@@ -46,6 +49,6 @@ class VersionAnswers:
         except Py4JNetworkError:
             raise
         except (Py4JError, TypeError):
-            # The log is illegible, or this version of Delta differs. The query itself will raise an error, if any.
+            # The log is illegible, or this version of Delta has other functions. If there is an error, the query raises it.
             return None
         return None if version < 0 else (str(written), version)
