@@ -126,11 +126,11 @@ class LakeAccess:
         if is_uri(self.uri):
             return
         folder = Path(self.uri).absolute()
-        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        if not existing.is_dir():
-            raise self._unavailable_error(f"{existing} is not a folder")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise self._unavailable_error(f"{os.strerror(errno.EACCES)} ({existing})")
+        nearest_folder = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not nearest_folder.is_dir():
+            raise self._unavailable_error(f"{nearest_folder} is not a folder")
+        if not os.access(nearest_folder, os.W_OK | os.X_OK):
+            raise self._unavailable_error(f"{os.strerror(errno.EACCES)} ({nearest_folder})")
 
     def try_writing(self) -> None:
         """Write a file and remove it. Raise LakeUnavailableError if this fails.
@@ -179,13 +179,14 @@ class LakeAccess:
     def _unavailable_error(self, reason: str) -> LakeUnavailableError:
         """The error for a lake that cannot be written. It has the reason, and the free space on the disks."""
         folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
-        free = [
+        free_space = [
             f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
             for folder, use in folders.items()
             if Path(folder).is_dir()
         ]
         return LakeUnavailableError(
-            f'lake "{self.uri}" cannot be written: {reason}' + (f"; {', '.join(free)}" if free else ""),
+            f'lake "{self.uri}" cannot be written: {reason}'
+            + (f"; {', '.join(free_space)}" if free_space else ""),
             hint="make room, give this user the right to write there, or choose another `lake` in pgsieve.yaml; then run"
             " again: nothing is lost, a slot is confirmed only up to what the lake holds",
         )

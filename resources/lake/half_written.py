@@ -140,15 +140,15 @@ def _changes(content: bytes) -> _Changes:
 
 def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) -> int | None:
     """The first version that adds an incomplete file which no later version removes. None if there is no such version."""
-    removed, first = set[str](), None
+    removed, first_version = set[str](), None
     for version in sorted(changes, reverse=True):
         entry_removes, entry_adds = changes[version]
         if any(
             name not in removed and not _is_complete(table / name, size) for name, size in entry_adds.items()
         ):
-            first = version
+            first_version = version
         removed |= entry_removes
-    return first
+    return first_version
 
 
 def _is_complete(path: Path, size: int) -> bool:

@@ -143,12 +143,14 @@ def _record(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
 
     The file is replaced as a whole, because another process may do the same at the same time.
     """
-    recorded = {}
+    former_resolutions = {}
     with suppress(OSError, ValueError, TypeError):
-        recorded = dict(json.loads(file.read_text(encoding="utf-8")))
+        former_resolutions = dict(json.loads(file.read_text(encoding="utf-8")))
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with suppress(OSError):
-        temporary.write_text(json.dumps({**recorded, **jars_by_packages}, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps({**former_resolutions, **jars_by_packages}, indent=2) + "\n", encoding="utf-8"
+        )
         temporary.replace(file)
 
 

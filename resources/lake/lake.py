@@ -381,14 +381,14 @@ class Lake:
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
         """Set Delta properties of a table. Return the version before; None if the table has these properties already."""
         with self.access.translate_errors(path):
-            missing = dict(properties.items() - self._properties(path).items())
-            if not missing:
+            missing_properties = dict(properties.items() - self._properties(path).items())
+            if not missing_properties:
                 return None
             version = self.records.version(path)
             if self.local is not None and self.local.can_set_properties(path):
-                self.local.set_properties(path, missing)
+                self.local.set_properties(path, missing_properties)
             else:
-                set_properties_by_spark(self.spark, path, missing, self.records.position(path))
+                set_properties_by_spark(self.spark, path, missing_properties, self.records.position(path))
             return version
 
     def remove_row_checks(self, path: str) -> None:
@@ -412,8 +412,8 @@ class Lake:
     def _properties(self, path: str) -> Mapping[str, str]:
         if self.local is not None:
             return self.local.properties(path)
-        described = self.spark.sql(f"describe detail delta.{quoted(path)}").collect()
-        properties: dict[str, str] = described[0]["properties"]
+        details = self.spark.sql(f"describe detail delta.{quoted(path)}").collect()
+        properties: dict[str, str] = details[0]["properties"]
         return properties
 
     def record_position(self, path: str, position: int) -> None:
@@ -457,8 +457,8 @@ class Lake:
         if committer is not None and local is not None:
             with self.access.translate_errors(path):
                 batches = local.table(path).select(list(change.columns)).to_batches()
-                changed = writable_rows(pa.Table.from_batches(map(change.of, batches), change.schema))
-            committer.write(target, changed, commit)
+                new_rows = writable_rows(pa.Table.from_batches(map(change.of, batches), change.schema))
+            committer.write(target, new_rows, commit)
             return
         names, of = list(change.columns), change.of
         rows = number_columns(self.current(path).select(*map(quoted, names)))

@@ -170,13 +170,13 @@ class _DeltaRsMaintenance:
 
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
-        missing = _missing_properties(table.metadata().configuration, hours)
+        missing_properties = _missing_properties(table.metadata().configuration, hours)
         # The properties may need Spark. Do not start Spark if they would only shorten the time for which the log is kept.
-        if missing and (hours > _FILES_HOURS or self.local.can_set_properties(self.path)):
-            self.lake.set_properties(self.path, missing)
+        if missing_properties and (hours > _FILES_HOURS or self.local.can_set_properties(self.path)):
+            self.lake.set_properties(self.path, missing_properties)
             table = self.local.table_at(self.path)
-        unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
-        if unneeded:  # Even if there were no files to remove, a vacuum would make two commits.
+        unneeded_files = table.vacuum(hours, enforce_retention_duration=False, full=True)
+        if unneeded_files:  # Even if there were no files to remove, a vacuum would make two commits.
             table.vacuum(
                 hours,
                 dry_run=False,
@@ -184,7 +184,7 @@ class _DeltaRsMaintenance:
                 full=True,
                 commit_properties=self._commit(),
             )
-        return len(unneeded)
+        return len(unneeded_files)
 
     def _commit(self) -> CommitProperties:
         metadata = unchanged_metadata(self.lake.records.position(self.path))
@@ -225,8 +225,8 @@ class _SparkMaintenance:
 
     def vacuum(self, hours: int) -> int:
         properties = self._sql(f"describe detail {self._table}")["properties"]
-        if missing := _missing_properties(properties, hours):
-            self.lake.set_properties(self.path, missing)
+        if missing_properties := _missing_properties(properties, hours):
+            self.lake.set_properties(self.path, missing_properties)
         self._sql(f"vacuum {self._table} retain {hours:d} hours")
         return 0
 

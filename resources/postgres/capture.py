@@ -94,7 +94,7 @@ def capture_statements(
     statements = []
     if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
         statements.append(f"alter publication {quote(name)} set ({options})")
-    plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
+    plain_oids = {t.oid for t in existing.tables if t.where is None and t.columns is None}
     if existing.all_tables:
         planned_oids = {oid for t in planned.tables for oid in (t.oid, *t.ancestors)}
         if planned_oids & existing.excluded:
@@ -108,12 +108,12 @@ def capture_statements(
             )
             statements.append(f"alter publication {quote(name)} set all tables{except_clause}")
         return statements
-    lacking = [t for t in planned.tables if t.oid not in plain]
-    if any(existing.table_entry(t.oid) for t in lacking):
+    missing_tables = [t for t in planned.tables if t.oid not in plain_oids]
+    if any(existing.table_entry(t.oid) for t in missing_tables):
         statements.append(f"alter publication {quote(name)} set table {tables}")
-    elif lacking:
+    elif missing_tables:
         statements.append(
-            f"alter publication {quote(name)} add table {', '.join(map(table_clause, lacking))}"
+            f"alter publication {quote(name)} add table {', '.join(map(table_clause, missing_tables))}"
         )
     return statements
 

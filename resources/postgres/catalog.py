@@ -279,7 +279,7 @@ def _read_entries(
     cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked: str
 ) -> tuple[dict[int, list[PublicationTable]], dict[int, set[int]]]:
     """Two mappings by the oid of a publication: the tables that the publication lists, and the tables that it excludes."""
-    lists = (
+    entry_columns = (
         f"case when r.prrelid <> all({locked}) then pg_get_expr(r.prqual, r.prrelid)"
         f" when r.prqual is not null then {literal(UNREAD_FILTER)} end, (select array_agg(a.attname::text) from pg_attribute a"
         " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
@@ -290,7 +290,7 @@ def _read_entries(
     entries: dict[int, list[PublicationTable]] = {}
     excluded: dict[int, set[int]] = {}
     for publication, oid, is_excluded, row_filter, columns, tree in cursor.execute(
-        f"select r.prpubid::bigint, r.prrelid::bigint, {exclusion}, {lists} from pg_publication_rel r order by r.prrelid"
+        f"select r.prpubid::bigint, r.prrelid::bigint, {exclusion}, {entry_columns} from pg_publication_rel r order by r.prrelid"
     ):
         if is_excluded:
             excluded.setdefault(publication, set()).add(oid)

@@ -274,7 +274,8 @@ class EmbeddedServer:
                     hint="choose another folder or that version",
                 )
             return
-        # The C locale sorts in the same order on every machine; the wheel is built without ICU.
+        # The C locale sorts in the same order on every machine. ICU is not available, because the programs are built
+        # without it.
         prefix = _user_name_prefix()
         command = [
             *(*prefix, str(self._bin / "initdb")),
@@ -344,8 +345,8 @@ class EmbeddedServer:
             with self.log.open("rb") as log:
                 log.seek(log_start)
                 tail = "; ".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
-            kind = _PortTakenError if "could not bind" in tail else EmbeddedServerError
-            raise kind(
+            error_class = _PortTakenError if "could not bind" in tail else EmbeddedServerError
+            raise error_class(
                 f'the embedded PostgreSQL {self._version} in "{self._data}" did not start on port {port}: {tail}',
                 hint=f"the whole log: {self.log}",
             )

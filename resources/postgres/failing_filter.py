@@ -82,17 +82,17 @@ def unfiltered_statements(
     ]
     operations = frozenset(operation for p in publishing for operation in p.operations)
     generated_columns = "s" if any(p.generated_columns == "s" for p in publishing) else "n"
-    lists = {table.oid: _column_list(table, publishing) for table in tables}
+    column_lists = {table.oid: _column_list(table, publishing) for table in tables}
     if (
         existing is not None
-        and {t.oid: t.columns for t in existing.tables} == lists
+        and {t.oid: t.columns for t in existing.tables} == column_lists
         and (existing.operations, existing.generated_columns) == (operations, generated_columns)
     ):
         return []
     options = f"publish = {literal(', '.join(sorted(operations)))}, publish_via_partition_root = true"
     if generated_columns == "s":
         options += ", publish_generated_columns = stored"
-    entries = ", ".join(_entry(table, lists[table.oid]) for table in tables)
+    entries = ", ".join(_entry(table, column_lists[table.oid]) for table in tables)
     return [
         *drop_statements,
         f"create publication {quote(name)} for table {entries} with ({options})",
@@ -105,8 +105,8 @@ def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset
 
     It is the same in all publications, because pgoutput refuses to decode a table with different column lists.
     """
-    lists = [entry.columns for p in publications if (entry := p.table_entry(table.oid)) is not None]
-    return None if not lists or None in lists else lists[0]
+    column_lists = [entry.columns for p in publications if (entry := p.table_entry(table.oid)) is not None]
+    return None if not column_lists or None in column_lists else column_lists[0]
 
 
 def _entry(table: Table, columns: frozenset[str] | None) -> str:

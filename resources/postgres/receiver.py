@@ -39,7 +39,8 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: A message, and its LSN: the start of the data in XLogData, or 0 if the message introduces the next one.
+#: The columns of messages: the LSN and the message. The LSN is the start of the data in XLogData. It is 0 if the
+#: message only introduces the next message.
 MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
 #: `items` yields an item at least this often, even if no message has arrived. So a consumer can rely on items to

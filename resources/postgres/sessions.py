@@ -353,12 +353,12 @@ def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> b
 
 def _options(user_options: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:
     """The parameter `options` of a session. If a setting is in it twice, the server takes the later value."""
-    switches = [f"-c {name}=0" for name in timeouts]
-    switches += [f"-c {'='.join(check)}"] if check else []
+    timeout_options = [f"-c {name}=0" for name in timeouts]
+    timeout_options += [f"-c {'='.join(check)}"] if check else []
     pinned_options = [
         f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED_SETTINGS.items()
     ]
-    return " ".join([*switches, *([user_options] if user_options else []), *pinned_options])
+    return " ".join([*timeout_options, *([user_options] if user_options else []), *pinned_options])
 
 
 def _command_output(command: Sequence[str]) -> str:
@@ -379,7 +379,7 @@ def _command_output(command: Sequence[str]) -> str:
         raise _command_error(f"cannot be run: {reason}") from None
     with process:
         try:
-            printed, _ = process.communicate(timeout=PASSWORD_SECONDS)
+            output, _ = process.communicate(timeout=PASSWORD_SECONDS)
         except subprocess.TimeoutExpired:
             _kill(process)
             raise _command_error(f"did not end within {PASSWORD_SECONDS:g} s") from None
@@ -389,7 +389,7 @@ def _command_output(command: Sequence[str]) -> str:
     if process.returncode:
         raise _command_error(f"ended with status {process.returncode}")
     try:
-        lines = printed.decode().splitlines()
+        lines = output.decode().splitlines()
     except UnicodeDecodeError:
         raise _command_error("printed bytes that are not UTF-8") from None
     if not lines or not lines[0] or "\0" in lines[0]:

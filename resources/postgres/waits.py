@@ -76,7 +76,7 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
     raises OpenTransactionsError. The statement must be cancelled, because otherwise the server process would go on
     waiting, and keep its slot.
     """
-    is_over, timed_out = Event(), list[OpenTransactionsError]()
+    is_over, timeout_errors = Event(), list[OpenTransactionsError]()
 
     def watch() -> None:
         is_logged, start_time = False, time.monotonic()
@@ -87,7 +87,7 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
             if not transactions:
                 continue
             if seconds is not None and time.monotonic() - start_time >= seconds:
-                timed_out.append(OpenTransactionsError(message, transactions))
+                timeout_errors.append(OpenTransactionsError(message, transactions))
                 session.cancel_safe()
                 return
             if not is_logged and time.monotonic() - start_time >= LOG_SECONDS:
@@ -99,8 +99,8 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
     try:
         yield
     except (SourceError, psycopg.Error):
-        if timed_out:
-            raise timed_out[0] from None
+        if timeout_errors:
+            raise timeout_errors[0] from None
         raise
     finally:
         is_over.set()

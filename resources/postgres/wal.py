@@ -100,12 +100,12 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
         " offset 0) flushed(lsn)"
     ).fetchone()
     assert row is not None
-    position, written, page_bytes, segment_bytes = row
+    position, later_bytes, page_bytes, segment_bytes = row
     lsn = parse_lsn(position)
     # A page begins with a header. WAL on the next page means more than this header (XLogPageHeaderData,
     # XLogLongPageHeaderData).
     header_bytes = 40 if lsn % segment_bytes == 0 else 24
-    return None if lsn % page_bytes == 0 and written > header_bytes else lsn
+    return None if lsn % page_bytes == 0 and later_bytes > header_bytes else lsn
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:

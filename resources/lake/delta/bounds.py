@@ -102,8 +102,8 @@ def _has_late_date(values: pa.ChunkedArray) -> bool:
     """True if a date is too late for delta-rs's bounds. The date may be in a struct or a list."""
     kind = values.type
     if pa.types.is_date32(kind):
-        last = pc.max(values.cast(pa.int32())).as_py()
-        return last is not None and last > _LAST_DAY
+        last_day = pc.max(values.cast(pa.int32())).as_py()
+        return last_day is not None and last_day > _LAST_DAY
     if pa.types.is_list(kind):
         return _has_late_date(pc.list_flatten(values))
     if pa.types.is_struct(kind):

@@ -41,24 +41,24 @@ def clone(table: DeltaTable, path: str, store: Store, into: str, target: Store) 
         _link_or_copy(join_path(path, name), store, join_path(into, name), target)
     log, version = join_path(path, "_delta_log"), table.version()
     entries = {name: int(match[1]) for name in store.names(log) if (match := _VERSIONED_FILE.match(name))}
-    first = max(
+    first_version = max(
         (number for name, number in entries.items() if ".checkpoint" in name and number <= version), default=0
     )
     # The log entries come after the files, ordered by version. So no reader can open a clone without its files.
-    for name in sorted(name for name, number in entries.items() if first <= number <= version):
+    for name in sorted(name for name, number in entries.items() if first_version <= number <= version):
         _link_or_copy(join_path(log, name), store, join_path(into, f"_delta_log/{name}"), target)
 
 
 def _link_or_copy(path: str, store: Store, into: str, target: Store) -> None:
     """Give a file a second name, or copy it if this is not possible."""
-    (files, inner), (others, outer) = store.system(path), target.system(into)
-    others.create_dir(outer.rpartition("/")[0])
-    if isinstance(files, pafs.LocalFileSystem) and isinstance(others, pafs.LocalFileSystem):
+    (files, inner_path), (target_files, target_path) = store.system(path), target.system(into)
+    target_files.create_dir(target_path.rpartition("/")[0])
+    if isinstance(files, pafs.LocalFileSystem) and isinstance(target_files, pafs.LocalFileSystem):
         try:
-            os.link(inner, outer)
+            os.link(inner_path, target_path)
         except OSError as error:
             if error.errno not in UNLINKABLE:
                 raise
         else:
             return
-    pafs.copy_files(inner, outer, source_filesystem=files, destination_filesystem=others)
+    pafs.copy_files(inner_path, target_path, source_filesystem=files, destination_filesystem=target_files)

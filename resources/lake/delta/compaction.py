@@ -92,7 +92,7 @@ def _groups(files: Files, target: int) -> Iterator[Files]:
 
 
 def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of files, with the table's present columns."""
+    """The rows of some files of a table, with the present columns of the table."""
     schema = local.arrow_schema(path)
     for name in files:
         yield from local.store.batches(join_path(path, unquote(name)), schema)

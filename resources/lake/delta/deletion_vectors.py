@@ -227,10 +227,10 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
     variants, which many readers do not support. Raises OSError, CommitFailedError and UnmarkableError.
     """
     version, protocol = table.version(), table.protocol()
-    newest = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
-    if newest is None:
+    newest_metadata = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
+    if newest_metadata is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
-    configuration = {**dict(newest.get("configuration") or {}), PROPERTY: "true"}
+    configuration = {**dict(newest_metadata.get("configuration") or {}), PROPERTY: "true"}
     # A table without a list of features has writer version 1 or 2. Version 2 implies these two features (Delta protocol,
     # Writer Version Requirements).
     writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
@@ -243,7 +243,7 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
     actions = [
         {"commitInfo": information},
         {"protocol": features},
-        {"metaData": {**newest, "configuration": configuration}},
+        {"metaData": {**newest_metadata, "configuration": configuration}},
     ]
     log.commit(version + 1, actions)
 

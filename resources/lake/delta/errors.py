@@ -250,8 +250,8 @@ def missing_file(error: BaseException) -> str | None:
     """The Parquet file that an engine has not found. None for any other error."""
     for each in causes(error):
         text = str(each)
-        if isinstance(each, FileNotFoundError) and (named := re.search(r"/[^'\"]*\.parquet", text)):
-            return named[0]
+        if isinstance(each, FileNotFoundError) and (file_match := re.search(r"/[^'\"]*\.parquet", text)):
+            return file_match[0]
         if any(words in text for words in _NOT_FOUND) and (match := _MISSING_FILE.search(text)):
             return match[1]
     return None
@@ -280,8 +280,8 @@ def illegible_file(error: BaseException) -> str | None:
     for each in causes(error):
         text = str(each)
         if not isinstance(each, PgsieveError) and "SQLSTATE: 22" not in text and _is_invalid_parquet(text):
-            named = re.search(r"[^\s'\"/\\]+\.parquet", text)
-            return named[0] if named else ""
+            file_match = re.search(r"[^\s'\"/\\]+\.parquet", text)
+            return file_match[0] if file_match else ""
     return None
 
 

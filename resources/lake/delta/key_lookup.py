@@ -199,20 +199,22 @@ def flagged_rows(
     `among` are the rows that are searched; None means the whole table. With `among`, rows keep their keys.
     """
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
-    selected = {} if flag.null_column is None else _files_of_nulls(table, flag.null_column)
+    row_counts = {} if flag.null_column is None else _files_of_nulls(table, flag.null_column)
     for match in every_file(table, flag.null_column) if among is None else among:
-        if match.name in selected:
-            chosen = np.ones(selected[match.name], np.bool_)
+        if match.name in row_counts:
+            is_selected = np.ones(row_counts[match.name], np.bool_)
         else:
             flags = [batch.column(0) for batch in store.batches(join_path(path, match.name), schema)]
             is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
-            chosen = is_set == flag.is_set
+            is_selected = is_set == flag.is_set
         if among is None:
-            rows = np.setdiff1d(np.flatnonzero(chosen), match.deleted)
+            rows = np.setdiff1d(np.flatnonzero(is_selected), match.deleted)
             matches.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
         else:
             matches.append(
-                replace(match, rows=match.rows[chosen[match.rows]], keys=match.keys[chosen[match.rows]])
+                replace(
+                    match, rows=match.rows[is_selected[match.rows]], keys=match.keys[is_selected[match.rows]]
+                )
             )
     return [match for match in matches if len(match.rows)]
 
@@ -222,10 +224,12 @@ def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
     files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
     if nulls not in files.column_names:
         return {}
-    whole = files.filter(pc.fill_null(pc.equal(files[nulls], files["num_records"]), False))
+    files_of_nulls = files.filter(pc.fill_null(pc.equal(files[nulls], files["num_records"]), False))
     return {
         unquote(path): rows
-        for path, rows in zip(whole["path"].to_pylist(), whole["num_records"].to_pylist(), strict=True)
+        for path, rows in zip(
+            files_of_nulls["path"].to_pylist(), files_of_nulls["num_records"].to_pylist(), strict=True
+        )
     }
 
 
@@ -242,13 +246,13 @@ def files_of_one_value(table: DeltaTable, column: str) -> set[str]:
 def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `null_column`, as matches without rows. None means all files."""
     deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
-    possible = None if null_column is None else set(files_within(table, {}, null_column))
+    possible_names = None if null_column is None else set(files_within(table, {}, null_column))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
     return [
         FileMatches(name, path, size, no_rows, no_rows, deleted.get(name, no_rows))
         for name, path, size in names
-        if possible is None or name in possible
+        if possible_names is None or name in possible_names
     ]
 
 
@@ -259,10 +263,10 @@ def _candidates(
     bounds = bounds_of(keys)
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
-    first = keys.column_names[0]
+    first_column = keys.column_names[0]
     for batch in _batches(table, store, [join_path(path, file) for file in files], schema, bounds):
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-        yield rows.filter(pc.is_in(to_comparable(rows[first]), to_comparable(keys[first])))
+        yield rows.filter(pc.is_in(to_comparable(rows[first_column]), to_comparable(keys[first_column])))
 
 
 def files_within(
@@ -284,11 +288,11 @@ def files_within(
             lowest, highest = lowest.cast(least.type), highest.cast(least.type)
             if pa.types.is_timestamp(least.type):
                 highest = pc.add_checked(highest, _MAX_ROUNDING)
-            within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
-            is_possible = pc.and_kleene(is_possible, within)
+            is_within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
+            is_possible = pc.and_kleene(is_possible, is_within)
     # A file without statistics may have any value, so it is possible.
-    chosen = files["path"].filter(pc.fill_null(is_possible, True))
-    return [unquote(path) for path in chosen.to_pylist()]
+    possible_paths = files["path"].filter(pc.fill_null(is_possible, True))
+    return [unquote(path) for path in possible_paths.to_pylist()]
 
 
 class StoredFile(NamedTuple):
@@ -310,8 +314,10 @@ def files_of(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[
     """The files of a table that may have a key within at least one of the bounds."""
     names = {name for each in bounds for name in files_within(table, each)}
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes", "num_records"]).to_pylist()
-    every = (StoredFile(unquote(f["path"]), f["path"], f["size_bytes"], f["num_records"]) for f in files)
-    return [file for file in every if file.name in names]
+    stored_files = (
+        StoredFile(unquote(f["path"]), f["path"], f["size_bytes"], f["num_records"]) for f in files
+    )
+    return [file for file in stored_files if file.name in names]
 
 
 def _batches(

@@ -149,11 +149,11 @@ class Log:
     @classmethod
     def of(cls, path: str, store: Store) -> "Log | None":
         """The log of a table. None if this process cannot add entries to it."""
-        system, inner = store.system(path)
+        system, inner_path = store.system(path)
         if isinstance(system, LocalFileSystem):
-            return cls(path, store, FolderFiles(Path(inner)))
+            return cls(path, store, FolderFiles(Path(inner_path)))
         objects = objects_at(path, store.options)
-        return None if objects is None else cls(path, store, StoreFiles(objects, inner))
+        return None if objects is None else cls(path, store, StoreFiles(objects, inner_path))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:
         """Create the log entry of a version, atomically. Raises CommitFailedError if this version exists already.
@@ -179,17 +179,17 @@ class Log:
         The actions of the checkpoint have only `fields`; None means all fields. Raises UnmarkableError if an entry
         after the checkpoint is missing.
         """
-        last = self._last_checkpoint(version)
+        checkpoint_version = self._last_checkpoint(version)
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
             # Read only a few entries at a time, because the caller may stop before the last one.
-            for begin in range(version, last, -_PARALLEL_READS):
-                numbers = range(begin, max(begin - _PARALLEL_READS, last), -1)
+            for begin in range(version, checkpoint_version, -_PARALLEL_READS):
+                numbers = range(begin, max(begin - _PARALLEL_READS, checkpoint_version), -1)
                 for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
                     if entry is None:
                         raise UnmarkableError(f"version {number} is missing in the log of {self.path}")
                     yield [action[kind] for action in entry if kind in action]
-        if last >= 0:
-            yield self._checkpoint_actions(last, kind, fields)
+        if checkpoint_version >= 0:
+            yield self._checkpoint_actions(checkpoint_version, kind, fields)
 
     def _entry(self, version: int) -> Sequence[Action] | None:
         """The actions of the log entry of a version. None if there is no such entry."""
@@ -207,19 +207,19 @@ class Log:
             hint = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
         except ValueError:
             return -1
-        last = int(hint.get("version", -1))
+        checkpoint_version = int(hint.get("version", -1))
         is_classic = not (hint.get("parts") or hint.get("v2Checkpoint"))
-        return last if is_classic and last <= version else -1
+        return checkpoint_version if is_classic and checkpoint_version <= version else -1
 
     def _checkpoint_actions(
         self, version: int, kind: str, fields: Collection[str] | None
     ) -> Iterator[Action]:
         """The actions of one kind in the checkpoint of a version, with some fields."""
-        files, inner = self._store.system(
+        files, inner_path = self._store.system(
             join_path(self.path, f"_delta_log/{version:020}.checkpoint.parquet")
         )
         try:
-            stream = files.open_input_file(inner)
+            stream = files.open_input_file(inner_path)
         except FileNotFoundError:
             raise UnmarkableError(f"checkpoint {version} is missing in the log of {self.path}") from None
         with stream, pq.ParquetFile(stream) as file:
@@ -237,10 +237,10 @@ def _entry(version: int) -> str:
 
 def _as_in_json(action: Mapping[str, Any]) -> Action:
     """An action of a checkpoint in the format of log entries: maps are objects, and NULLs are left out."""
-    plain = {key: value for key, value in action.items() if value is not None}
-    for key, value in plain.items():
+    json_action = {key: value for key, value in action.items() if value is not None}
+    for key, value in json_action.items():
         if key in _MAPS:
-            plain[key] = dict(value)
+            json_action[key] = dict(value)
         elif isinstance(value, dict):
-            plain[key] = {k: dict(v) if k in _MAPS else v for k, v in value.items() if v is not None}
-    return plain
+            json_action[key] = {k: dict(v) if k in _MAPS else v for k, v in value.items() if v is not None}
+    return json_action

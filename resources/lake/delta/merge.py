@@ -30,9 +30,9 @@ def refuse_reserved_columns(columns: Collection[str]) -> None:
     names = {name.lower() for name in columns}
     for reserved in _RESERVED:
         if reserved <= names:
-            listed = ", ".join(sorted(reserved))
+            column_names = ", ".join(sorted(reserved))
             raise LakeError(
-                f"Delta's MERGE itself adds a column {listed}, so it cannot change a table with this column",
+                f"Delta's MERGE itself adds a column {column_names}, so it cannot change a table with this column",
                 hint="rename the column, or publish a column list without it",
                 sqlstate="42701",
             )

@@ -100,9 +100,13 @@ def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bo
     """
     if not _accepts_any_row(table):
         return False
-    present = pa.struct(arrow_schema(table))
-    given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
-    return bool(present == given) if overwrite else is_unmapped(table) and _has_fields(present, given)
+    table_type = pa.struct(arrow_schema(table))
+    file_type = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
+    return (
+        bool(table_type == file_type)
+        if overwrite
+        else is_unmapped(table) and _has_fields(table_type, file_type)
+    )
 
 
 def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
@@ -149,11 +153,11 @@ def _accepts_any_row(table: DeltaTable) -> bool:
     )
 
 
-def _has_fields(present: pa.DataType, given: pa.DataType) -> bool:
-    """True if the type `present` has all fields of the type `given`. The fields of a struct may be in any order."""
-    if not (pa.types.is_struct(present) and pa.types.is_struct(given)):
-        return bool(present == given)
+def _has_fields(table_type: pa.DataType, file_type: pa.DataType) -> bool:
+    """True if the type `table_type` has all fields of the type `file_type`. The fields of a struct may be in any order."""
+    if not (pa.types.is_struct(table_type) and pa.types.is_struct(file_type)):
+        return bool(table_type == file_type)
     return all(
-        present.get_field_index(f.name) >= 0 and _has_fields(present.field(f.name).type, f.type)
-        for f in given
+        table_type.get_field_index(f.name) >= 0 and _has_fields(table_type.field(f.name).type, f.type)
+        for f in file_type
     )

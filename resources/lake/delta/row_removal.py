@@ -91,8 +91,8 @@ def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], ba
 
 
 def with_marks(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
-    """The files that have `matches`, of those of `markable_files`, with these rows marked as deleted."""
-    # No row of a match is deleted already, so NumPy's union is not needed, which takes ten times as long.
+    """The files that contain `matches`, with these rows marked as deleted. `files` is a result of `markable_files`."""
+    # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long.
     return [
         MarkedFile(files[match.name], np.sort(np.concatenate([match.deleted, match.rows])))
         for match in matches

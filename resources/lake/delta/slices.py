@@ -122,8 +122,8 @@ class Slices:
         files: dict[str, tuple[int, int] | None] = {}
         actions = pa.table(self.table.get_add_actions(flatten=True))
         # Select only these columns. Other columns may have bounds that Python cannot represent, for example dates.
-        selected = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
-        for row in actions.select(selected).to_pylist():
+        column_names = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
+        for row in actions.select(column_names).to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")
             has_bounds = least is not None and greatest is not None
             files[join_path(self.path, unquote(row["path"]))] = (least, greatest) if has_bounds else None

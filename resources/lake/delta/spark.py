@@ -124,8 +124,10 @@ class SparkRecords:
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit_metadata(None))
         writer.option("txnAppId", VERSION_APPLICATION).option("txnVersion", str(version)).save(path)
-        stored = [row for row in self.rows(path) if version_of(row) == version]
-        if len(stored) != versioned.num_rows or any(row not in stored for row in versioned.to_pylist()):
+        stored_rows = [row for row in self.rows(path) if version_of(row) == version]
+        if len(stored_rows) != versioned.num_rows or any(
+            row not in stored_rows for row in versioned.to_pylist()
+        ):
             raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
 
     def position(self, path: str) -> int | None:
@@ -142,19 +144,19 @@ class SparkRecords:
 
     def _head(self, path: str) -> TableHead:
         # Usually pgsieve has made the newest commit. So read only this commit first, and all commits only if need be.
-        newest, position = TableHead(), 0
+        head, position = TableHead(), 0
         for limit in (" limit 1", ""):
             with _ignore_missing_table():
                 history = self._session().sql(f"describe history delta.{quoted(path)}{limit}")
                 commits = history.orderBy(F.desc("version")).select("version", "userMetadata")
                 for number, row in enumerate(commits.toLocalIterator()):
                     if number == 0:
-                        newest = TableHead(int(row["version"]))
+                        head = TableHead(int(row["version"]))
                     lsn, is_kept = position_in(row["userMetadata"])
                     position = max(position, lsn or 0)
                     if lsn is not None and not is_kept:
-                        return TableHead(newest.version, position)
-        return TableHead(newest.version, position or None)
+                        return TableHead(head.version, position)
+        return TableHead(head.version, position or None)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
         """A stamp that distinguishes the newest version of a table from all others.
@@ -188,8 +190,10 @@ class SparkRecords:
 
     def _is_restored(self, path: str, since: int) -> bool:
         history = self._session().sql(f"describe history delta.{quoted(path)}")
-        later = history.where(F.col("version") >= since).select("version", "operation").collect()
-        return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
+        later_commits = history.where(F.col("version") >= since).select("version", "operation").collect()
+        return not later_commits or any(
+            row["operation"] == "RESTORE" for row in later_commits if row["version"] > since
+        )
 
     def is_repaired(self, path: str, since: int) -> bool:
         """True if a table was repaired, as `Records` describes. If the version is the newest, this takes no job of Spark."""
@@ -199,8 +203,8 @@ class SparkRecords:
 
     def _is_repaired(self, path: str, since: int) -> bool:
         history = self._session().sql(f"describe history delta.{quoted(path)}")
-        later = history.where(F.col("version") > since).select("userMetadata").collect()
-        return has_repair(row.asDict() for row in later)
+        later_commits = history.where(F.col("version") > since).select("userMetadata").collect()
+        return has_repair(row.asDict() for row in later_commits)
 
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""

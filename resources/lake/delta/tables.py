@@ -123,27 +123,27 @@ class Tables:
         commit must check again what the block has decided. If the check of a table fails, the error is raised when
         the table is used. Tables in a folder are checked each time they are used, because this takes little time.
         """
-        outer = self._check_results()
-        if outer is None:
+        outer_results = self._check_results()
+        if outer_results is None:
             self._threads.checked = {}
         try:
             self._check_tables([path for path in dict.fromkeys(paths) if is_uri(path)], prepare)
             yield
         finally:
-            if outer is None:
+            if outer_results is None:
                 self._threads.checked = None
 
     def _check_tables(
         self, paths: Collection[str], prepare: Callable[[str, DeltaTable], object] | None
     ) -> None:
         """Check those tables that this block has not checked yet, in parallel threads."""
-        checked, own = self._check_results(), self._own_tables()
-        assert checked is not None
-        paths = [path for path in paths if path not in checked]
+        check_results, own_tables = self._check_results(), self._own_tables()
+        assert check_results is not None
+        paths = [path for path in paths if path not in check_results]
         if len(paths) < 2:
             return  # A single table is checked later, when it is used.
         with self._lock:
-            self._idle.update({path: own.pop(path) for path in paths if path in own})
+            self._idle.update({path: own_tables.pop(path) for path in paths if path in own_tables})
 
         def check(path: str) -> "dict[str, _OpenTable | Exception | None]":
             try:
@@ -152,25 +152,25 @@ class Tables:
                     prepare(path, table)
             except Exception as error:  # noqa: BLE001 - the use of the table raises it
                 return {path: error}
-            opened = self._own_tables().pop(path, None)
+            open_table = self._own_tables().pop(path, None)
             # An existing table that is not open yet will be opened when it is used.
-            return {path: opened} if opened is not None or table is None else {}
+            return {path: open_table} if open_table is not None or table is None else {}
 
         with ThreadPoolExecutor(min(_PARALLEL_CHECKS, len(paths)), "pgsieve-check") as pool:
             for each in pool.map(check, paths):
-                checked |= each
-        own |= {
-            path: opened
-            for path, opened in checked.items()
-            if path in paths and isinstance(opened, _OpenTable)
+                check_results |= each
+        own_tables |= {
+            path: open_table
+            for path, open_table in check_results.items()
+            if path in paths and isinstance(open_table, _OpenTable)
         }
 
     def open_if_exists(self, path: str) -> DeltaTable | None:
         """The newest version of a table. None if the table does not exist."""
-        if (opened := self._newest(path)) is not None:
-            return opened.table
-        checked = self._check_results()
-        if checked is not None and path in checked:
+        if (open_table := self._newest(path)) is not None:
+            return open_table.table
+        check_results = self._check_results()
+        if check_results is not None and path in check_results:
             return None
         if not is_uri(path) and not _has_log(path):
             return None
@@ -180,8 +180,8 @@ class Tables:
         except TableNotFoundError:
             pass
         self._absent.add(path)
-        if checked is not None:
-            checked[path] = None
+        if check_results is not None:
+            check_results[path] = None
         return None
 
     def expect_creation(self, path: str) -> None:
@@ -190,32 +190,32 @@ class Tables:
 
     def open(self, path: str) -> DeltaTable:
         """The newest version of a table."""
-        opened = self._newest(path)
-        return self._open_new(path) if opened is None else opened.table
+        open_table = self._newest(path)
+        return self._open_new(path) if open_table is None else open_table.table
 
     def _newest(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or an idle table, at its newest version. None if the table is not open."""
-        checked, own = self._check_results(), self._own_tables()
-        if checked is not None and path in checked:
-            if isinstance(outcome := checked[path], Exception):
+        check_results, own_tables = self._check_results(), self._own_tables()
+        if check_results is not None and path in check_results:
+            if isinstance(outcome := check_results[path], Exception):
                 raise outcome
             return outcome
-        opened = own.pop(path, None)
-        if opened is None:
+        open_table = own_tables.pop(path, None)
+        if open_table is None:
             with self._lock:
-                opened = self._idle.pop(path, None)
-        if opened is None or not opened.update(self.log_of(path)):
+                open_table = self._idle.pop(path, None)
+        if open_table is None or not open_table.update(self.log_of(path)):
             return None
-        own[path] = opened
-        self._record_check(path, opened)
-        return opened
+        own_tables[path] = open_table
+        self._record_check(path, open_table)
+        return open_table
 
     def log_of(self, path: str) -> LogEntries:
         """The reader of the log entries of a table."""
         return LogEntries(path, self._store)
 
     def _open_new(self, path: str) -> DeltaTable:
-        table, own = _load(path, self.options), self._own_tables()
+        table, own_tables = _load(path, self.options), self._own_tables()
         self._absent.discard(path)
         # Read the stamp now. Later it could be the stamp of another table that was created at this path.
         version = table.version()
@@ -223,22 +223,22 @@ class Tables:
         stamp = log.since(version, version).get(version)
         if stamp is not None:
             log.refuse_damaged(version, stamp)
-            opened = own[path] = _OpenTable(table, (version, stamp))
-            self._record_check(path, opened)
-            if not is_uri(path) and len(own) > _MAX_OPEN_TABLES:
-                own.popitem(last=False)
+            open_table = own_tables[path] = _OpenTable(table, (version, stamp))
+            self._record_check(path, open_table)
+            if not is_uri(path) and len(own_tables) > _MAX_OPEN_TABLES:
+                own_tables.popitem(last=False)
         return table
 
     def release(self) -> None:
         """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
-        own = self._own_tables()
-        if checked := self._check_results():
-            checked.clear()
+        own_tables = self._own_tables()
+        if check_results := self._check_results():
+            check_results.clear()
         with self._lock:
-            self._idle.update(own)
+            self._idle.update(own_tables)
             while len(self._idle) > _MAX_OPEN_TABLES:
                 self._idle.popitem(last=False)
-        own.clear()
+        own_tables.clear()
 
     def as_of(self, path: str, version: int) -> DeltaTable:
         """A table at one of its versions. It does not change when the table gets a new version."""
@@ -248,16 +248,16 @@ class Tables:
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """The result of a query, which `rows` computes once per version of an open table. `query` identifies the query."""
-        opened = self._own_tables().get(path)
-        if opened is None or opened.table is not table:
+        open_table = self._own_tables().get(path)
+        if open_table is None or open_table.table is not table:
             return rows()
-        return [dict(row) for row in opened.answers.of(table.version(), query, rows)]
+        return [dict(row) for row in open_table.answers.of(table.version(), query, rows)]
 
     def record_answer(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
         """Cache the result of a query for the version that this thread has just committed."""
-        opened = self._own_tables().get(path)
-        if opened is not None and opened.table is table:
-            opened.answers.record_answer(table.version(), query, rows)
+        open_table = self._own_tables().get(path)
+        if open_table is not None and open_table.table is table:
+            open_table.answers.record_answer(table.version(), query, rows)
 
     def forget(self) -> None:
         """Forget all open tables, because some tables have been removed."""
@@ -269,8 +269,8 @@ class Tables:
         """The tables that this thread has open, by path."""
         if getattr(self._threads, "removals", None) != self._removals:
             self._threads.tables, self._threads.removals = OrderedDict[str, _OpenTable](), self._removals
-            if checked := getattr(self._threads, "checked", None):
-                checked.clear()
+            if check_results := getattr(self._threads, "checked", None):
+                check_results.clear()
         tables: OrderedDict[str, _OpenTable] = self._threads.tables
         return tables
 
@@ -280,13 +280,15 @@ class Tables:
         None if this thread is not within a `consistent_read`.
         """
         self._own_tables()  # If tables have been removed, this call empties the results.
-        checked: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "checked", None)
-        return checked
+        check_results: dict[str, _OpenTable | Exception | None] | None = getattr(
+            self._threads, "checked", None
+        )
+        return check_results
 
-    def _record_check(self, path: str, opened: _OpenTable) -> None:
+    def _record_check(self, path: str, open_table: _OpenTable) -> None:
         """Within a `consistent_read`, remember that this table was checked."""
-        if is_uri(path) and (checked := self._check_results()) is not None:
-            checked[path] = opened
+        if is_uri(path) and (check_results := self._check_results()) is not None:
+            check_results[path] = open_table
 
 
 @retry(

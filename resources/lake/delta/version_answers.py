@@ -45,10 +45,13 @@ class VersionAnswers:
             log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001 - no public way
             absent = jvm.scala.Option.empty()
             snapshot = log.update(False, absent, absent)
-            version, written = snapshot.version(), snapshot.logSegment().lastCommitFileModificationTimestamp()
+            version, time_written = (
+                snapshot.version(),
+                snapshot.logSegment().lastCommitFileModificationTimestamp(),
+            )
         except Py4JNetworkError:
             raise
         except (Py4JError, TypeError):
             # The log is illegible, or this version of Delta has other functions. If there is an error, the query raises it.
             return None
-        return None if version < 0 else (str(written), version)
+        return None if version < 0 else (str(time_written), version)

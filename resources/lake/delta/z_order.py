@@ -50,8 +50,10 @@ def _scaled_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64
     ) - np.uint64(1)
-    needed = int(ranks.max(initial=0)).bit_length()
+    needed_digits = int(ranks.max(initial=0)).bit_length()
     scaled: npt.NDArray[np.uint64] = (
-        ranks >> np.uint64(needed - digits) if needed > digits else ranks << np.uint64(digits - needed)
+        ranks >> np.uint64(needed_digits - digits)
+        if needed_digits > digits
+        else ranks << np.uint64(digits - needed_digits)
     )
     return scaled

@@ -171,16 +171,16 @@ def _lock_start(folder: EngineFolder) -> Iterator[bool]:
             lock.close()
 
 
-def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
+def _replace(folder: EngineFolder, record: EngineRecord) -> None:
     """End an engine with other settings. Raises EngineError if a process uses it."""
-    unused = folder.lock("used")
-    if unused is None:
+    use_lock = folder.lock("used")
+    if use_lock is None:
         raise EngineError(
-            f"the engine of {folder.path} serves version {serving.version} of pgsieve or other settings of Spark, and is in use",
+            f"the engine of {folder.path} serves version {record.version} of pgsieve or other settings of Spark, and is in use",
             hint="wait for the runs that use it, or end it: pgsieve engine stop",
             sqlstate="55006",
         )
-    with unused:
+    with use_lock:
         stop(folder)
 
 

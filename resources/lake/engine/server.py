@@ -62,10 +62,10 @@ class Plan:
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
     """Serve until the engine ends. Return the exit status."""
-    serving = folder.lock("serving")
-    if serving is None:
+    serving_lock = folder.lock("serving")
+    if serving_lock is None:
         return 0  # Another engine is serving already.
-    with serving:
+    with serving_lock:
         folder.forget()
         token, port = secrets.token_urlsafe(32), _free_port()
         signal.signal(signal.SIGTERM, _end)
@@ -119,11 +119,11 @@ def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[byte
     """Wait for a reason to end. When this function returns, no process can begin to use the engine."""
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():
-        unused = folder.lock("used")
-        if unused is None:
+        use_lock = folder.lock("used")
+        if use_lock is None:
             last_use = time.monotonic()
         else:
-            with unused:
+            with use_lock:
                 if _is_over(plan, time.monotonic() - last_use):
                     folder.forget()
                     return

@@ -47,8 +47,8 @@ class ObjectFiles(DeltaStorageHandler):
         stamp = self._objects.stamp(path)
         if stamp is None:
             return None
-        _, written, size = stamp
-        return pafs.FileInfo(path, pafs.FileType.File, mtime=written, size=size)
+        _, time_written, size = stamp
+        return pafs.FileInfo(path, pafs.FileType.File, mtime=time_written, size=size)
 
 
 class _ObjectReader:

@@ -342,13 +342,16 @@ class Storage:
                 f"fs.azure.account.auth.type.{account}": "SAS",
                 f"fs.azure.sas.fixed.token.{account}": option("sas_token"),
             }
-        kind = f"fs.azure.account.oauth.provider.type.{account}"
+        provider_setting = f"fs.azure.account.oauth.provider.type.{account}"
         if not option("client_secret"):
-            return {f"fs.azure.account.auth.type.{account}": "OAuth", kind: _OAUTH_PROVIDER.format("Msi")}
+            return {
+                f"fs.azure.account.auth.type.{account}": "OAuth",
+                provider_setting: _OAUTH_PROVIDER.format("Msi"),
+            }
         tokens = f"https://login.microsoftonline.com/{option('tenant_id')}/oauth2/token"
         return {
             f"fs.azure.account.auth.type.{account}": "OAuth",
-            kind: _OAUTH_PROVIDER.format("ClientCreds"),
+            provider_setting: _OAUTH_PROVIDER.format("ClientCreds"),
             f"fs.azure.account.oauth2.client.id.{account}": option("client_id"),
             f"fs.azure.account.oauth2.client.secret.{account}": option("client_secret"),
             f"fs.azure.account.oauth2.client.endpoint.{account}": tokens,

@@ -92,22 +92,22 @@ class Store:
         """True if a file exists."""
         if not is_uri(path):
             return Path(path).exists()
-        files, inner = self.system(path)
-        return bool(files.get_file_info(inner).type == pafs.FileType.File)
+        files, inner_path = self.system(path)
+        return bool(files.get_file_info(inner_path).type == pafs.FileType.File)
 
     def written_at(self, path: str) -> int | None:
         """The time at which a file was written, in nanoseconds since 1970. None if it is unknown, or if there is no file."""
-        files, inner = self.system(path)
-        written: int | None = files.get_file_info(inner).mtime_ns
-        return written
+        files, inner_path = self.system(path)
+        time_written: int | None = files.get_file_info(inner_path).mtime_ns
+        return time_written
 
     def stamp(self, path: str) -> tuple[int | None, int] | None:
         """The time and the size of a file.
 
         They distinguish files that have had the same name. None if the file does not exist.
         """
-        files, inner = self.system(path)
-        file = files.get_file_info(inner)
+        files, inner_path = self.system(path)
+        file = files.get_file_info(inner_path)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
 
     def read(
@@ -185,10 +185,10 @@ class Store:
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """Open a Parquet file for the block."""
-        files, inner = self.system(path)
+        files, inner_path = self.system(path)
         # With pre_buffer, the columns of a row group are requested from an object store at the same time.
         with (
-            files.open_input_file(inner) as stream,
+            files.open_input_file(inner_path) as stream,
             pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
         ):
             yield file
@@ -215,8 +215,8 @@ class Store:
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
         if (content := self._small_file(path)) is not None:
             return ds.ParquetFileFormat().make_fragment(content)
-        files, inner = self.system(path)
-        return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
+        files, inner_path = self.system(path)
+        return ds.ParquetFileFormat().make_fragment(inner_path, filesystem=files)
 
     def _small_file(self, path: str) -> pa.Buffer | None:
         """The bytes of a file on an object store, if the file is small. A dataset would open it more than once.
@@ -248,13 +248,13 @@ class Store:
 
     def has_folder(self, folder: str, name: str) -> bool:
         """True if a folder of this name is anywhere in a folder or its subfolders, and contains a file."""
-        _, inner = self.system(folder)
-        depth = len(inner.split("/"))
+        _, inner_path = self.system(folder)
+        depth = len(inner_path.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
 
     def _files(self, folder: str) -> list[pafs.FileInfo]:
-        files, inner = self.system(folder)
-        entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
+        files, inner_path = self.system(folder)
+        entries = files.get_file_info(pafs.FileSelector(inner_path, allow_not_found=True, recursive=True))
         # Some servers store an empty object for a folder, even after the files of the folder were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
@@ -262,8 +262,8 @@ class Store:
     def probe(self, folder: str, name: str) -> None:
         """Create an empty file in a folder, and delete it."""
         self.touch(path := f"{folder}/{name}")
-        files, inner = self.system(path)
-        files.delete_file(inner)
+        files, inner_path = self.system(path)
+        files.delete_file(inner_path)
 
     def touch(self, path: str) -> None:
         """Create an empty file."""
@@ -271,17 +271,17 @@ class Store:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file into a folder that exists."""
-        files, inner = self.system(path)
+        files, inner_path = self.system(path)
         # delta-rs's stream accepts only bytes objects. A buffer makes them, if it is larger than each piece that is
         # written into it.
-        with files.open_output_stream(inner, buffer_size=2 * _WRITTEN_BYTES) as stream:
+        with files.open_output_stream(inner_path, buffer_size=2 * _WRITTEN_BYTES) as stream:
             for begin in range(0, len(content), _WRITTEN_BYTES):
                 stream.write(content[begin : begin + _WRITTEN_BYTES])
 
     def part(self, path: str, begin: int, size: int) -> bytes:
         """The bytes of a file from `begin` on, `size` of them."""
-        files, inner = self.system(path)
-        with files.open_input_file(inner) as stream:
+        files, inner_path = self.system(path)
+        with files.open_input_file(inner_path) as stream:
             stream.seek(begin)
             content: bytes = stream.read(size)
         return content
@@ -290,8 +290,8 @@ class Store:
         """Remove a folder with everything in it. Return False if the folder does not exist."""
         if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
-        files, inner = self.system(folder)
-        files.delete_dir(inner)
+        files, inner_path = self.system(folder)
+        files.delete_dir(inner_path)
         return True
 
 
