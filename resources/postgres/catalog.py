@@ -177,10 +177,7 @@ def _read_catalog(
     locked: Mapping[int, str],
     as_bytes: bool,
 ) -> Catalog:
-    """Read the catalog in one transaction, without the expressions of the tables in `locked`.
-
-    `as_bytes` has the same meaning as in `Texts`.
-    """
+    """Read the catalog in one transaction, without the expressions of tables in `locked`. For `as_bytes` see `Texts`."""
     version = connection.info.server_version
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
