@@ -45,6 +45,8 @@ from pgsieve.resources.work import (
 
 #: The columns of the input of a Spark job: the numbers of the parts.
 _NUMBERS = pa.schema({"id": pa.int64()})
+#: The output of a Spark job: batches of rows as bytes, which Spark passes on. Spark would convert other columns row by row.
+_PACKED = pa.schema({"batch": pa.binary()})
 #: A function that is called with the number of parts that have finished.
 OnProgress = Callable[[int], None]
 #: A function that Spark runs on the batches of a task.
@@ -143,6 +145,25 @@ def forget_archives() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
+
+
+def _pack_rows(make: BatchFunction, schema: pa.Schema) -> BatchFunction:
+    """A function of Spark's batches that packs the rows which `make` yields; the rows have this schema."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for rows in make(batches):
+            octets = rows.select(schema.names).cast(schema).serialize()
+            offsets = pa.array([0, octets.size], pa.int32()).buffers()[1]
+            column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, octets])
+            yield pa.RecordBatch.from_arrays([column], schema=_PACKED)
+
+    return run
+
+
+def _unpacked_rows(packed: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows that `_pack_rows` has packed."""
+    octets = (each.as_buffer() for each in packed["batch"])
+    return pa.Table.from_batches([pa.ipc.read_record_batch(each, schema) for each in octets], schema)
 
 
 def _run_parts(part: Part) -> BatchFunction:
@@ -257,16 +278,20 @@ class SparkExecutors:
                 _run_parts(part), spark_schema(MESSAGE_SCHEMA)
             )
             for stage, (each, number) in enumerate(zip(receivers, tasks, strict=True), 1):
-                stage_schema = schema if stage == len(receivers) else MESSAGE_SCHEMA
                 ordered_messages = frame.repartition(number, "to").sortWithinPartitions("to")
-                frame = ordered_messages.mapInArrow(_run_receivers(each), spark_schema(stage_schema))
-            rows = frame.toArrow()
+                receive = _run_receivers(each)
+                if stage < len(receivers):
+                    frame = ordered_messages.mapInArrow(receive, spark_schema(MESSAGE_SCHEMA))
+                else:
+                    frame = ordered_messages.mapInArrow(_pack_rows(receive, schema), spark_schema(_PACKED))
+            rows = _unpacked_rows(frame.toArrow(), schema)
         return with_costs(engine_of(session), parts + sum(tasks), rows)
 
     def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
         """Run parts as one job, with a task for each part."""
-        session = with_job_name(self._session())
-        return session.range(0, parts, 1, parts).mapInArrow(_run_parts(part), spark_schema(schema)).toArrow()
+        session, run = with_job_name(self._session()), _pack_rows(_run_parts(part), schema)
+        packed = session.range(0, parts, 1, parts).mapInArrow(run, spark_schema(_PACKED))
+        return _unpacked_rows(packed.toArrow(), schema)
 
     def _run_shared(self, part: Part, parts: int) -> pa.Table | None:
         """Run parts in a job that several callers share. None if no jobs are shared, or if the shared job has failed."""
