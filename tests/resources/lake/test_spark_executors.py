@@ -57,3 +57,22 @@ def test_workers_import_installed_packages_and_read_no_archive_again() -> None:
     rows = SparkExecutors(lambda: session).run(part, 3)
     assert not [path for path in rows["path"].to_pylist() if ".zip" in path]
     assert rows["size"].to_pylist() == [0, 0, 0]
+
+
+@pytest.mark.spark
+def test_rows_of_parts_keep_their_types_and_their_order_within_a_part() -> None:
+    schema = pa.schema(
+        {"number": pa.int64(), "side": pa.struct({"a b": pa.binary(), "c.d": pa.list_(pa.int32())})}
+    )
+    sides = [None, {"a b": b"\0", "c.d": [1, None]}, {"a b": None, "c.d": None}]
+
+    def part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        for _ in range(number):
+            yield pa.RecordBatch.from_pylist([{"number": number, "side": side} for side in sides], schema)
+
+    session = engine().session
+    rows = SparkExecutors(lambda: session).run(part, 3, schema=schema)
+    assert rows.schema == schema
+    assert rows.sort_by("number")["number"].to_pylist() == [1, 1, 1, *[2] * 6]
+    assert rows["side"].to_pylist() == sides * 3
+    assert SparkExecutors(lambda: session).run(part, 1, schema=schema) == schema.empty_table()
