@@ -6,8 +6,7 @@ is computed on whole columns; no Python code runs per change. Raises Arrow's err
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +75,8 @@ class KeyedChanges:
     truncate_lsns: Sequence[int] = ()
     ended: pa.Table | None = None
     emptied: pa.Table | None = None
+    # Not a cached_property: before Python 3.12 that has a lock, which cannot be sent with the class.
+    _lookups: list[tuple[Mask, Mask]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -85,10 +86,12 @@ class KeyedChanges:
         masks = every.operations.nbytes + sum(is_sent.nbytes for is_sent in every.sent.values())
         return sum(int(each.nbytes) for each in rows) + numbers + masks
 
-    @cached_property
+    @property
     def lookups(self) -> tuple[Mask, Mask]:
         """Two masks of keys: those that the changes expect in the replica, and those whose presence changes the outcome."""
-        return self.changes.lookup_masks(self.keys.num_rows)
+        if not self._lookups:
+            self._lookups.append(self.changes.lookup_masks(self.keys.num_rows))
+        return self._lookups[0]
 
     @property
     def sought(self) -> Numbers:
