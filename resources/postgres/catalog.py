@@ -187,32 +187,8 @@ def _read_catalog(
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS:g}s'")
         texts = Texts(connection, as_bytes=as_bytes)
         cursor = texts.cursor
-        tables = {}
         oids = f"'{{{','.join(map(str, locked))}}}'::oid[]"
-        attached = "and not inhdetachpending" if version >= 140000 else ""
-        for row in cursor.execute(_TABLES.format(locked=oids, attached=attached)):
-            oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *details = row
-            children, columns, file, partition_columns, unsent_leaves = details
-            tables[oid] = Table(
-                oid=oid,
-                schema=schema,
-                name=name,
-                kind=kind,
-                replica_identity=identity,
-                attributes=tuple(_attribute(*a) for a in attributes),
-                primary_key=tuple(pk or ()),
-                identity_index=tuple(index or ()),
-                ancestors=tuple(ancestors or ()),
-                leaves=tuple(leaves or ()),
-                children=tuple(children or ()),
-                columns_ever=columns,
-                file=file,
-                encoding=encoding,
-                major_version=version // 10000,
-                legible=texts.illegible.isdisjoint({schema, name, *(a[0] for a in attributes)}),
-                partition_columns=tuple(partition_columns or ()),
-                unsent_leaves=tuple(unsent_leaves or ()),
-            )
+        tables = _read_tables(texts, version, encoding, oids)
         publications = _read_publications(cursor, version, tables, oids)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
@@ -230,6 +206,40 @@ def _read_catalog(
     with_expressions |= {t.oid for p in publications.values() for t in p.tables if t.where is not None}
     locked = {oid: holders for oid, holders in locked.items() if oid in with_expressions}
     return Catalog(tables, publications, types, version, names, locked)
+
+
+def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) -> dict[int, Table]:
+    """Read the tables of the catalog; the result maps each table's oid to the table.
+
+    `version` is the number of the server's version, for example 180001. `encoding` is the server's encoding.
+    `locked_oids` is an SQL expression: the array of the oids of the locked tables.
+    """
+    tables = {}
+    attached = "and not inhdetachpending" if version >= 140000 else ""
+    for row in texts.cursor.execute(_TABLES.format(locked=locked_oids, attached=attached)):
+        oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *details = row
+        children, columns, file, partition_columns, unsent_leaves = details
+        tables[oid] = Table(
+            oid=oid,
+            schema=schema,
+            name=name,
+            kind=kind,
+            replica_identity=identity,
+            attributes=tuple(_attribute(*a) for a in attributes),
+            primary_key=tuple(pk or ()),
+            identity_index=tuple(index or ()),
+            ancestors=tuple(ancestors or ()),
+            leaves=tuple(leaves or ()),
+            children=tuple(children or ()),
+            columns_ever=columns,
+            file=file,
+            encoding=encoding,
+            major_version=version // 10000,
+            legible=texts.illegible.isdisjoint({schema, name, *(a[0] for a in attributes)}),
+            partition_columns=tuple(partition_columns or ()),
+            unsent_leaves=tuple(unsent_leaves or ()),
+        )
+    return tables
 
 
 def _attribute(*values: Any) -> Attribute:
