@@ -6,6 +6,7 @@ core, would import the modules itself, which takes a second in the first job.
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """
 
+import gc
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -40,6 +41,8 @@ def main() -> None:
             import_module(name)
     from pyspark.daemon import manager
 
+    # After each task a worker collects garbage. The objects of the modules stay, so it need not visit them.
+    gc.freeze()
     manager()  # type: ignore[no-untyped-call]
 
 
