@@ -146,7 +146,10 @@ def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotS
     49.2.2 Replication Slots). So the result is kept in memory for all subscriptions of the slot. It is valid until the
     slot is confirmed further or, if no transaction waits, until WAL is written.
     """
-    catalog, lsn = feed.with_defined_publications(present_catalog(connection)), flushed_lsn(connection)
+    lsn = flushed_lsn(connection)
+    if lsn <= state.confirmed_lsn:
+        return None  # All WAL is confirmed.
+    catalog = feed.with_defined_publications(present_catalog(connection))
     names = tuple(feed.without_missing_publications(catalog).slot_publications(catalog))
     answer = _ANSWERS.get((feed.source, feed.slot))
     if answer is None or not answer.holds(state.confirmed_lsn, names, lsn):

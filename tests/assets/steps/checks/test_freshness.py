@@ -13,6 +13,7 @@ from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
+from pgsieve.resources.postgres.slot import slot_state
 from tests.fixtures.shop import Shop
 
 
@@ -38,6 +39,7 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
         return each, len(asked)
 
     freshness._ANSWERS.clear()
+    shop.database.execute("create table first_unpublished as select 1")
     assert waiting() == ([False] * 4, 1)
     assert waiting() == ([False] * 4, 0)
     shop.database.execute("insert into orders values (5, 5)")
@@ -51,6 +53,26 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
     assert waiting() == ([False] * 4, 1)
     shop.database.execute("insert into notes values (5, 5)")
     assert waiting() == ([True] * 4, 1)
+
+
+@pytest.mark.drawn
+def test_nothing_is_decoded_if_the_slot_is_confirmed_up_to_the_end_of_the_wal(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoding begins at the slot's restart_lsn, and so reads again all that a run has just read."""
+    shop.run()
+    project = build_project(load_config(shop.path))
+    subscription, lake = project.subscriptions["one"], project.lake.open()
+    state = slot_state(shop.database, subscription.feed.slot)
+    assert state is not None
+    ends = iter([state.confirmed_lsn, state.confirmed_lsn + 1])
+    monkeypatch.setattr(freshness, "flushed_lsn", lambda _: next(ends))
+    asked = []
+    monkeypatch.setattr(freshness, "first_message", lambda *query: asked.append(query))
+    freshness._ANSWERS.clear()
+    assert (check_freshness(subscription, lake).seconds, asked) == (0, [])
+    check_freshness(subscription, lake)
+    assert asked, "WAL that is not confirmed is decoded"
 
 
 @pytest.mark.drawn
