@@ -228,6 +228,9 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
     `commits` has for each change the number of its commit. A commit makes at most one version of a row: other
     transactions never see rows that the same commit replaces.
     """
+    key = np.where(changes.operations == DELETE, changes.old, changes.new)
+    if not changes.is_move.any() and np.bincount(key).max(initial=0) <= 1:
+        return _versions_of_single_changes(changes, key, commits, present)
     changes = _replace_lost_moves(changes, present)
     tenures = _tenures(changes, commits)
     last, sent = _last_changes(changes, tenures)
@@ -252,6 +255,24 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
         base=np.where(origin[chosen] == _REPLICA, base[chosen], NONE),
         sent={name: places[chosen] for name, places in sent.items()},
         until=until[has_version],
+        ends=ends,
+    )
+
+
+def _versions_of_single_changes(
+    changes: KeyChanges, key: Numbers, commits: Numbers, present: Mask
+) -> RowVersions:
+    """The versions if no change is a move, and none has the `key` of another: no changes need be put in order."""
+    ends = _nones(len(present))
+    ends[key] = np.where(present[key], commits, NONE)
+    is_update = changes.operations == UPDATE
+    last = np.flatnonzero((changes.operations == INSERT) | (is_update & present[key]))
+    return RowVersions(
+        keys=key[last],
+        last=last,
+        base=np.where(is_update[last], key[last], NONE),
+        sent={name: np.where(is_sent[last], last, NONE) for name, is_sent in changes.sent.items()},
+        until=_nones(len(last)),
         ends=ends,
     )
 

@@ -37,6 +37,9 @@ VALIDITY_SCHEMA = pa.schema(
     }
 )
 
+#: Parquet's encodings: LSNs repeat or ascend, so their differences take less time and space.
+VALIDITY_ENCODINGS = dict.fromkeys((VALID_FROM_LSN, VALID_TO_LSN), "DELTA_BINARY_PACKED")
+
 
 def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     """The schema of versions of rows with these columns."""

@@ -8,7 +8,7 @@ Out: files, which a committer adds to a table.
 Raises OSError, and errors of delta-rs and of the function.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -109,13 +109,17 @@ def rows_at(
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """Writes batches into files of about `size` bytes in a folder, part by part, on executors."""
+    """Writes batches into files of about `size` bytes in a folder, part by part, on executors.
+
+    `encodings` as in `write_files`.
+    """
 
     store: Store
     folder: str
     schema: pa.Schema
     size: int
     parts: Sequence[Sequence[Batches]]
+    encodings: Mapping[str, str] | None = None
 
     def write_by(self, runner: Executors) -> pa.Table:
         """Let a runner write all parts. Return a row (`FILE_SCHEMA`) for each file."""
@@ -124,4 +128,4 @@ class WrittenRows:
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write the files of one part."""
         rows = chain.from_iterable(make() for make in self.parts[number])
-        return write_files(self.folder, self.schema, guard(rows), store=self.store, size=self.size)
+        return write_files(self.folder, self.schema, guard(rows), self.store, self.size, self.encodings)

@@ -37,7 +37,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, insert_deletes, row_versions
-from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
+from pgsieve.decoding.changes.versions import VALID_TO_LSN, VALIDITY_ENCODINGS, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -205,7 +205,7 @@ class VersionsWriter:
         ending, until = self._ended_versions(outcome)
         change = VersionChange.of(self._stored, ending, until, outcome.commits, pending.size)
         if (shared := self._shared_rows) is not None and outcome.truncated is None:
-            change = replace(change, replica_rows=shared.of_keys(len(outcome.versions.ends), table.columns))
+            change = replace(change, replica_rows=shared.removed_with(table.columns))
 
         def new() -> list[pa.Table]:
             return list(self._write_new_versions(outcome, changes.groups))
@@ -310,7 +310,8 @@ class VersionsWriter:
             shared = None if self._shared_rows is None else self._shared_rows.at_places(places, table.columns)
             if shared is not None:
                 made = [[partial(validity.batches, of, rows)] for of, rows in shared]
-                yield WrittenRows(lake.store, table.path, table.schema, size, made).write_by(INLINE)
+                written = WrittenRows(lake.store, table.path, table.schema, size, made, VALIDITY_ENCODINGS)
+                yield written.write_by(INLINE)
                 continue
             read = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):

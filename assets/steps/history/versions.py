@@ -6,14 +6,16 @@ copies. Raises LakeError and OvertakenError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import starmap
 
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.history.shared_rows import KeyedRows
+from pgsieve.assets.steps.history.ends_in_memory import EndsInMemory, mask_keys
+from pgsieve.assets.steps.history.shared_rows import NumberedRows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import CURED_BY_COPY, full_reason
 from pgsieve.assets.steps.records.table_states import Name, TableState
@@ -21,9 +23,9 @@ from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_ty
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.decoding.changes.versions import (
     IS_CURRENT,
-    VALID_FROM,
     VALID_FROM_LSN,
     VALID_TO_LSN,
+    VALIDITY_ENCODINGS,
     VALIDITY_SCHEMA,
     Commits,
     OpenedVersions,
@@ -36,7 +38,7 @@ from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
-from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
 from pgsieve.resources.lake.executors import INLINE
@@ -239,20 +241,21 @@ def present_rows(
     return committer.flagged_rows(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
 
 
+#: Versions in a file that end, and for each the number of the commit that ends it.
+_Ends = tuple[FileMatches, Numbers]
+
+
 @dataclass(frozen=True)
 class _FileWithEnds:
     """A file with versions that end: their ascending row numbers, and for each the number of the commit that ends it.
 
-    `is_replaced` says that the file's other rows are written again too. `data` has the versions without their validity,
-    if they are in memory already. `has_one_begin` says that all versions of the file began with the same commit.
+    `is_replaced` says that the file's other rows are written again too.
     """
 
     name: str
     rows: Numbers
     until: Numbers
     is_replaced: bool
-    data: pa.RecordBatch | None = None
-    has_one_begin: bool = False
 
 
 @dataclass(frozen=True)
@@ -272,36 +275,8 @@ class _EndingTask:
         if file.is_replaced:
             yield from self._rewrite(file, guard)
             return
-        whole = self._rows(file, self.schema) if file.data is None else self._of_memory(file, file.data)
+        whole = rows_at(self.store, join_path(self.folder, file.name), self.schema, file.rows)
         yield from self._write(guard(end_versions(each, file.until[at], self.commits) for at, each in whole))
-
-    def _rows(self, file: _FileWithEnds, schema: pa.Schema) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        return rows_at(self.store, join_path(self.folder, file.name), schema, file.rows)
-
-    def _of_memory(self, file: _FileWithEnds, data: pa.RecordBatch) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        """The versions whose data are in memory: of the file only their begin is read."""
-        begin = pa.schema([self.schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
-        if not file.has_one_begin:
-            for at, begun in self._rows(file, begin):
-                yield at, self._complete_versions(data[at], begun)
-            return
-        for _, first in self._rows(replace(file, rows=file.rows[:1]), begin):
-            for start in range(0, data.num_rows, ROW_GROUP):
-                part = data.slice(start, ROW_GROUP)
-                begun = first.take(pa.array(np.zeros(part.num_rows, np.int64)))
-                yield slice(start, start + part.num_rows), self._complete_versions(part, begun)
-
-    def _complete_versions(self, data: pa.RecordBatch, begun: pa.RecordBatch) -> pa.RecordBatch:
-        """Present versions, put together from their data and their begin."""
-        columns = [
-            data[field.name]
-            if field.name in data.schema.names
-            else begun[field.name]
-            if field.name in begun.schema.names
-            else pa.nulls(begun.num_rows, field.type)
-            for field in self.schema
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _rewrite(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
         ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
@@ -328,20 +303,20 @@ class _EndingTask:
         yield from self._write(ends)
 
     def _write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_files(self.folder, self.schema, rows, store=self.store, size=self.size)
+        return write_files(self.folder, self.schema, rows, self.store, self.size, VALIDITY_ENCODINGS)
 
 
 @dataclass(frozen=True)
 class VersionChange:
     """Present versions that end (`ended_rows`), and the numbers of the commits that end them (`until`), by file.
 
-    `replica_rows` has the same rows by key from the apply to the replica, so that they need not be read.
+    `replica_rows` are the rows that the apply removed from the replica, by the matches' keys: these need not be read.
     """
 
     ended_rows: DeletedRows
     until: Sequence[Numbers]
     commits: Commits
-    replica_rows: KeyedRows | None = None
+    replica_rows: Sequence[NumberedRows] = ()
 
     @classmethod
     def of(
@@ -388,12 +363,20 @@ class VersionChange:
 
         def written() -> pa.Table:
             # A former column of the replica has values in the table of versions alone: then the rows have to be read.
-            went = self.replica_rows if set(whole.names) == set(table.schema.names) else None
-            size, files = committer.file_bytes(path, {}), list(self._files_with_ends(table, went))
+            has_all = self.ended_rows.marked and set(whole.names) == set(table.schema.names)
+            of_memory, of_files = self._divide(self.replica_rows if has_all else ())
+            size, files = committer.file_bytes(path, {}), list(starmap(self._file_with_ends, of_files))
             old = _EndingTask(lake.store, path, whole, size, self.commits, files)
-            read = sum(m.size for m, f in zip(self.ended_rows.matches, files, strict=True) if f.data is None)
-            runner = lake.policy.runner(read) if read else INLINE
-            return pa.concat_tables([runner.run(old, len(files)), *new()])
+            runner = lake.policy.runner(sum(match.size for match, _ in of_files))
+            ended = [runner.run(old, len(files))] if files else []
+            if of_memory:
+                begun = committer.local.files_of_one_value(path, VALID_FROM_LSN)
+                rows = self.replica_rows
+                ends = EndsInMemory.of(lake.store, path, whole, rows, of_memory, begun, self.commits)
+                ended.append(
+                    WrittenRows(lake.store, path, whole, size, [[ends]], VALIDITY_ENCODINGS).write_by(INLINE)
+                )
+            return pa.concat_tables([FILE_SCHEMA.empty_table(), *ended, *new()])
 
         whole = committer.schema(path) if lake.records.exists(path) else table.schema
         if not self.ended_rows.marked:
@@ -405,10 +388,14 @@ class VersionChange:
             raise _altered(path)
         committer.commit_marked(written, path, marked, position, base)
 
-    def _files_with_ends(self, table: StoredVersions, went: KeyedRows | None) -> Iterator[_FileWithEnds]:
-        replaced = not self.ended_rows.marked
-        local = table.committer.local
-        begun = set[str]() if went is None else local.files_of_one_value(table.path, VALID_FROM_LSN)
-        for match, until in zip(self.ended_rows.matches, self.until, strict=True):
-            data = None if went is None or replaced else went.of(match.keys)
-            yield _FileWithEnds(match.name, match.rows, until, replaced, data, match.name in begun)
+    def _divide(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
+        """The files whose ended versions are all among `rows`, and the others."""
+        ends = list(zip(self.ended_rows.matches, self.until, strict=True))
+        if not rows:
+            return [], ends
+        has_row = mask_keys(rows, self.ended_rows.matches)
+        of_memory = [each for each in ends if has_row[each[0].keys].all()]
+        return of_memory, [each for each in ends if not has_row[each[0].keys].all()]
+
+    def _file_with_ends(self, match: FileMatches, until: Numbers) -> _FileWithEnds:
+        return _FileWithEnds(match.name, match.rows, until, not self.ended_rows.marked)

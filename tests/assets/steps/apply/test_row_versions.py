@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
 from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.history import versions
-from pgsieve.assets.steps.history.shared_rows import KeyedRows, SharedRows
+from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition
@@ -28,6 +28,7 @@ from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
+from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.histories import COLUMNS, Change, Values, applied, delete, history, insert, update
 from tests.fixtures.lakes import no_session
 
@@ -207,21 +208,24 @@ def test_rows_that_the_replica_had_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "_MAX_REWRITTEN_BYTES", -1)
-    taken = list[pa.Table | None]()
-    of = KeyedRows.of
+    read = list[list[str]]()
 
-    def noted(rows: KeyedRows, keys: Any) -> pa.Table | None:
-        taken.append(of(rows, keys))
-        return taken[-1]
+    def noted(store: Store, file: str, schema: pa.Schema, *chosen: Any) -> Iterator[pa.RecordBatch]:
+        if "is_current" in schema.names or "valid_from" in schema.names:
+            read.append(schema.names)
+        return batches(store, file, schema, *chosen)
 
-    monkeypatch.setattr(KeyedRows, "of", noted)
+    batches = Store.batches
     before: dict[int, Values] = {key: {"b": str(key), "c": "x"} for key in range(1, 9)}
     world = World(tmp_path, before, marks=False)
     world.replica_lacks = "the same"
+    monkeypatch.setattr(Store, "batches", noted)
     world.apply([(0, update(3, b="4")), (1, delete(5))], 500)
-    assert [rows.to_pylist() for rows in taken if rows is not None] == [
-        [{"k": 3, "b": "3", "c": "x"}, {"k": 5, "b": "5", "c": "x"}]
-    ]
+    monkeypatch.undo()
+    assert read == [["valid_from", "valid_from_lsn"]], (
+        "the statistics say that all versions of the file are present"
+    )
+    assert len(world.rows()) == len(before) + 1
     assert world.at(100) == before
     assert world.at(120) == {key: row for key, row in before.items() if key != 5} | {3: {"b": "4", "c": "x"}}
 
@@ -234,5 +238,9 @@ def test_rows_that_are_too_many_or_went_to_executors_are_read_again() -> None:
     assert shared.at_places(numbers[:2], rows.schema) is None, "others came"
     assert pickle.loads(pickle.dumps(shared)) is None
     shared.add_removed(numbers, rows)
+    assert shared.removed_with(rows.schema) == [], "they do not fit"
+    assert shared.at_places(numbers, rows.schema) == [(numbers, rows)], "these did"
+    shared.add_new(numbers + 3, rows)
     assert shared.at_places(numbers, rows.schema) is None
-    assert shared.of_keys(3, rows.schema) is None
+    shared.add_removed(numbers, rows)
+    assert shared.removed_with(rows.schema) == [(numbers, rows)]
