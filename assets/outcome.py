@@ -1,10 +1,15 @@
-"""The end of a step that is incomplete or has failed: an error of Dagster whose description gives the reason.
+"""The errors by which a step of pgsieve tells Dagster that it is incomplete or has failed, and the log of a step.
 
-In: the problems of a subscription, or the error of a step. Out: `IncompleteError`, raised after all other
-work is done, or `StepFailedError`. Both fail the run, so sensors of failed runs see it, and Dagster shows
-their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A problem fails only
-the first run that finds it. Later runs succeed until there is another problem; the check `sync_state` keeps
-reporting the first problem.
+In: the problems of a subscription (the replication of some publications into the lake), or the error of a step.
+Out: - `IncompleteError`: some tables have problems. It is raised after the work on all other tables is done.
+     - `StepFailedError`: the step itself ended with an error.
+
+Both errors fail the Dagster run, so sensors of failed runs are notified. Dagster shows the description of the error
+before any traceback, and the description contains the reason. Nothing is rolled back: changes that were applied
+stay applied.
+
+A problem of a table fails the first run that finds it, and each run for which the user selects this table. Other
+runs succeed until there is another problem. Meanwhile the asset check `sync_state` still reports the old problem.
 """
 
 import logging
@@ -28,18 +33,20 @@ from pgsieve.resources.work import Work
 
 T = TypeVar("T")
 
-#: The parent of pgsieve's own loggers.
+#: The name of the logger that is the parent of all loggers of pgsieve.
 _LOGGERS = "pgsieve"
 
 
-#: In the keys of sequences' problems, instead of a schema.
+#: `subscription_problems` has a key of a schema and a table for the problem of a table. For the problem of a
+#: sequence the key has this text in place of the schema. No schema of PostgreSQL has an empty name.
 _SEQUENCE_SCHEMA = ""
 
 
 class IncompleteError(dg.Failure):
-    """Some tables are set aside, a sequence cannot be read, or the subscription is disabled.
+    """A step left some work undone: tables are set aside, a sequence cannot be read, or the subscription is disabled.
 
-    All other tables are up to date. A retry would not help.
+    A table is set aside if its changes are no longer applied, because of an error, until it is copied again. The step
+    has done its work on all other tables. Dagster does not retry the step, because the same problems would remain.
     """
 
     def __init__(self, subscription: str, problems: Sequence[str]) -> None:
@@ -55,7 +62,7 @@ class IncompleteError(dg.Failure):
 
 
 class StepFailedError(dg.Failure):
-    """A step ended with the error `error` of pgsieve. The user's retry policy applies."""
+    """A step ended with an error of pgsieve, the attribute `error`. Dagster retries the step if the user's policy says so."""
 
     def __init__(self, error: PgsieveError) -> None:
         entries = {"what to do": error.hint, "SQLSTATE": error.sqlstate}
@@ -66,7 +73,11 @@ class StepFailedError(dg.Failure):
 
 
 class _RunLogHandler(logging.Handler):
-    """Writes the records of pgsieve's own loggers to a run's log, except those of prefetched work."""
+    """Writes the records of pgsieve's loggers to the log of a Dagster run.
+
+    Records of prefetched work are left out. Prefetched work is done before the step to which it belongs has begun;
+    its records are kept, and that step writes them by `log_to_step`.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.INFO)
@@ -78,7 +89,7 @@ class _RunLogHandler(logging.Handler):
 
 
 def log_to_step(record: logging.LogRecord) -> None:
-    """Write a record of prefetched work to the log of the running step."""
+    """Write a record of prefetched work to the log of the step that is running now."""
     for handler in logging.getLogger(_LOGGERS).handlers:
         if isinstance(handler, _RunLogHandler):
             handler.emit(record)
@@ -86,9 +97,10 @@ def log_to_step(record: logging.LogRecord) -> None:
 
 @contextmanager
 def attached_handler(handler: logging.Handler) -> Iterator[None]:
-    """Let a handler receive the records of pgsieve's own loggers within the block."""
+    """Within the block, `handler` receives the records of pgsieve's loggers."""
     logger = logging.getLogger(_LOGGERS)
-    # Python prints warnings on stderr only while there is no handler; this keeps them there.
+    # As long as no logger has a handler, Python prints warnings on stderr. `handler` would end that, so Python's own
+    # handler for this case is added, too.
     last_resort = None if logger.hasHandlers() else logging.lastResort
     if last_resort is not None:
         logger.addHandler(last_resort)
@@ -102,7 +114,11 @@ def attached_handler(handler: logging.Handler) -> Iterator[None]:
 
 
 class _Visible(logging.Filter):
-    """Escapes characters in records that control a terminal: names from a database may contain them."""
+    """Escapes control characters in log records.
+
+    Names of tables and columns may contain such characters. Without the filter they could, for example, clear the
+    user's terminal.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = escape_controls(record.getMessage()), ()
@@ -116,9 +132,11 @@ _VISIBLE = _Visible()
 def as_step(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
 ) -> Iterator[None]:
-    """Run the block as a step: pgsieve's messages go to the run's log, and a PgsieveError becomes a StepFailedError.
+    """Run the block as a step of a Dagster run.
 
-    For any error but a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
+    Within the block, pgsieve's log messages also go to the log of the run. If the block raises a PgsieveError,
+    StepFailedError is raised instead, since it is a Dagster Failure. If a step raises any error that is not a
+    Failure, Dagster shows users and sensors only "Error occurred while executing op", not the reason.
     """
     logger = logging.getLogger(_LOGGERS)
     level = logger.level
@@ -140,9 +158,11 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class StepCallbacks(Generic[T]):
-    """The functions of a command that a step in the command's own process calls.
+    """Functions by which a step reports to the pgsieve command that runs it in the command's own process.
 
-    `report` gets the step's results, `add_work` the costs of its work, `fail` the error that ended it.
+    - `report` gets the results of the step
+    - `add_work` gets the costs of the step's work
+    - `fail` gets the error that ended the step
     """
 
     report: Callable[[T], None] = _ignore
@@ -151,7 +171,10 @@ class StepCallbacks(Generic[T]):
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Call `fail` with the error that ends the block: Dagster keeps only the text of an error."""
+        """Run the block; if it raises an error, call `fail` with the error, and raise it again.
+
+        The command needs the error itself, and Dagster keeps only the text of the error.
+        """
         try:
             yield
         except Exception as error:
@@ -159,16 +182,21 @@ class StepCallbacks(Generic[T]):
             raise
 
 
-#: For a step that no command runs.
+#: Callbacks that do nothing. They are for a step that no pgsieve command runs, for example one that the user
+#: materialises in Dagster's web interface.
 NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 
 
 def subscription_problems(
     subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
 ) -> dict[Name | None, str]:
-    """The problems of a subscription by table. The key None is for a disabled subscription.
+    """Maps the tables of a subscription that are set aside to a text with the reason.
 
-    The problem of a sequence has a key that no table can have; `cut_obstacles` leaves these keys out.
+    If the subscription is disabled, the key None has the reason. If the values of a sequence cannot be read, the
+    problem has a key that no table can have, and `cut_obstacles` leaves out this key.
+
+    - `states`: maps each table to its state
+    - `whole`: the state of the subscription as a whole
     """
     problems: dict[Name | None, str] = {
         name: escape_controls(f"{quote_qualified(*name)} is set aside: {state.reason}")
@@ -182,5 +210,8 @@ def subscription_problems(
 
 
 def cut_obstacles(problems: Mapping[Name | None, str]) -> set[Name | None]:
-    """The keys of the problems that make a cut incomplete: all but the problems of sequences."""
+    """The keys of those problems that make a cut incomplete: all problems except those of sequences.
+
+    A cut is a set of versions, one of each replica, which together equal the publisher's tables at one moment.
+    """
     return {name for name in problems if name is None or name[0] != _SEQUENCE_SCHEMA}

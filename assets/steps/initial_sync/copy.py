@@ -1,10 +1,19 @@
-"""Initial row-filtered sync: tables -> replicas, each batch of tables at one exported snapshot.
+"""Copies the present rows of a subscription's tables into the lake, before their changes are applied.
 
-The slot and the capture publications exist before the snapshot. Each replica's commit has the snapshot's LSN as its
-position, so the apply skips the table's earlier changes. PostgreSQL documentation, 29.4.5 Initial Data
-Synchronization, says which rows are copied. A table that is copied again is replaced in one commit. After a crash a
-finished copy is not repeated: the table's state records the snapshot's LSN before the copy, and a replica at that LSN
-is complete.
+A replica is the copy of a table in the lake. Tables are copied in batches. All tables of a batch are read at one
+exported snapshot of the publisher, so their rows are of one moment. PostgreSQL documentation, 29.4.5 Initial Data
+Synchronization, says which rows match the row filters and are copied.
+
+In: the tables to copy, with their sizes in bytes
+Out: the result of each table's copy (`CopyResult`)
+
+The replication slot and pgsieve's capture publications (with which the slot is read) are created before the
+snapshot, so no later change is missed. The commit of each replica contains the snapshot's LSN (position in the WAL),
+and changes before that LSN are not applied to the replica. If a table is copied again, one commit replaces all rows
+of its replica.
+
+After a crash a finished copy is not repeated. Before the copy begins, the table's state records the snapshot's LSN.
+If the next run finds the replica at that LSN, the copy is complete.
 """
 
 import time
@@ -46,18 +55,27 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS, OpenTransactionsError
 
-#: The limits of a batch: its snapshot holds back the publisher's vacuum. A larger table has a batch of its own.
+#: The largest number of tables in a batch, and their largest total size in bytes. As long as the batch's snapshot is
+#: open, the publisher's vacuum cannot remove dead rows, so a batch must not take too long. A larger table has a batch
+#: of its own.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
-#: The transient faults in a row that fail a copy; the pause after the first one, which doubles each time.
+#: A transient fault is an error that may go away, such as a lost connection. A copy fails after this many transient
+#: faults in a row. The pause after the first fault has this many seconds, and each further pause is twice as long.
 _MAX_FAULTS, _PAUSE_SECONDS = 5, 1.0
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -> list[Name]:
-    """The published tables that have no replica yet, or whose replica cannot adopt the table's present definition.
+    """Find the published tables that have to be copied, and record the tables that cannot be copied.
 
-    Also records which tables are no longer published, and which have to wait because they cannot be replicated as
-    published, or the role may not read them. Tables that are set aside stay so until the user has them copied.
-    `warn` receives warnings of partitions whose changes are not sent. Raises problems that concern all tables.
+    A table has to be copied if it has no complete replica, or if its replica cannot adopt the table's present columns
+    and key. A table that is set aside (its changes are not applied, because of an error) is not copied until the user
+    asks for that by `pgsieve resync`.
+
+    The states of two kinds of tables are written: of tables that are no longer published; and of tables that have to
+    wait, because they cannot be replicated as they are published, or because the role may not read them.
+
+    `warn` receives warnings about partitions whose changes the publisher does not send, for example unlogged ones.
+    Raises PgsieveError for a problem that concerns all tables, such as a missing publication.
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
@@ -84,7 +102,11 @@ def lacking_copy(
     tables: Mapping[Name, ReplicatedTable],
     states: Mapping[Name, TableState],
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
-    """The published tables that the next run has to copy, and the errors of tables that cannot be replicated or read."""
+    """The published tables that the next run has to copy, and the errors of tables that cannot be replicated or read.
+
+    - `tables`: maps the names of the published tables to their definitions in `catalog`
+    - `states`: maps the names of tables to their recorded states
+    """
     problems = table_problems(subscription, catalog)
     tables_needed = {
         name: table
@@ -95,7 +117,7 @@ def lacking_copy(
 
 
 def _needs_copy(state: TableState | None, present: Definition) -> bool:
-    """Whether the next run has to copy a table in this state; `present` is the table's present definition."""
+    """True if the next run has to copy a table with this state and the definition `present` on the publisher."""
     if state is None or state.state in {
         SyncState.INITIALIZE,
         SyncState.DATA_SYNC,
@@ -116,7 +138,11 @@ def _needs_copy(state: TableState | None, present: Definition) -> bool:
 
 @dataclass(frozen=True)
 class InitialCopy:
-    """The initial copy of a subscription's tables; a snapshot waits at most `seconds` for open transactions."""
+    """The initial copy of a subscription's tables.
+
+    The server can export a snapshot only after the transactions that are open at that time have ended. Each batch
+    waits for this at most `seconds`.
+    """
 
     subscription: Subscription
     lake: Lake
@@ -126,15 +152,21 @@ class InitialCopy:
     def of_tables(
         self, sizes: Mapping[Name, int], between: Callable[[bool], None], *, lacking: bool = False
     ) -> list[CopyResult]:
-        """Copy tables in batches, each at a new snapshot, smallest first; `sizes` has their bytes.
+        """Copy tables in batches, each at a new snapshot. Smaller tables are copied first.
 
-        The feed's slot has to be ready. `between` is called after each batch with whether more batches follow. With
-        `lacking`, tables that need no copy any more are left out. Tables that another process copies meanwhile are not
-        copied again. A table that an earlier run copied before it died is only made ready.
+        - `sizes`: maps the tables to copy to their sizes in bytes
+        - `between`: called after each batch, with True if more batches follow
+        - `lacking`: if True, tables that do not need a copy any more are left out
 
-        A table that fails by its own error is set aside; with `disable_on_error` the subscription is disabled instead.
-        After a transient fault the tables are copied again, at another snapshot. If it persists, it is raised, and the
-        next run copies the tables.
+        The slot of the subscription must exist, and be ready to be read. Tables that another process copies in the
+        meantime are not copied again. If an earlier run copied a table and died, the table is only made ready.
+
+        If a table fails by an error of its own, for example an unreadable value, the table is set aside. With the
+        setting `disable_on_error` the subscription is disabled instead. After a transient fault, such as a lost
+        connection, the tables that are not copied yet are copied again at another snapshot. If the faults continue,
+        the last one is raised, and the next run copies these tables.
+
+        Returns the results of all tables, also of those that were set aside or left to the next run.
         """
         waiting, states_version = self._begin(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
         reach(Failpoint.COPY_BEGUN)
@@ -146,7 +178,8 @@ class InitialCopy:
             try:
                 outcome = self._copy_batch(batch, states_version, progress)
             except OpenTransactionsError as error:
-                # The remaining tables are left to the next run, so that no other work waits for a snapshot.
+                # Open transactions keep the server from exporting a snapshot. The remaining tables are left to the next
+                # run; otherwise all other work of this run would wait, too.
                 return [*results, *defer(self._states, waiting, error, self.log)]
             results += outcome.copied
             waiting = [name for name in waiting if name not in batch] + outcome.again
@@ -170,7 +203,10 @@ class InitialCopy:
         return TableStates(self.lake, self.subscription.name)
 
     def _begin(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
-        """Record that the copy begins; returns the tables to copy, and the version of the states after that."""
+        """Record that the copy begins.
+
+        Returns the tables to copy, and the version of the table of states after the record.
+        """
         with self.subscription.feed.source.hold_lock(self.subscription.name):
             if lacking:
                 tables_needed = set(tables_to_copy(self.subscription, self.lake))
@@ -182,9 +218,11 @@ class InitialCopy:
             return names, newest_version(self._states.newest().values())
 
     def _copy_batch(self, names: Sequence[Name], states_version: int, progress: str) -> CopiedBatch:
-        """Copy a batch under the subscription's lock: a slice that is transformed meanwhile would lack these tables.
+        """Copy a batch of tables while this process holds the subscription's lock.
 
-        Leaves out tables that another process has made ready since version `states_version` of the states.
+        Without the lock another process could transform a slice (some changes from the slot) during the copy, and
+        leave out the changes of these tables, since they are not ready. Tables that another process has made ready
+        after `states_version`, a version of the table of states, are left out of the copy.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
         try:
@@ -202,7 +240,7 @@ class InitialCopy:
 
 
 def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
-    """The error of a copy that has failed by transient faults too often."""
+    """The error to raise after too many transient faults; `fault` is the last one, `waiting` the tables not copied yet."""
     if isinstance(fault, LakeError):
         return fault
     first_table, other_tables = (
@@ -218,7 +256,7 @@ def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: Pgs
 
 
 def _next_batch(waiting: Sequence[Name], sizes: Mapping[Name, int]) -> list[Name]:
-    """The first of the waiting tables, as many as a batch may have."""
+    """The tables of the next batch: the first of the waiting tables, as many as the limits of a batch allow."""
     total = list(accumulate(sizes[name] for name in waiting))
     return [name for name, bytes_ in zip(waiting, total, strict=True) if bytes_ <= BATCH_BYTES][
         :BATCH_TABLES

@@ -1,11 +1,17 @@
-"""The publisher's catalog as of a slice, by which pgsieve filters and routes the slice's changes as pgoutput would.
+"""Records the publisher's catalog, so that pgsieve can filter and route changes as pgoutput does on the publisher.
 
-A slice is the changes between two positions of a slot. A feed (a slot with its subscriptions) that captures unfiltered
-changes records the catalog after each alteration (`Catalogs.append`). If one catalog is proven to be valid for a whole
-slice (`Catalogs.unaltered`, `Unaltered.covers`), it decides the slice (`Catalogs.of_slice`). Otherwise the publisher
-decides: before the slot is advanced, it is read once more with the publications of each subscription (`as_published`).
-The slices that the publisher decided are listed in `AlteredSlices` before the feed's own slice is committed. After a
-crash in between, the next run lists a longer slice with the same begin instead.
+The catalog is the publisher's definitions of tables and publications. A feed is a replication slot with its change
+log and its subscriptions. A slice is the changes from one position of the slot to another. If the publisher does not
+filter the changes of a feed (`row_filter: pipeline`), pgsieve has to decide which changes a subscription gets, and
+for that it needs the catalog as it was at each change:
+
+- After each alteration of the catalog, the new catalog is recorded in the lake (`Catalogs.append`).
+- If it is proven that one recorded catalog is valid for a whole slice (`Catalogs.unaltered`, `Unaltered.covers`),
+  pgsieve decides by that catalog which changes of the slice a subscription gets (`Catalogs.of_slice`).
+- Otherwise the publisher decides. Before the slot is advanced, its changes are read once more for each subscription,
+  with the publications of that subscription (`as_published`). Such a slice is listed in `AlteredSlices` before the
+  slice of the feed itself is committed. If a crash comes between the two commits, the next run lists a slice with the
+  same begin and a later end, and the slice that was listed first no longer counts.
 """
 
 import hashlib
@@ -30,11 +36,21 @@ from pgsieve.resources.postgres.alterations import (
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import slot_state
 
-#: One row per recorded catalog. It is valid for commits from `lsn` on, of transactions from `transaction` on, for changes
-#: of the relations `known`, and for the `subscriptions` for which the slot is read. `captured` is a digest of the capture
-#: publications; `alike` says that the row is also valid for earlier transactions. The server keeps removed catalog rows
-#: for a while: `gone` are rows whose removal has committed, `unsure` rows whose removal was in progress. Lakes of earlier
-#: versions have only the first four columns.
+#: The columns of the table `catalogs`, which has one row for each recorded catalog:
+#:
+#: - `lsn`, `transaction`: the catalog is valid for transactions with this or a later identifier (xid) that commit at or
+#:   after this LSN
+#: - `digest`, `relations`: the two digests of a `CatalogFingerprint`, which show whether the catalog was altered
+#: - `catalog`: the catalog as JSON
+#: - `subscriptions`: the names of the subscriptions for which the slot was read
+#: - `known`: the oids of the relations for whose changes the catalog is valid
+#: - `captured`: a digest of the capture publications, by which pgsieve reads the slot
+#: - `alike`: True if this digest was the same for all transactions that the slot could still send. If it is False,
+#:   the row is valid only after the slot's restart_lsn has reached `lsn`.
+#: - `gone`, `unsure`: numbers of removed catalog rows, which the server still stores for a while. The removal of
+#:   `gone` had committed when the catalog was recorded, and the removal of `unsure` was perhaps in progress.
+#:
+#: The lakes of earlier versions of pgsieve have only the first four columns.
 CATALOGS = pa.schema(
     {
         "lsn": pa.int64(),
@@ -51,16 +67,19 @@ CATALOGS = pa.schema(
     }
 )
 
-#: The slices [begin, slice) that the publisher decided for a subscription.
+#: The columns of the table `altered`. Each row is a slice for which the publisher decided which changes a subscription
+#: gets. The slice contains the transactions that commit at or after the LSN `begin` and before the LSN `slice`.
 ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 
 def read_catalog_with_fingerprint(
     connection: psycopg.Connection[Any], feed: Feed
 ) -> tuple[CatalogFingerprint, Catalog]:
-    """The publisher's catalog, and the `CatalogFingerprint` of everything that decides the feed's changes.
+    """Read the publisher's catalog, and the fingerprint of everything that decides which changes the feed's subscriptions get.
 
-    The fingerprint is empty if the publisher filters, since it is not needed then.
+    A `CatalogFingerprint` has digests of catalog rows; if two fingerprints are equal, the catalog was not altered
+    between them. The fingerprint is empty if the publisher filters the feed's changes, since nobody needs it in that
+    case.
     """
     if feed.filtered:
         return CatalogFingerprint("", ""), present_catalog(connection)
@@ -69,12 +88,16 @@ def read_catalog_with_fingerprint(
 
 
 def _publications(feed: Feed) -> list[str]:
-    """The names of the feed's publications that are defined on the server."""
+    """The names of the feed's publications, except those that pgsieve.yaml defines instead of the server."""
     names = {p for publications in feed.subscriptions.values() for p in publications}
     return sorted(names - feed.defined.keys())
 
 
 def _with_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
+    """Add the feed's subscriptions and the publications of pgsieve.yaml to the digest of a fingerprint.
+
+    Like an alteration of the server's catalog, an alteration of these changes what is replicated.
+    """
     configured = [
         dict(feed.subscriptions),
         {name: asdict(definition) for name, definition in feed.defined.items()},
@@ -84,7 +107,10 @@ def _with_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogF
 
 
 def _relations(feed: Feed, catalog: Catalog) -> list[int]:
-    """The oids of the relations that are published or captured, and of all relations in their partition trees."""
+    """The oids of the tables in the feed's publications and capture publications, and in their partition trees.
+
+    A partition tree is a partitioned table with all of its direct and indirect partitions.
+    """
     names = [*_publications(feed), *feed.capture_names()]
     publications = [catalog.publications[name] for name in names if name in catalog.publications]
     listed_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in publications)}
@@ -95,14 +121,19 @@ def _relations(feed: Feed, catalog: Catalog) -> list[int]:
 
 
 def decided_by_server(feed: Feed, subscription: str) -> bool:
-    """Whether the publisher can decide a subscription's changes: it does not know publications of pgsieve.yaml."""
+    """True if pgsieve may ask the publisher which changes a subscription gets, as its own records may not suffice.
+
+    False if the publisher already filters the feed's changes. Also false if the subscription has a publication that
+    pgsieve.yaml defines, because the publisher does not know that publication.
+    """
     return not feed.filtered and not feed.defined.keys() & set(feed.subscriptions[subscription])
 
 
 def as_published(feed: Feed, subscription: str) -> Feed:
-    """The feed of the changes that the publisher itself sends to one subscription.
+    """The feed for reading a slot with the publications of one subscription, so that the publisher filters.
 
-    Its change log has only the slices that the publisher decided, because of an alteration.
+    The change log of this feed has only the slices for which the publisher had to decide, because of an alteration of
+    the catalog.
     """
     publications = {subscription: feed.subscriptions[subscription]}
     return replace(
@@ -112,7 +143,7 @@ def as_published(feed: Feed, subscription: str) -> Feed:
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The table `catalogs` of one feed; `ready_slot` writes it."""
+    """The table `catalogs` of one feed in the lake. `slot_consumption.ready.ready_slot` adds rows to it."""
 
     lake: Lake
     feed: Feed
@@ -123,9 +154,11 @@ class Catalogs:
         return self.lake.paths.catalogs(self.feed.name)
 
     def is_recorded(self, fingerprint: CatalogFingerprint) -> bool:
-        """Whether the last record has this fingerprint, with all removed rows that are known now.
+        """True if the catalog with this fingerprint is the one that was recorded last.
 
-        True if the publisher filters, since no record is needed.
+        This includes that the last record has all removed catalog rows that the fingerprint has. Otherwise a row was
+        added and removed since the record, and the catalog was altered for a while. Also true if the publisher filters
+        the feed's changes, since no record is needed in that case.
         """
         newest_row = None if self.feed.filtered else self._newest()
         if newest_row is None or not _is_same(newest_row, fingerprint):
@@ -137,7 +170,7 @@ class Catalogs:
         )
 
     def unread_subscriptions(self) -> set[str]:
-        """The feed's subscriptions for which the slot was not read yet when a catalog was last recorded."""
+        """The feed's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
         newest_row = None if self.feed.filtered else self._newest()
         return (
             set() if newest_row is None else self.feed.subscriptions.keys() - set(newest_row["subscriptions"])
@@ -146,11 +179,15 @@ class Catalogs:
     def append(
         self, lsn: int, transaction: int, fingerprint: CatalogFingerprint, catalog: Catalog, restart_lsn: int
     ) -> None:
-        """Record the catalog; from `lsn` and `transaction` on the slot captures everything that it publishes.
+        """Record a catalog.
 
-        The next transactions that the slot sends began after `restart_lsn`, perhaps before the present capture.
+        - `lsn`, `transaction`: the record is valid for commits from this LSN on, of transactions from this xid on. The
+          slot's capture publications send all changes of these transactions that the catalog's publications publish.
+        - `fingerprint`: the fingerprint of the catalog
+        - `restart_lsn`: the transactions that the slot sends next began after this LSN. They may have begun before
+          the capture publications were altered.
         """
-        newest_row, captured = self._newest() or {}, self._captured(catalog)
+        newest_row, captured = self._newest() or {}, self._capture_digest(catalog)
         is_alike = newest_row.get("captured") == captured and (
             newest_row["alike"] or restart_lsn >= newest_row["lsn"]
         )
@@ -170,18 +207,21 @@ class Catalogs:
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
-    def _captured(self, catalog: Catalog) -> str:
-        """A digest of the capture publications."""
+    def _capture_digest(self, catalog: Catalog) -> str:
+        """A digest of the feed's capture publications, with which pgsieve reads the slot."""
         names = [name for name in self.feed.capture_names() if name in catalog.publications]
         captured = [asdict(catalog.publications[name]) for name in names]
         text = json.dumps(captured, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
-        """The transactions and relations after `position` that one recorded catalog decides; None if no catalog does.
+        """The transactions and relations for whose changes after `position` one recorded catalog is valid.
 
-        The call does not see later alterations, so call it after reading the slot's messages. The slot must not be
-        confirmed beyond `position`, since the server keeps removed catalog rows only because of the slot.
+        None if the catalog was altered since the newest record up to `position`, so that no record is proven valid.
+
+        Call this after the slot's messages have been read, because an alteration after the call is not seen. The slot
+        must not be confirmed beyond `position` before the call. As long as the slot needs removed catalog rows, the
+        server keeps them, and they are the proof that a row was added and removed in between.
         """
         if self.feed.filtered:
             return Unaltered(None, None)
@@ -193,15 +233,17 @@ class Catalogs:
         if fingerprint.removed is None or not fingerprint.removed <= {*newest_row["gone"]}:
             return None
         relations = frozenset(newest_row["known"])
-        # The next transactions that the slot sends began after restart_lsn.
+        # All transactions that the slot still sends began after restart_lsn. If that is after the catalog was recorded,
+        # the catalog is valid for each of them.
         if state.restart_lsn >= newest_row["lsn"]:
             return Unaltered(None, relations)
         return Unaltered(newest_row["transaction"], relations) if newest_row["alike"] else None
 
     def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
-        """The catalog of a slice without an alteration, and the subscriptions for which the slot was read.
+        """The newest catalog that was recorded up to the end of a slice, and the subscriptions in that record.
 
-        None if no catalog was recorded by then.
+        Returns None if no catalog had been recorded by that LSN. The catalog is that of the whole slice only if the
+        slice is not one of the `AlteredSlices`.
         """
         newest_row = self._newest(end)
         return (
@@ -211,17 +253,17 @@ class Catalogs:
         )
 
     def since(self, lsn: int) -> list[Catalog]:
-        """The catalogs that were recorded after an LSN; empty if the publisher filters."""
+        """The catalogs that were recorded after an LSN. Empty if the publisher filters the feed's changes."""
         rows = [] if self.feed.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
 
     def newest(self) -> tuple[int, Catalog] | None:
-        """The last recorded catalog, and the LSN from which it is valid; None if none is recorded."""
+        """The catalog that was recorded last, and the LSN from which on it is valid; None if no catalog was recorded."""
         newest_row = None if self.feed.filtered else self._newest()
         return None if newest_row is None else (newest_row["lsn"], catalog_from_json(newest_row["catalog"]))
 
     def _newest(self, lsn: int | None = None) -> dict[str, Any] | None:
-        """The row of the newest catalog that was recorded up to an LSN."""
+        """The row of the catalog that was recorded last, up to an LSN if one is given; None if there is none."""
         return max(
             (row for row in self.lake.records.rows(self.path) if lsn is None or row["lsn"] <= lsn),
             key=lambda row: (int(row["lsn"]), version_of(row)),
@@ -230,12 +272,17 @@ class Catalogs:
 
 
 def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
+    """True if a row of `catalogs` has the digests of a fingerprint. False for a row of an earlier version of pgsieve."""
     has_relations = row.get("known") is not None
     return has_relations and fingerprint.matches(row["digest"], row["relations"])
 
 
 def _finally_removed(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
-    """The removed catalog rows whose removal has committed: transactions in progress at the recorded fingerprint have ended."""
+    """The removed catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
+
+    These are the rows in the record's column `gone`. The rows in its column `unsure` are added once all transactions
+    before the record's `transaction` have ended.
+    """
     removed_rows = {*(row.get("gone") or ())}
     if row.get("unsure") and _is_later(fingerprint.oldest, row["transaction"]):
         removed_rows.update(row["unsure"])
@@ -243,20 +290,23 @@ def _finally_removed(row: dict[str, Any], fingerprint: CatalogFingerprint) -> fr
 
 
 def _is_later(transaction: int, than: int) -> bool:
-    """Whether a transaction identifier equals another one or is later; identifiers wrap around.
+    """True if a transaction identifier (xid) is equal to `than` or later.
 
-    PostgreSQL documentation, 66.1 Transactions and Identifiers.
+    The numbers have 32 bits and wrap around, so a smaller number may be later (PostgreSQL documentation, 66.1
+    Transactions and Identifiers).
     """
     return (transaction - than) % 2**32 < 2**31
 
 
 @dataclass(frozen=True)
 class Unaltered:
-    """The transactions and relations that one recorded catalog decides; None stands for all.
+    """The transactions and relations for whose changes one recorded catalog is valid.
 
-    `since` is a transaction identifier: transactions with this or a later identifier have made no change before the
-    catalog was recorded. This matters because pgoutput uses the catalog as of a change, not as of its commit. A relation
-    that is not in `relations` was created and dropped in between.
+    - `since`: a transaction identifier (xid); None stands for all transactions. Transactions with this or a later
+      identifier made no change before the catalog was recorded. Earlier transactions may have changed rows under an
+      earlier catalog, and pgoutput uses the catalog as it was at each change, not at the commit.
+    - `relations`: oids of tables; None stands for all relations. A changed relation with another oid was created after
+      the catalog was recorded, and dropped again, so the catalog lacks it.
     """
 
     since: int | None
@@ -264,11 +314,11 @@ class Unaltered:
 
     @property
     def covers_all(self) -> bool:
-        """Whether all transactions and relations are covered, as if the publisher filters."""
+        """True if the catalog is valid for all transactions and relations, as it is if the publisher filters."""
         return self.since is None and self.relations is None
 
     def covers(self, transactions: Iterable[int], relations: Iterable[int]) -> bool:
-        """Whether all transactions and changed relations of a slice are covered."""
+        """True if the catalog is valid for all changes of a slice, given its transactions and its changed relations."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
         return self.since is None or all(_is_later(xid, self.since) for xid in transactions)
@@ -276,7 +326,10 @@ class Unaltered:
 
 @dataclass(frozen=True)
 class AlteredSlices:
-    """The table `altered` of one feed; slot consumption writes it before it commits the feed's own slice."""
+    """The table `altered` of one feed in the lake, which lists slices for which the publisher decided.
+
+    The step `slot_consumption` adds a row before it commits the slice to the feed's own change log.
+    """
 
     lake: Lake
     feed: Feed
@@ -287,12 +340,19 @@ class AlteredSlices:
         return self.lake.paths.altered(self.feed.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:
-        """List a slice that the publisher decided for a subscription. Its messages have to be durable already."""
+        """List a slice for which the publisher decided which changes a subscription gets.
+
+        The messages of the slice must have been written to disk before, because a listed slice is read from them.
+        """
         row = {"subscription": subscription, "begin": begin, "slice": end}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED))
 
     def ends(self, subscription: str, durable: int) -> set[int]:
-        """The ends of the slices up to `durable` that the publisher decided for a subscription."""
+        """The ends of the slices up to `durable` for which the publisher decided which changes a subscription gets.
+
+        If several slices have the same begin, only the last end counts. The other slices were listed by runs that were
+        killed before they committed the slice itself.
+        """
         ends: dict[int, int] = {}
         for row in [] if self.feed.filtered else self.lake.records.rows(self.path):
             if row["subscription"] == subscription:

@@ -1,7 +1,12 @@
-"""Integers, floating point and numeric in row filters, and the conversions between them.
+"""Computes PostgreSQL's arithmetic, functions and casts of numbers, so that row filters give the server's results.
 
-In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError or NumericError if the
-server raises an error (int.c, int8.c, float.h, float.c, numeric.c).
+In: numbers as Python values: int for smallint, integer and bigint; float for real and double precision; Decimal for
+    numeric. None of them is NULL.
+Out: the value that PostgreSQL computes. Raises FilterValueError or NumericError if PostgreSQL raises an error for
+     these numbers, for example if they are out of range.
+
+The rules are those of the source files int.c, int8.c, float.c and numeric.c (src/backend/utils/adt) and float.h
+(src/include/utils).
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from pgsieve.decoding.row_filters.nodes import (
 from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS, DECIMAL_TO_INTEGER, numeric_text
 from pgsieve.decoding.row_filters.strings import INTEGER_FUNCTIONS, FilterValueError
 
+#: Maps the oid of each integer type to its number of bits and its name.
 _BITS: Final = MappingProxyType({INT2: (16, "smallint"), INT4: (32, "integer"), INT8: (64, "bigint")})
 
 
@@ -47,7 +53,7 @@ def _division_by_zero() -> FilterValueError:
 
 
 def _with_range_check(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
-    """Return the function with a check that the result is in the integer type's range."""
+    """Return a function that calls `compute`, and raises FilterValueError if the result does not fit the integer type."""
     bits, name = _BITS[type_oid]
     limit = 1 << bits - 1
 
@@ -61,6 +67,7 @@ def _with_range_check(compute: Callable[..., int], type_oid: int) -> Callable[..
 
 
 def _quotient(left: int, right: int) -> int:
+    """Divide integers, and round towards zero as C does. Python's `//` would round down."""
     if right == 0:
         raise _division_by_zero()
     magnitude = abs(left) // abs(right)
@@ -68,6 +75,7 @@ def _quotient(left: int, right: int) -> int:
 
 
 def _remainder(left: int, right: int) -> int:
+    """The remainder of a division. It has the sign of `left` as in C; Python's `%` would give the sign of `right`."""
     if right == 0:
         raise _division_by_zero()
     magnitude = abs(left) % abs(right)
@@ -87,11 +95,12 @@ def _hexadecimal(bits: int) -> Callable[[int], str]:
 
 # --- floating point ----------------------------------------------------------------------
 
+#: From this absolute value on, each number in double precision is a whole number.
 _MIN_DOUBLE_WITHOUT_FRACTION: Final = float(1 << 52)
 
 
 def _round_to_single(value: float) -> float:
-    """Round to single precision; a value beyond its range becomes infinite."""
+    """Round a number to single precision. A number that is too large for single precision becomes infinite."""
     return c_float(value).value
 
 
@@ -144,7 +153,9 @@ def _float_division(round_result: Callable[[float], float]) -> Callable[..., flo
 
 
 def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
-    # For real, rounding to double precision first does no harm: 53 bits are more than 2 * 24 + 1.
+    """Map each operator to its function for real or double precision. PostgreSQL has no `%` for these types."""
+    # For real, Python computes in double precision, and the result is then rounded to single precision. Rounding twice
+    # gives the same result as rounding once, because 53 bits of precision are more than 2 * 24 + 1.
     round_result = _round_to_single if type_oid == FLOAT4 else _identity
     return {
         "+": _float_addition(add, round_result),
@@ -155,7 +166,7 @@ def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
 
 
 def _float_rounding(compute: Callable[[float], int]) -> Callable[[float], float]:
-    """Return a rounding by this function; it does not change NaN, infinities and whole numbers."""
+    """Return a function that rounds by `compute`. It returns NaN, infinities and whole numbers unchanged."""
     return lambda value: float(compute(value)) if abs(value) < _MIN_DOUBLE_WITHOUT_FRACTION else value
 
 
@@ -177,7 +188,10 @@ _NUMERIC_ARITHMETIC: Final = MappingProxyType(
 
 
 def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
-    """Return the function of `+ - * / %` for two numbers of one type."""
+    """Return the function that computes an operator for two numbers of the same type.
+
+    The operators are `+`, `-`, `*` and `/`, and for integers and numeric also `%`.
+    """
     if type_oid in INTEGERS:
         return _with_range_check(_INTEGER_ARITHMETIC[operator], type_oid)
     if type_oid in FLOATS:
@@ -189,12 +203,15 @@ def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
 
 
 def _real_from_integer(value: int) -> float:
-    """Round once; a detour through double precision would round twice."""
+    """Convert an integer to real, and round only once. A conversion to Python's float first would round twice."""
     return float(np.int64(value).astype(np.float32))
 
 
 def _integer_from_float(value: float, bits: int, name: str) -> int:
-    """Round half to even; raises FilterValueError for NaN and out of the integer's range."""
+    """Round a float to an integer of `bits` bits. A number halfway between two integers becomes the even one.
+
+    Raises FilterValueError for NaN, infinities, and numbers that the integer type `name` cannot hold.
+    """
     limit = float(1 << bits - 1)
     if math.isfinite(value) and -limit <= (whole := round(value)) < limit:
         return whole
@@ -211,7 +228,11 @@ def _real_from_double(value: float) -> float:
 
 
 def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
-    """Return the conversion with a check for numbers out of the type's range (float8in_internal)."""
+    """Return a function that converts a numeric by `convert`, and checks the result as the server does.
+
+    The function raises FilterValueError if a finite number becomes infinite, or if a number other than 0 becomes 0
+    (float8in_internal() in float.c).
+    """
 
     def compute_checked(value: Decimal) -> float:
         result = convert(value)
@@ -223,7 +244,7 @@ def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decima
 
 
 def _real_from_decimal(value: Decimal) -> float:
-    # Arrow rounds a text once; a detour through double precision would round twice.
+    # Arrow rounds a text to real only once. A conversion to Python's float first would round twice.
     result: float = pa.scalar(numeric_text(value)).cast(pa.float32()).as_py()
     return result
 
@@ -257,7 +278,10 @@ def _conversions() -> dict[tuple[int, int], Callable[[Any], Any]]:
 
 
 CONVERSIONS: Final = MappingProxyType(_conversions())
-"""Casts between numbers, and between integer and boolean, by the type oids of source and target."""
+"""Maps the type oids of a source and a target to the function that casts a value from the source type to the target type.
+
+The types are the types of numbers. Integer can be cast to boolean and back, too.
+"""
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
@@ -283,4 +307,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "dsqrt": _float_root,
     }
 )
-"""Functions of numbers, by `prosrc`."""
+"""Maps the server's internal name of a function of numbers (`prosrc` in pg_proc) to a Python function that does the same."""
