@@ -1,6 +1,9 @@
-"""Wiring: the configuration, Dagster's definitions with jobs, schedules and sensors, and the command line.
+"""The outermost layer of pgsieve: the configuration, the command line, and Dagster's jobs, schedules and sensors.
 
-`project` turns a configuration into the feeds and subscriptions that the steps work on. Dagster loads
-`definitions`. `commands` has a module for each command. `following` has `pgsieve run --follow`, `demo` has
-`pgsieve demo`.
+- `config` reads pgsieve.yaml
+- `project` makes from the configuration the feeds and subscriptions on which the steps work. A feed is a replication
+  slot with the subscriptions that read it.
+- `definitions` is the module that Dagster loads
+- `commands` has a module for each command of `pgsieve`, and `command_line` prints their results
+- `following` has `pgsieve run --follow`, and `demo` has `pgsieve demo`
 """

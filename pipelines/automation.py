@@ -1,8 +1,14 @@
-"""Schedules and sensors: off until a user switches them on, or on with `dagster.automation` in pgsieve.yaml.
+"""The schedules and sensors of the Dagster definitions.
 
-Increments and maintenance run on schedules. One sensor copies tables that have no replica yet, or whose
-definition changed. Another sensor watches a slot: if the slot is missing, has lost WAL or retains too much of
-it, the sensor starts a run that fails, as Dagster sends alerts for failed runs, but not for failed ticks.
+They are off until a user switches them on. If pgsieve.yaml has `dagster: {automation: true}`, they are on from the
+beginning.
+
+- Schedules start the increments of each feed (they read the slot, and apply the changes), and the nightly maintenance.
+  A feed is a replication slot with the subscriptions that read it.
+- One sensor starts the copy of tables that have no replica yet, or whose definition has changed.
+- One sensor watches each slot. If the slot is missing, has lost WAL or retains too much WAL, the sensor starts a run
+  that fails. Dagster sends alerts for failed runs, but not for failed sensors.
+- One sensor keeps the list of published tables in Dagster up to date.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,22 +25,23 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import Naming
 from pgsieve.pipelines.jobs import problem_of_slot
 
-#: How long the sensor waits for a copy that it requested, as Dagster may never notice that a run was killed. If
-#: the run was not killed, the next run finds nothing to copy.
+#: The sensor starts no second copy while a run that it has requested is copying, but only for this time. Dagster may
+#: never notice that a run was killed, and would show it as running for ever. If the run is alive after all, the second
+#: run finds nothing to copy.
 _MAX_COPY_WAIT = timedelta(hours=1)
-#: The time between two runs that fail for the same slot.
+#: While a slot has a problem, a run fails once in this time.
 _ALARM_INTERVAL = timedelta(hours=1)
 
 
 def increments_schedule(job: UnresolvedAssetJobDefinition, *, running: bool = False) -> dg.ScheduleDefinition:
-    """Run the increments of a feed every five minutes."""
+    """Run the increments of a feed (read the slot, and apply the changes) every five minutes."""
     return _schedule(job, "*/5 * * * *", running=running)
 
 
 def maintenance_schedule(
     job: UnresolvedAssetJobDefinition, *, running: bool = False
 ) -> dg.ScheduleDefinition:
-    """Maintain a feed and the subscriptions that read it every night."""
+    """Maintain a feed and its subscriptions every night."""
     return _schedule(job, "0 3 * * *", running=running)
 
 
@@ -54,10 +61,10 @@ def _status(*, running: bool) -> dg.DefaultSensorStatus:
 
 
 def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
-    """List the published tables of each subscription as partitions of its initial sync.
+    """Keep the published tables of each subscription listed in Dagster, as the partitions of its initial sync.
 
-    `tables` are those that were published when Dagster loaded the code. The sensor is always on, as it starts
-    no run and reads only Dagster's records.
+    `tables` maps each subscription to the tables that were published when Dagster loaded the code. The sensor is always
+    on, since it starts no run, and reads nothing but Dagster's own records.
     """
 
     @dg.sensor(
@@ -70,9 +77,9 @@ def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> 
         requests = []
         for subscription, names in tables.items():
             partitions = tables_partitions(subscription)
-            present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-            if new := sorted({*map(encode_partition_key, names)} - set(present)):
-                requests.append(partitions.build_add_request(new))
+            present_keys = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+            if new_keys := sorted({*map(encode_partition_key, names)} - set(present_keys)):
+                requests.append(partitions.build_add_request(new_keys))
         if not requests:
             return dg.SkipReason("all tables are listed")
         return dg.SensorResult(dynamic_partitions_requests=requests)
@@ -87,7 +94,7 @@ def copy_sensor(
     *,
     running: bool = False,
 ) -> dg.SensorDefinition:
-    """Start the copies of tables that have no replica, or whose columns changed."""
+    """Start the copy of tables that have no replica, or whose columns have changed."""
 
     @dg.sensor(
         name=naming.name(f"{subscription.name}_new_tables"),
@@ -104,36 +111,36 @@ def copy_sensor(
         keys = [encode_partition_key(name) for name in tables_to_copy(subscription, lake)]
         if not keys:
             return dg.SkipReason("every published table has its replica")
-        last = _last_copy_run(context.instance, subscription)
+        last_run = _last_copy_run(context.instance, subscription)
         if (
-            last
-            and not last.dagster_run.is_finished
-            and datetime.now(UTC) - last.create_timestamp < _MAX_COPY_WAIT
+            last_run
+            and not last_run.dagster_run.is_finished
+            and datetime.now(UTC) - last_run.create_timestamp < _MAX_COPY_WAIT
         ):
-            return dg.SkipReason(f"run {last.dagster_run.run_id} is copying tables")
+            return dg.SkipReason(f"run {last_run.dagster_run.run_id} is copying tables")
         partitions = tables_partitions(subscription.name)
-        present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        new = sorted(set(keys) - set(present))
-        order = [*present, *new]
-        # Dagster starts one run for a run key. The key contains the id of the last copying run, so it changes
-        # only when a run has started.
-        number = last.dagster_run.run_id if last else "first"
+        present_keys = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        new_keys = sorted(set(keys) - set(present_keys))
+        order = [*present_keys, *new_keys]
+        # Dagster starts at most one run for each run key. The key contains the id of the last copying run, so the same
+        # copy is requested again only after another run has started.
+        last_run_id = last_run.dagster_run.run_id if last_run else "first"
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(
-                    run_key=f"{number} {key_range[0]}",
+                    run_key=f"{last_run_id} {key_range[0]}",
                     tags={LACKING_TAG: subscription.name, **range_tags(key_range)},
                 )
                 for key_range in partition_ranges(order, keys)
             ],
-            dynamic_partitions_requests=[partitions.build_add_request(new)] if new else [],
+            dynamic_partitions_requests=[partitions.build_add_request(new_keys)] if new_keys else [],
         )
 
     return new_tables
 
 
 def _last_copy_run(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
-    """The newest run that the sensor of a subscription has started."""
+    """The last run that the sensor of a subscription has started; None if it has started no run."""
     records = dagster.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
     return records[0] if records else None
 
@@ -141,7 +148,10 @@ def _last_copy_run(dagster: dg.DagsterInstance, subscription: Subscription) -> d
 def slot_lag_sensor(
     feed: Feed, job: dg.JobDefinition, naming: Naming, *, running: bool = False
 ) -> dg.SensorDefinition:
-    """Start the job that fails if a slot has a problem: when the problem begins, and then every hour."""
+    """Start a failing run if the slot has a problem: at once when the problem is noticed, and again every hour.
+
+    `job` is the job that fails as long as the slot has a problem.
+    """
 
     @dg.sensor(
         name=naming.name(f"{feed.name}_slot_lag"),

@@ -1,8 +1,12 @@
-"""A Dagster Component: `dg scaffold defs pgsieve.PgsieveComponent replicas` adds a pgsieve.yaml to a project.
+"""Makes a pgsieve.yaml part of a Dagster project, as a Dagster Component.
 
-In: the component's defs.yaml. Out: the definitions of the configuration file that defs.yaml names, changed by
-its translation. The published tables are the component's state: `dg utils refresh-defs-state` reads them from the
-sources, and Dagster keeps them, so that building the definitions needs no source.
+`dg scaffold defs pgsieve.PgsieveComponent replicas` adds such a component to a project.
+
+In: the component's defs.yaml. It names a pgsieve.yaml, and may have a `translation` that changes the assets.
+Out: the Dagster definitions of that pgsieve.yaml
+
+The component has a state, which Dagster keeps: the published tables. `dg utils refresh-defs-state` reads them from the
+sources. To build the definitions, no connection to a source is needed.
 """
 
 import os
@@ -45,19 +49,19 @@ subscriptions:
     publications: [sales]
 """
 
-#: The line of a defs.yaml that names this component.
+#: Matches the line of a defs.yaml that says that the file is for a PgsieveComponent.
 _COMPONENT_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.MULTILINE)
 
 
 class PgsieveScaffolder(Scaffolder[Any]):
-    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in.
+    """Writes a defs.yaml, and beside it a pgsieve.yaml that the user completes.
 
-    The lake is outside of the project's package. In a project with another such component, the new one gets a
-    prefix of its own.
+    The folder of the lake is not inside the project's Python package. If the project already has a PgsieveComponent,
+    the new component gets a prefix of its own, since the names of two components must differ.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Write both files."""
+        """Write defs.yaml and pgsieve.yaml."""
         folder = request.target_path
         prefix = (
             {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_other_component(folder) else {}
@@ -73,7 +77,7 @@ class PgsieveScaffolder(Scaffolder[Any]):
 
 
 def _has_other_component(folder: Path) -> bool:
-    """Whether a folder beside this one already has such a component."""
+    """True if a folder beside this one, or below such a folder, already has a PgsieveComponent."""
     return any(
         file.parent != folder and _COMPONENT_TYPE.search(file.read_text(encoding="utf-8", errors="replace"))
         for file in folder.parent.rglob("defs.yaml")
@@ -81,12 +85,12 @@ def _has_other_component(folder: Path) -> bool:
 
 
 def _relative_path(context: dg.ResolutionContext, path: str) -> Path:
-    """Resolve a path in defs.yaml, which is relative to its folder."""
+    """Resolve a path in defs.yaml. It is relative to the folder of defs.yaml."""
     return Path(context.resolve_source_relative_path(path))
 
 
 def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
-    """The variables that a translation in YAML may use."""
+    """The variables that a `translation` in YAML may use, by name."""
     return {"data": data}
 
 
@@ -95,10 +99,14 @@ def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
 class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
 
-    `config` is the configuration file. The names of jobs, schedules, sensors, ops and of the resources
-    `<prefix>_lake` and `<prefix>_spark` begin with `prefix`. `spark` is the project's own resource of
-    dagster-pyspark (in YAML, a template variable). `translation` changes the assets; its `data` is a
-    `PgsieveAsset`. Subclasses may override `get_asset_spec`.
+    - `config`: the configuration file
+    - `prefix`: the names of jobs, schedules, sensors and ops begin with it, and those of the resources `<prefix>_lake`
+      and `<prefix>_spark`
+    - `spark`: the project's own dagster-pyspark resource, as a template variable in YAML. Without it, pgsieve starts
+      Spark itself.
+    - `translation`: changes the assets. Its variable `data` is a `PgsieveAsset`.
+
+    Subclasses may override `get_asset_spec`.
     """
 
     config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
@@ -111,25 +119,28 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        """The place of the state; each prefix has its own key."""
+        """Where Dagster keeps the state of the component. Each prefix has a state of its own."""
         return DefsStateConfig.from_args(self.defs_state, default_key=f"PgsieveComponent[{self.prefix}]")
 
     def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec of an asset before `translation`; for additional `deps`, as pgsieve adds its own later."""
+        """Make the spec of an asset. `translation` is applied to the result, and afterwards pgsieve adds its own `deps`.
+
+        A subclass that overrides this method may add `deps`, for example.
+        """
         return PgsieveTranslator().get_asset_spec(data)
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Ask the sources for their published tables, and write the state.
+        """Read the published tables from the sources, and write them as the state.
 
-        A source that does not answer keeps its part of the former state. Its error is raised, but only logged
-        during development (`dg dev`), so that the definitions load.
+        If a source does not answer, its part of the former state is kept, and the state is written. After that the
+        error is raised. During development (`dg dev`) the error is only logged, so that the definitions still load.
         """
         config = load_config(self.config)
         former_state = (
             Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
         )
-        read, errors = fetch_published(build_project(config), former_state or load_published(config))
-        state_path.write_text(read.to_json(), encoding="utf-8")
+        published, errors = fetch_published(build_project(config), former_state or load_published(config))
+        state_path.write_text(published.to_json(), encoding="utf-8")
         for error in errors:
             if not os.environ.get("DAGSTER_IS_DEV_CLI"):
                 raise error
@@ -138,7 +149,10 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """The definitions for the tables of the state; without a state, of published.json and the lake."""
+        """Build the definitions for the tables of the state.
+
+        If there is no state yet, the tables are taken from the file of `pgsieve.pipelines.published` and from the lake.
+        """
         del context
         config = load_config(self.config)
         if state_path is None:
@@ -151,7 +165,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
 
 class _ComponentTranslator(PgsieveTranslator):
-    """Applies the component's class, then its `translation`."""
+    """Makes the spec of an asset by the component: by its method `get_asset_spec`, and then by its `translation`."""
 
     def __init__(self, component: PgsieveComponent) -> None:
         self._component = component

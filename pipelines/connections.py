@@ -1,8 +1,10 @@
-"""What a configuration connects to: the lake's storage, Spark, and the sources.
+"""Makes the objects for everything to which a configuration connects: the lake's storage, Spark, and the sources.
 
-In: the configuration. Out: the storage, the Spark engine and the sources; nothing is connected yet. Raises
-PgsieveError for a lake whose store could lose a commit. It imports no assets, so that a command can connect
-before it has imported them (`pgsieve.pipelines.commands.early_start`).
+In: the configuration
+Out: the storage, the Spark engine and the sources. Nothing is connected yet.
+
+Raises PgsieveError if the lake's store could lose a commit. The module imports nothing of `pgsieve.assets`: that import
+takes a while, and a command begins to connect before it has finished (`pgsieve.pipelines.commands.early_start`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from pgsieve.resources.postgres.source import Source
 
 
 def declared_storage(config: Config) -> Storage:
-    """The lake's storage, whose options `storage_of` finds from now on; secrets stay out of messages."""
+    """The storage of the lake. From this call on, `storage_of` finds its options, and log messages conceal its secrets."""
     storage = config.storage.storage_of(config.lake)
     _refuse_unsafe_store(storage, config.spark.conf)
     declare(storage)
@@ -24,7 +26,7 @@ def declared_storage(config: Config) -> Storage:
 
 
 def spark_engine_of(config: Config) -> SparkEngine:
-    """The Spark engine of a configuration; call it after `declared_storage`."""
+    """The Spark engine of a configuration. `declared_storage` must have been called before."""
     return SparkEngine(
         master=config.spark.master,
         spark_config=config.spark.conf,
@@ -36,7 +38,7 @@ def spark_engine_of(config: Config) -> SparkEngine:
 
 
 def source_of(name: str, source: SourceConfig) -> Source:
-    """A source of a configuration."""
+    """The source that a section of the configuration describes."""
     return Source(
         name,
         source.conninfo.get_secret_value(),
@@ -48,7 +50,10 @@ def source_of(name: str, source: SourceConfig) -> Source:
 
 
 def _refuse_unsafe_store(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Refuse a lake whose store may lose a commit, unless a Spark session is the only writer there."""
+    """Raise PgsieveError if the lake's store may lose a commit.
+
+    Such a store is allowed if the user says that a single Spark session is the only writer of the lake.
+    """
     if storage.only_spark:
         return
     if not storage.is_safe:

@@ -1,8 +1,11 @@
-"""Dagster's definitions: the assets, checks, jobs, schedules and sensors of one configuration file.
+"""The Dagster definitions of one configuration file: its assets, asset checks, jobs, schedules and sensors.
 
-In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. Loading
-asks no source, but reads the published tables from a file (`pipelines/published.py`), so that a code location
-loads fast and complete even if a source does not answer. `build_definitions` is for a user's code location.
+In: the configuration file: the file that the environment variable PGSIEVE_CONFIG names, or else ./pgsieve.yaml
+Out: Dagster definitions. They are empty if there is no such file.
+
+The published tables are read from a file (`pipelines/published.py`), not from the sources. So a Dagster code location
+loads quickly, and loads all assets even if a source does not answer. `build_definitions` is for the code location of a
+user's own Dagster project.
 """
 
 from collections import defaultdict
@@ -67,17 +70,17 @@ def build_definitions(
     translator: PgsieveTranslator | None = None,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """The definitions of a configuration file, to be merged with a code location's other definitions.
+    """The definitions of a configuration file, which a user's code location merges with its other definitions.
 
-    - `file`: by default the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml
-    - `prefix`: begins the names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and
-      `<prefix>_spark`; two files in one code location need two prefixes
+    - `file`: by default the file that PGSIEVE_CONFIG names, or else ./pgsieve.yaml
+    - `prefix`: the names of jobs, schedules, sensors and ops begin with it, and those of the resources `<prefix>_lake`
+      and `<prefix>_spark`. Two files in one code location need two prefixes.
     - `translator`: decides asset keys, groups and other attributes of the assets
-    - `spark`: the project's own resource; the steps use its Spark application instead of the file's `spark`,
-      and start it when they need it
+    - `spark`: the project's own dagster-pyspark resource. The steps use its Spark application instead of the one that
+      the file's `spark` describes, and start it when they first need it.
 
-    Runs use the code location's executor. Raises ConfigError, and PgsieveError for a prefix or a translation
-    whose names Dagster does not accept.
+    Runs use the executor of the code location. Raises ConfigError for a problem in the file. Raises PgsieveError if
+    Dagster does not accept a name that the prefix or the translator makes.
     """
     config = load_config(None if file is None else Path(file))
     naming = Naming(prefix, translator or PgsieveTranslator())
@@ -99,7 +102,10 @@ def assemble(
     authoritative: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """The definitions of a configuration, with the tables of `published` (see `recorded_tables`)."""
+    """Build the definitions of a configuration, for the tables that `published` lists.
+
+    `authoritative` is explained at `recorded_tables`.
+    """
     project = build_project(config)
     engine, folders = pyspark_resource(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
@@ -154,7 +160,7 @@ def assemble(
 def _source_tables(
     subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
 ) -> Iterator[dg.AssetSpec]:
-    """The publishers' tables, each once, as external assets."""
+    """The specs of the publishers' tables as external assets. A table that several subscriptions replicate has one spec."""
     comments = defaultdict[str, dict[Name, str | None]](dict)
     for subscription in subscriptions:
         table_comments = {name: table.comment for name, table in tables[subscription.name].items()}
@@ -165,14 +171,18 @@ def _source_tables(
 
 
 def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
-    """The policy that each table is up to date within the subscription's `freshness`."""
+    """The policy that a cut is late if it was not materialised within the subscription's `freshness`.
+
+    A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+    """
     return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
 
 
 def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
-    """Record the published tables for the definitions, and add them as partitions of the initial syncs.
+    """Read the published tables from the sources, record them for the definitions, and add them to Dagster's partitions.
 
-    A source that does not answer keeps its recorded tables.
+    Each published table is a partition of the initial sync of its subscription. If a source does not answer, the tables
+    that were recorded last are kept.
     """
     project = build_project(config)
     for error in refresh_published(config, project):

@@ -1,7 +1,7 @@
-"""Dagster's jobs, by feed or by subscription.
+"""The jobs in Dagster. Schedules, sensors (`pgsieve.pipelines.automation`) and people start them.
 
-In: the feeds (slots with their subscriptions) and subscriptions of a project. Out: jobs, which schedules, sensors
-(`pgsieve.pipelines.automation`) and people start.
+In: the feeds and subscriptions of a project. A feed is a replication slot with the subscriptions that read it.
+Out: the jobs. Most jobs belong to a feed; the jobs that copy tables belong to a subscription.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,11 @@ from pgsieve.resources.postgres.slot import resync_hint, slot_state
 class Jobs:
     """The jobs of a project, in the order of its feeds and subscriptions.
 
-    `increments`, `maintenance` and `alarms` have a job for each feed, `copies` one for each subscription.
-    `single_increments` are increments of one subscription of a feed that has several. Only people start them.
+    - `increments`: for each feed, a job that reads the slot and applies the changes to the replicas
+    - `single_increments`: the same for one subscription of a feed with several subscriptions. Only people start these.
+    - `copies`: for each subscription, a job that copies tables
+    - `maintenance`: for each feed, a job that deletes old changes and files
+    - `alarms`: for each feed, a job that fails as long as the slot has a problem
     """
 
     increments: list[UnresolvedAssetJobDefinition]
@@ -43,7 +46,7 @@ class Jobs:
 
 
 def jobs_of(project: Project, naming: Naming) -> Jobs:
-    """The jobs of all feeds and subscriptions."""
+    """Make the jobs of all feeds and subscriptions."""
     feeds = list(project.feeds.values())
     return Jobs(
         increments=[_increments_job(feed, project.subscriptions_of(feed), naming) for feed in feeds],
@@ -62,6 +65,10 @@ def jobs_of(project: Project, naming: Naming) -> Jobs:
 def _increments_job(
     feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, subscription_name: str = ""
 ) -> UnresolvedAssetJobDefinition:
+    """Make the job that reads the slot of a feed and applies the changes to the replicas of some of its subscriptions.
+
+    The job's name contains `subscription_name` if the job is for that subscription only.
+    """
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(
         naming.name(
@@ -73,10 +80,10 @@ def _increments_job(
 
 
 def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Naming) -> dg.AssetSelection:
-    """The assets and checks of an increment of these subscriptions.
+    """Select the assets and asset checks that an increments job materialises.
 
-    Replicas are not selected, as Dagster would show all of them as failed after a failed run. The run reports
-    the replicas that it has changed.
+    The assets of the replicas are not selected: if a run fails, Dagster shows all selected assets as failed, although
+    most replicas may be up to date. Instead, the run itself reports the replicas that it has changed.
     """
     log = naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))
     keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
@@ -88,7 +95,7 @@ def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Namin
 
 
 def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
-    """The maintenance of a feed and of the subscriptions that read it."""
+    """Select the maintenance assets of a feed and its subscriptions."""
     maintenance_assets = [
         subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)
     ]
@@ -98,7 +105,7 @@ def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelect
 
 
 def _copy_job(subscription: Subscription, naming: Naming) -> UnresolvedAssetJobDefinition:
-    """A job that copies tables; each table is a Dagster partition."""
+    """Make the job that copies tables of a subscription; each table is a Dagster partition."""
     return dg.define_asset_job(
         naming.name(f"{subscription.name}_copies"),
         dg.AssetSelection.assets(naming.key(subscription_asset(subscription, AssetKind.INITIAL_SYNC))),
@@ -116,7 +123,7 @@ def _maintenance_job(project: Project, feed: Feed, naming: Naming) -> Unresolved
 
 
 def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
-    """A job that fails as long as the slot has a problem."""
+    """Make the job that fails as long as the slot has a problem."""
     name = naming.name(f"{feed.name}_slot_alarm")
 
     @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
@@ -151,7 +158,10 @@ class SlotProblem:
 
 
 def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:
-    """The problem of a slot, or None; before the first run, which creates it, a missing slot is no problem."""
+    """The problem of a slot; None if it has none.
+
+    The first run creates the slot, so a missing slot is no problem before the first run.
+    """
     try:
         with feed.source.connect() as connection:
             state = slot_state(connection, feed.slot)

@@ -1,8 +1,8 @@
-"""Turns the configuration into the objects of the steps: sources, feeds, subscriptions, and the lake.
+"""Makes from the configuration the objects on which the steps work: sources, feeds, subscriptions, and the lake.
 
-A feed is a slot with the subscriptions that read it. The subscriptions of a source with `row_filter: pipeline` share
-a slot; a subscription with `row_filter: publisher` has its own slot. Raises PgsieveError for options that are not
-supported.
+A feed is a replication slot with the subscriptions that read it. All subscriptions of a source with
+`row_filter: pipeline` share one slot. A subscription with `row_filter: publisher` has a slot of its own. Raises
+PgsieveError for options that are not supported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 
 @dataclass(frozen=True)
 class Project:
-    """The objects of a configuration file: feeds by name, subscriptions by name, and the lake."""
+    """The objects of a configuration file: feeds by name, subscriptions by name, the lake, and retention."""
 
     feeds: Mapping[str, Feed]
     subscriptions: Mapping[str, Subscription]
@@ -32,37 +32,35 @@ class Project:
     names: str | None = None
 
     def subscriptions_of(self, feed: Feed) -> list[Subscription]:
-        """The subscriptions that read a feed."""
+        """The subscriptions that read the feed's slot."""
         return [s for s in self.subscriptions.values() if s.feed.name == feed.name]
 
     def feeds_of(self, subscriptions: Iterable[Subscription]) -> list[Feed]:
-        """The feeds of some subscriptions, each once."""
+        """The feeds of these subscriptions. A feed of several subscriptions is listed once."""
         return list({s.feed.name: s.feed for s in subscriptions}.values())
 
 
 def build_project(config: Config) -> Project:
-    """The feeds and subscriptions of a configuration."""
+    """Make the feeds and subscriptions of a configuration. Connects to nothing."""
     storage = declared_storage(config)
     feeds: dict[str, Feed] = {}
     for name, source in config.sources.items():
-        sharing = {
+        subscriptions_by_name = {
             s.name: s
             for s in config.subscriptions.values()
             if s.source == name and s.row_filter == "pipeline"
         }
-        if sharing:
-            feeds[name] = _feed(name, name, source, source.slot, sharing)
+        if subscriptions_by_name:
+            feeds[name] = _feed(name, name, source, source.slot, subscriptions_by_name)
     subscriptions = {}
     for subscription in config.subscriptions.values():
         _refuse_unsupported(subscription, storage)
         feed_name = subscription.source
         if subscription.row_filter == "publisher":
             feed_name = subscription.slot
-            reading = {subscription.name: subscription}
+            reader = {subscription.name: subscription}
             source = config.sources[subscription.source]
-            feeds[feed_name] = _feed(
-                feed_name, subscription.source, source, feed_name, reading, filtered=True
-            )
+            feeds[feed_name] = _feed(feed_name, subscription.source, source, feed_name, reader, filtered=True)
         subscriptions[subscription.name] = Subscription(
             name=subscription.name,
             feed=feeds[feed_name],
@@ -74,8 +72,8 @@ def build_project(config: Config) -> Project:
             histories=subscription.history.subscription_histories(),
         )
     engine = spark_engine_of(config)
-    durations = config.retention
-    retention = Retention(durations.change_log, durations.changes, durations.versions)
+    periods = config.retention
+    retention = Retention(periods.change_log, periods.changes, periods.versions)
     names = config.catalog.names if config.catalog else None
     folders = {name: subscription.layout.folders for name, subscription in subscriptions.items()}
     lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders)
@@ -91,6 +89,13 @@ def _feed(
     *,
     filtered: bool = False,
 ) -> Feed:
+    """Make a feed.
+
+    - `name`, `slot`: the names of the feed and of its slot
+    - `source_name`, `source`: the database that has the slot
+    - `subscriptions`: maps names to the subscriptions that read the slot
+    - `filtered`: true if the publisher evaluates the row filters (`row_filter: publisher`)
+    """
     definitions = {
         publication_name: DefinedPublication(
             name=publication_name,
@@ -123,32 +128,38 @@ def _feed(
 _SHARED_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
-def _pgoutput_options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
-    """Options for reading a slot; raises PgsieveError if the subscriptions that share it differ in them."""
-    first = sharing[0]
-    for subscription, option in product(sharing[1:], _SHARED_OPTIONS):
-        if getattr(subscription, option) != getattr(first, option):
+def _pgoutput_options(source: str, subscriptions: Sequence[SubscriptionConfig]) -> PgoutputOptions:
+    """The options of pgoutput for reading a slot. Raises PgsieveError if the slot's subscriptions need different options."""
+    first_subscription = subscriptions[0]
+    for subscription, option in product(subscriptions[1:], _SHARED_OPTIONS):
+        if getattr(subscription, option) != getattr(first_subscription, option):
             raise PgsieveError(
-                f'subscriptions "{first.name}" and "{subscription.name}" share the replication slot of source "{source}",'
+                f'subscriptions "{first_subscription.name}" and "{subscription.name}" share the replication slot of source "{source}",'
                 f" but differ in `{option}`",
                 hint=f"give both the same `{option}`, or one of them a slot of its own with `row_filter: publisher`",
                 sqlstate="22023",
             )
-    return PgoutputOptions((), first.binary, first.streaming, first.two_phase, first.origin)
+    return PgoutputOptions(
+        (),
+        first_subscription.binary,
+        first_subscription.streaming,
+        first_subscription.two_phase,
+        first_subscription.origin,
+    )
 
 
 def _refuse_unsupported(subscription: SubscriptionConfig, storage: Storage) -> None:
-    """Raise PgsieveError for an option that would have no effect."""
+    """Raise PgsieveError for an option that would have no effect in this lake."""
     unsupported = {
         "two_phase: true": (
             subscription.two_phase and not storage.is_reached_by_delta_rs,
             "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
         ),
     }
-    for option, (is_requested, instead) in unsupported.items():
+    for option, (is_requested, consequence) in unsupported.items():
         if is_requested:
             raise PgsieveError(
                 f'subscription "{subscription.name}": `{option}` is not supported yet',
-                hint=f"leave the option out: {instead}",
+                hint=f"leave the option out: {consequence}",
                 sqlstate="0A000",
             )

@@ -1,9 +1,14 @@
-"""Records the published tables in a file, so that Dagster's definitions load without asking a source.
+"""Records the published tables in a file, so that Dagster can load the definitions without a connection to a source.
 
-In: the catalogs of the sources, at deploy time or on request (`fetch_published`). Out: text (`to_json`), and
-from it the tables of each subscription (`recorded_tables`). A feed (a slot with its subscriptions) that is not in
-the file has the tables of the lake's records: those of the last recorded catalog, or else of the table states.
-Missing information is no error.
+A feed is a replication slot with the subscriptions that read it.
+
+In: the catalogs of the sources. They are read at deploy time or on request (`fetch_published`).
+Out: - the text of the file (`Published.to_json`)
+     - from that text, the published tables of each subscription (`recorded_tables`)
+
+If the file lacks a feed, the lake's own records are used instead: the catalog that was recorded last for the feed, or
+if there is none, the states of the tables. If the lake has no records either, the subscription has no tables yet. None
+of this is an error.
 """
 
 import json
@@ -29,22 +34,24 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 
 _FORMAT_VERSION = 1
-#: The errors that parsing the text of another version may raise.
+#: If the text was written by another version of pgsieve, parsing it may raise these errors.
 _OTHER_VERSION_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Published:
-    """By feed: an LSN, and the part of the catalog at this LSN that its subscriptions need, as JSON.
+    """The catalogs of the feeds at the time they were read.
 
-    `comments` has the comments on tables, by feed.
+    - `catalogs`: maps the name of a feed to an LSN, and to the catalog at this LSN as JSON. The catalog has only the
+      publications to which the feed's subscriptions subscribe, and their tables.
+    - `comments`: maps the name of a feed to the comments (COMMENT ON TABLE) on its tables
     """
 
     catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     comments: Mapping[str, Mapping[Name, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text for `from_json`."""
+        """Write the catalogs and comments as text, which `from_json` reads."""
         feeds = {
             name: {
                 "lsn": lsn,
@@ -57,7 +64,7 @@ class Published:
 
     @classmethod
     def from_json(cls, text: str) -> "Published":
-        """Parse a text of `to_json`; empty if another version of pgsieve wrote it."""
+        """Parse a text of `to_json`. If another version of pgsieve wrote the text, the result is empty."""
         try:
             read = json.loads(text)
             if read["format"] != _FORMAT_VERSION:
@@ -72,7 +79,7 @@ class Published:
 
 
 def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
-    """The LSN and catalog of a feed, and the comments on its tables."""
+    """Read the catalog of a feed from its source: the LSN and the catalog as JSON, and the comments on the tables."""
     with feed.source.connect() as connection:
         lsn, catalog = current_lsn(connection), feed.with_defined_publications(present_catalog(connection))
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
@@ -81,12 +88,12 @@ def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
 
 
 def state_file(config: Config) -> Path:
-    """The file of `pgsieve ui` and `pgsieve refresh-defs-state`, beside the configuration file."""
+    """The path of the file, beside pgsieve.yaml. `pgsieve ui` and `pgsieve refresh-defs-state` write the file."""
     return config.state_folder / "published.json"
 
 
 def load_published(config: Config) -> Published:
-    """Read the file; empty if it does not exist."""
+    """Read the file. The result is empty if the file cannot be read."""
     try:
         return Published.from_json(state_file(config).read_text(encoding="utf-8"))
     except OSError:
@@ -94,12 +101,13 @@ def load_published(config: Config) -> Published:
 
 
 def fetch_published(project: Project, earlier: Published) -> tuple[Published, list[PgsieveError]]:
-    """Ask the sources for their publications; also returns the errors.
+    """Read the catalogs of all feeds from their sources. Returns the catalogs, and the errors of sources that failed.
 
-    The feed of a source with an error keeps its earlier entry.
+    If a source fails, its feeds keep their entries in `earlier`.
     """
-    catalogs = {n: c for n, c in earlier.catalogs.items() if n in project.feeds}
-    comments, errors = {n: c for n, c in earlier.comments.items() if n in project.feeds}, []
+    catalogs = {name: catalog for name, catalog in earlier.catalogs.items() if name in project.feeds}
+    comments = {name: texts for name, texts in earlier.comments.items() if name in project.feeds}
+    errors = []
     for feed in project.feeds.values():
         try:
             catalogs[feed.name], comments[feed.name] = _fetch_feed(feed)
@@ -109,9 +117,9 @@ def fetch_published(project: Project, earlier: Published) -> tuple[Published, li
 
 
 def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
-    """Ask the sources for their publications, and write the file; returns the errors.
+    """Read the catalogs of all feeds from their sources, and write them to the file; returns the errors.
 
-    The feed of a source with an error keeps its earlier entry.
+    If a source fails, its feeds keep their entries in the file.
     """
     published, errors = fetch_published(project, load_published(config))
     file = state_file(config)
@@ -133,10 +141,11 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
 def recorded_tables(
     project: Project, published: Published, *, authoritative: bool = False
 ) -> dict[str, Tables]:
-    """The tables of each subscription, without asking a source; raises nothing.
+    """Maps each subscription to its published tables, as they were recorded last.
 
-    If both `published` and the lake have a feed's catalog, the newer catalog decides. With `authoritative` the
-    catalog of the lake is read only for feeds that `published` lacks.
+    Connects to no source, and raises no error. Both `published` and the lake may have a catalog of a feed. In that case
+    the newer catalog is used. With `authoritative`, the catalog of `published` is used, and the lake is read only for
+    feeds that `published` lacks.
     """
     by_subscription: dict[str, Tables] = {}
     catalogs_by_feed: dict[str, list[tuple[int, Catalog]]] = {}
@@ -158,10 +167,10 @@ def recorded_tables(
 
 
 def published_tables(project: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
-    """The tables that each subscription replicates, by the current catalog of its source.
+    """Maps each subscription to the tables that it replicates, by the present catalog of its source.
 
-    If the source does not answer or a publication is missing, the tables with replicas are returned. The run
-    then reports the problem, which has no effect on other subscriptions.
+    If the source cannot be reached, or a publication is missing, the tables that have a replica are returned instead.
+    The run that follows reports the problem, and the other subscriptions are not affected.
     """
     catalogs: dict[str, Catalog | None] = {}
     tables: dict[str, Tables] = {}
@@ -178,6 +187,7 @@ def published_tables(project: Project, subscriptions: Iterable[Subscription]) ->
 
 
 def _current_catalog(feed: Feed) -> Catalog | None:
+    """Read the catalog of a feed's source. Returns None, and logs a warning, if the source cannot be reached."""
     try:
         with feed.source.connect() as connection:
             return present_catalog(connection)
@@ -189,11 +199,11 @@ def _current_catalog(feed: Feed) -> Catalog | None:
 def _recorded_catalogs(
     project: Project, feed: Feed, published: Published, *, authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
-    """The recorded catalogs of a feed's publications, the newest first."""
+    """The recorded catalogs of a feed with their LSNs, the newest first: from the file, and from the lake."""
     catalogs: list[tuple[int, Catalog]] = []
-    if (catalog := published.catalogs.get(feed.name)) is not None:
+    if (file_catalog := published.catalogs.get(feed.name)) is not None:
         try:
-            catalogs.append((catalog[0], catalog_from_json(catalog[1])))
+            catalogs.append((file_catalog[0], catalog_from_json(file_catalog[1])))
         except _OTHER_VERSION_ERRORS:
             get_dagster_logger().warning(
                 f"{feed.name}: another version of pgsieve has recorded its publications"
@@ -204,7 +214,10 @@ def _recorded_catalogs(
 
 
 def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The lake's last catalog of a feed; empty if only Spark can read the lake, as that takes long."""
+    """The catalog that the lake recorded last for a feed, in a list; the list is empty if there is none.
+
+    It is also empty if only Spark can read the lake, because it would take long to start Spark.
+    """
     try:
         lake = project.lake.open()
         newest = None if lake.by_spark_alone else Catalogs(lake, feed).newest()
@@ -220,7 +233,10 @@ def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
 def _tables_of_catalog(
     subscription: Subscription, catalog: Catalog, comments: Mapping[Name, str]
 ) -> Tables | None:
-    """The tables that a catalog publishes to a subscription; None if its publications have an error."""
+    """The tables that a catalog publishes to a subscription; None if there is a problem, such as a missing publication.
+
+    `comments` maps tables to their comments.
+    """
     try:
         replicated_tables = subscription.tables(subscription.feed.with_defined_publications(catalog))
     except PgsieveError as error:
@@ -233,9 +249,9 @@ def _tables_of_catalog(
 
 
 def _replica_tables(project: Project, subscription: Subscription, *, without_spark: bool = False) -> Tables:
-    """The tables with a replica, from the lake.
+    """The tables of a subscription that have a replica, by the table states in the lake.
 
-    With `without_spark`, empty if only Spark can read the lake, which takes long.
+    With `without_spark` the result is empty if only Spark can read the lake, because it would take long to start Spark.
     """
     publications = subscription.feed.subscriptions[subscription.name]
     try:

@@ -1,4 +1,4 @@
-"""The work of each command of `pgsieve`, one module per command. No command prints.
+"""The work of each command of `pgsieve`: one module for each command. No command prints anything.
 
-`results` has the dataclasses that commands return; `failures` says which subscriptions an error ends.
+`results` has the dataclasses that commands return. `failures` decides for which subscriptions an error ends the work.
 """

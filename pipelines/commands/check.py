@@ -1,6 +1,7 @@
-"""`pgsieve check`: compares every replica with its publisher, and repairs differences on request.
+"""`pgsieve check`: compares each replica with the publisher's table, and repairs differences on request.
 
-In: the configuration. Out: a `CheckReport`.
+In: the configuration
+Out: a `CheckReport`
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,19 +28,19 @@ from pgsieve.resources.lake.lake import Lake
 def check(
     config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, *, repairing: bool = False
 ) -> CheckReport:
-    """Bring each selected subscription up to one LSN, and compare all of its tables at that LSN.
+    """Bring each selected subscription up to one LSN, and compare all of its tables with the publisher at that LSN.
 
-    With `repairing` the publisher's rows replace the rows that differ, at a later LSN. A subscription that
-    cannot be checked does not stop the others.
+    With `repairing`, rows that differ are replaced by the publisher's rows, at a later LSN. If a subscription cannot be
+    checked, the others still are.
     """
     project = build_project(config)
     failures, warnings = Failures(), list[str]()
-    checked = failures.for_each(
+    results = failures.for_each(
         [project.subscriptions[s.name] for s in selected],
         lambda s: _check_subscription(s, project.lake.open(), progress, warnings.append, repairing=repairing),
     )
     tables, sequences = (
-        ([*chain.from_iterable(part)] for part in zip(*checked, strict=True)) if checked else ((), ())
+        ([*chain.from_iterable(lists)] for lists in zip(*results, strict=True)) if results else ((), ())
     )
     return CheckReport(tuple(tables), failures.grouped(), tuple(sequences), tuple(warnings))
 
@@ -47,20 +48,24 @@ def check(
 def _check_subscription(
     subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, repairing: bool
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
+    """Compare the tables and the sequences of a subscription."""
     with _log_as_tasks(progress, f"check {subscription.name}") as log:
-        # Sequences come first: the comparison of tables reads the slot, which updates recorded sequences.
+        # Sequences are compared before the tables. The comparison of tables reads the slot, and that also records the
+        # publisher's present values of the sequences.
         sequences = _check_sequences(subscription, lake)
         results = check_consistency(
             subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
         )
         if repairing:
             results = _copy_and_compare_again(subscription, lake, results, log)
-        differing = [(c.schema, c.table) for c in results if c.differing]
-        repairs = repair(subscription, lake, differing, log) if repairing and differing else []
-    repaired = {(r.schema, r.table): r for r in repairs}
+        differing_tables = [(c.schema, c.table) for c in results if c.differing]
+        repair_results = (
+            repair(subscription, lake, differing_tables, log) if repairing and differing_tables else []
+        )
+    repairs_by_name = {(r.schema, r.table): r for r in repair_results}
     tables = []
     for result in results:
-        fix = repaired.get((result.schema, result.table))
+        fix = repairs_by_name.get((result.schema, result.table))
         problems = [p for p in (result.problem, fix and fix.problem) if p]
         tables.append(
             CheckedTable(
@@ -98,9 +103,9 @@ def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequ
 def _copy_and_compare_again(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Copy the tables whose definition has changed, as the next run would, and compare them again.
+    """Copy the tables whose definition has changed, as the next run would do, and compare them again.
 
-    Returns the results of all tables.
+    Returns the results of all tables: the new ones of the copied tables, and the old ones of the others.
     """
     results_by_name = {(r.schema, r.table): r for r in results}
     with_problem = {name for name, r in results_by_name.items() if r.problem}
@@ -116,17 +121,17 @@ def _copy_and_compare_again(
 
 @contextmanager
 def _log_as_tasks(progress: Progress, task: str) -> Iterator[Log]:
-    """Show the task, then each logged line as a task that lasts until the next line."""
-    current = task
-    progress.start(current)
+    """Show a task as long as the block runs. Each line that the block logs replaces the task that is shown."""
+    current_task = task
+    progress.start(current_task)
 
     def log(message: str) -> None:
-        nonlocal current
-        progress.finish(current)
-        current = message
-        progress.start(current)
+        nonlocal current_task
+        progress.finish(current_task)
+        current_task = message
+        progress.start(current_task)
 
     try:
         yield log
     finally:
-        progress.finish(current)
+        progress.finish(current_task)

@@ -1,7 +1,10 @@
-"""`pgsieve decode`: the changes in a source's slot, or in its change log, as an output plugin prints them.
+"""`pgsieve decode`: prints the changes in a source's slot, or in the change log, as an output plugin prints them.
 
-In: the configuration, a plugin and its options. Out: the plugin's output, as bytes. It peeks at the slot and
-confirms nothing. Raises PgsieveError for a source, slot, plugin or option that does not exist.
+In: the configuration, a plugin and its options
+Out: the output of the plugin, as bytes
+
+The command peeks at the slot, and does not confirm anything. Raises PgsieveError for a source, slot, plugin or option
+that does not exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +32,8 @@ from pgsieve.resources.postgres.slot import (
 )
 from pgsieve.resources.postgres.wal import flushed_lsn
 
-#: The first protocol version whose Stream Abort messages have an LSN and a time, with streaming = parallel.
+#: The first protocol version in which Stream Abort messages have an LSN and a time, provided that `streaming` is
+#: parallel.
 _MIN_PARALLEL_PROTOCOL = 4
 
 
@@ -42,7 +46,7 @@ def decode(
     *,
     from_change_log: bool = False,
 ) -> Iterator[bytes]:
-    """The plugin's output, an item for each write of the plugin; `options` are NAME or NAME=VALUE."""
+    """The output of the plugin, with an item for each write of the plugin. Each of `options` is NAME or NAME=VALUE."""
     init = find_plugin(plugin)
     plugin_options = [_parse_option(text) for text in options]
     project = build_project(config)
@@ -67,7 +71,7 @@ def _parse_option(text: str) -> tuple[str, str | None]:
 
 
 def _find_feed(project: Project, source: str, slot: str | None) -> Feed:
-    """The feed of a source's slot; a source with several slots needs the slot's name."""
+    """The feed (a slot with its subscriptions) of a source. If the source has several slots, `slot` has to name one."""
     feeds = {f.slot: f for f in project.feeds.values() if f.source.name == source}
     if not feeds:
         sources = tuple(dict.fromkeys(f.source.name for f in project.feeds.values()))
@@ -76,14 +80,16 @@ def _find_feed(project: Project, source: str, slot: str | None) -> Feed:
         raise PgsieveError(
             f'source "{source}" has several slots', hint=f"name one with --slot: {', '.join(feeds)}"
         )
-    chosen = next(iter(feeds)) if slot is None else slot
-    if chosen not in feeds:
-        raise PgsieveError(f'source "{source}" has no slot "{chosen}"', hint=name_hint(chosen, tuple(feeds)))
-    return feeds[chosen]
+    slot_name = next(iter(feeds)) if slot is None else slot
+    if slot_name not in feeds:
+        raise PgsieveError(
+            f'source "{source}" has no slot "{slot_name}"', hint=name_hint(slot_name, tuple(feeds))
+        )
+    return feeds[slot_name]
 
 
 def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
-    """The messages of the change log, a slice at a time."""
+    """The messages in the change log, slice by slice."""
     lake = project.lake.open()
     path = ChangeLog(lake, feed).path
     local = lake.local_or(
@@ -105,7 +111,7 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
 
 
 def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
-    """The messages that wait in the slot, up to the current LSN."""
+    """The messages that wait in the slot, up to the server's current LSN."""
     source, slot = feed.source, feed.slot
     with source.connect() as connection:
         state = slot_state(connection, slot)
@@ -116,30 +122,30 @@ def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[byt
                 sqlstate="42704",
             )
         verify_slot(state, source.name, slot, None)
-        server = read_catalog(connection)
-        catalog = feed.with_defined_publications(server)
+        server_catalog = read_catalog(connection)
+        catalog = feed.with_defined_publications(server_catalog)
         publications = feed.without_missing_publications(catalog).slot_publications(catalog)
-        missing = [name for name in publications if name not in server.publications]
-        if missing or not publications:
+        missing_names = [name for name in publications if name not in server_catalog.publications]
+        if missing_names or not publications:
             raise PgsieveError(
                 f'source "{source.name}": the slot "{slot}" is read with publications that do not exist:'
-                f" {', '.join(missing) or feed.capture}",
+                f" {', '.join(missing_names) or feed.capture}",
                 hint="`pgsieve run` creates them",
                 sqlstate="42704",
             )
-        upto = flushed_lsn(connection)
+        end_lsn = flushed_lsn(connection)
         options = PgoutputOptions(
             publications,
             streaming="parallel" if streaming else "off",
             messages=True,
         )
         with feed.hold_lock():
-            first = peek_query(slot, upto, options, version, limit=1)
-            if not has_changes(connection, source.name, slot, first):
+            first_query = peek_query(slot, end_lsn, options, version, limit=1)
+            if not has_changes(connection, source.name, slot, first_query):
                 return
-            batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
-            # The server decodes the whole slot before it sends the first row. The lock is released after the
-            # first batch, so that other processes do not wait for the printing.
+            batches = read_messages(source.executor_conninfo(), peek_query(slot, end_lsn, options, version))
+            # The server decodes the whole slot before it sends the first row. After the first batch it no longer reads
+            # the slot, so the lock is released. Otherwise other processes would wait until everything is printed.
             with translate_slot_errors(source.name, slot, "read"):
                 first_batch = list(islice(batches, 1))
     with translate_slot_errors(source.name, slot, "read"):

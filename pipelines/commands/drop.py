@@ -1,6 +1,7 @@
-"""`pgsieve drop`: removes a subscription from the server, and on request from the lake.
+"""`pgsieve drop`: removes a subscription from the server, and on request its tables from the lake.
 
-In: the configuration and the subscription's name. Out: a `DropReport`. Raises PgsieveError.
+In: the configuration and the name of a subscription
+Out: a `DropReport`. Raises PgsieveError if the subscription cannot be dropped.
 """
 
 from pgsieve.assets.steps.operations.drop import drop_subscription
@@ -13,7 +14,11 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
 def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
-    """Drop a subscription; a second call changes nothing."""
+    """Drop a subscription. If it was already dropped, nothing changes.
+
+    - `delete_tables`: true if the replicas are deleted, too
+    - `leave_slot`: true if the slot and pgsieve's publications stay on the server, for example because it is gone
+    """
     project = build_project(config)
     lake = project.lake.open()
     if name not in project.subscriptions and TableStates(lake, name).is_in_use():
@@ -25,24 +30,30 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
     subscription = project.subscriptions[selected.name]
     feed = subscription.feed
     try:
-        dropped = drop_subscription(subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables)
+        dropped_objects = drop_subscription(
+            subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables
+        )
     except SourceUnreachableError as error:
         raise SourceUnreachableError(
             error.message,
             hint="if the server is gone for good, `--leave-slot` drops the subscription without it",
             sqlstate=error.sqlstate,
         ) from error
-    captured = "" if feed.filtered else f" and the publications {feed.capture}*"
-    left = f"replication slot {feed.slot}{captured}" if leave_slot and not dropped.kept_for else None
-    if dropped.foreign:
-        left = f"publication {', '.join(dropped.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
+    capture_clause = "" if feed.filtered else f" and the publications {feed.capture}*"
+    objects_left = (
+        f"replication slot {feed.slot}{capture_clause}"
+        if leave_slot and not dropped_objects.kept_for
+        else None
+    )
+    if dropped_objects.foreign:
+        objects_left = f"publication {', '.join(dropped_objects.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
     return DropReport(
         subscription=name,
-        slot=dropped.slot,
-        altered=dropped.altered,
-        publications=dropped.publications,
-        kept_for=dropped.kept_for,
-        folders=dropped.folders,
-        unregistered=dropped.unregistered,
-        left=left,
+        slot=dropped_objects.slot,
+        altered=dropped_objects.altered,
+        publications=dropped_objects.publications,
+        kept_for=dropped_objects.kept_for,
+        folders=dropped_objects.folders,
+        unregistered=dropped_objects.unregistered,
+        left=objects_left,
     )

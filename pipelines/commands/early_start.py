@@ -1,8 +1,10 @@
-"""Starts Spark while a command imports its modules, if the sources have many bytes for it.
+"""Starts Spark while a command is still importing its modules, if the sources have much data for it.
 
-In: the configuration and the selected subscriptions. Out: a session, which a thread starts; the run finds it
-by its settings. A needless start costs time and memory, and changes nothing. Raises nothing: the run meets
-the same error, and reports it.
+In: the configuration and the selected subscriptions
+Out: a Spark session, which a thread starts. The run finds the session by its settings.
+
+If the run does not need Spark after all, the start has cost time and memory, but nothing else. Errors are not raised,
+because the run meets the same error, and reports it.
 """
 
 import logging
@@ -23,7 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def start_early(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
-    """Start Spark, without waiting, if the run of these subscriptions will probably need it."""
+    """Start Spark if the run of these subscriptions will probably need it. Does not wait until it has started."""
     with suppress(PgsieveError):
         storage, engine = declared_storage(config), spark_engine_of(config)
         if engine.starts_own_session and not (storage.is_reached_by_delta_rs and engine.threads):
@@ -34,7 +36,7 @@ def start_early(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
 
 def _start(config: Config, selected: Sequence[SubscriptionConfig], engine: SparkEngine, limit: int) -> None:
-    """Start Spark if a table will get more bytes than the small limit."""
+    """Start Spark if a table will get more than `limit` bytes, the limit up to which this process writes a table itself."""
     try:
         if limit < 0 or any(expected > limit for expected in _expected_bytes(config, selected, limit)):
             SparkExecutors(lambda: engine.session, engine.cores).prepare()
@@ -43,17 +45,21 @@ def _start(config: Config, selected: Sequence[SubscriptionConfig], engine: Spark
 
 
 def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig], limit: int) -> Iterator[int]:
-    """About how many bytes the largest table of each slot will get."""
-    readers = defaultdict(list)
+    """Yields for each slot about how many bytes its largest table will get."""
+    subscriptions_by_slot = defaultdict(list)
     for subscription in selected:
-        readers[subscription.source, _slot_of(config, subscription)].append(subscription)
-    for (name, slot), subscriptions in readers.items():
+        subscriptions_by_slot[subscription.source, _slot_of(config, subscription)].append(subscription)
+    for (name, slot), subscriptions in subscriptions_by_slot.items():
         source = config.sources[name]
-        publications = {each for subscription in subscriptions for each in subscription.publications}
+        publications = {
+            publication_name
+            for subscription in subscriptions
+            for publication_name in subscription.publications
+        }
         tables = {
             table.relation
-            for each in publications & source.publications.keys()
-            for table in source.publications[each].tables
+            for publication_name in publications & source.publications.keys()
+            for table in source.publications[publication_name].tables
         }
         with source_of(name, source).connect() as connection:
             yield expected_bytes(connection, slot, publications, tables, limit)

@@ -1,7 +1,9 @@
-"""`pgsieve engine`: the warm engine, a Spark that keeps running for the runs of a configuration.
+"""`pgsieve engine`: starts, stops and describes the warm engine.
 
-In: the configuration. Out: an `EngineReport`. Raises PgsieveError if the configuration has no engine, or the
-engine does not start.
+The warm engine is a Spark server that keeps running after a run, so that later runs do not wait for the start of Spark.
+
+In: the configuration
+Out: an `EngineReport`. Raises PgsieveError if the configuration has no engine, or if the engine does not start.
 """
 
 import os
@@ -21,7 +23,7 @@ from pgsieve.resources.lake.session import SparkEngine
 
 
 def start(config: Config, progress: Progress) -> EngineReport:
-    """Start the engine, unless it runs already, and wait until it serves."""
+    """Start the engine, unless it is already running, and wait until runs can use it."""
     engine = _engine(config)
     task = "start the engine"
     engine.fetch_jars()
@@ -32,7 +34,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
 
 
 def status(config: Config) -> EngineReport:
-    """Whether the engine serves, and its address, uptime and memory."""
+    """Whether runs can use the engine; and its address, uptime and memory."""
     engine = _engine(config)
     record = engine.folder.read()
     if record is None:
@@ -50,14 +52,17 @@ def status(config: Config) -> EngineReport:
 
 
 def stop(config: Config) -> bool:
-    """End the engine; returns whether one ran. It ends even if the configuration now has `engine: off`."""
+    """End the engine; returns true if one was running.
+
+    This also works if the configuration says `engine: off` by now.
+    """
     return control.stop(EngineFolder(config.state_folder / "engine"))
 
 
 def start_for_this_process(config: Config) -> None:
-    """Start the engine for the life of this process.
+    """Start the engine, which ends with this process.
 
-    Errors are ignored: without an engine, runs start a Spark of their own.
+    Errors are ignored, because runs that find no engine start a Spark of their own.
     """
     engine = build_project(config).lake.engine
     if engine.can_use_engine:
@@ -66,6 +71,7 @@ def start_for_this_process(config: Config) -> None:
 
 
 def _engine(config: Config) -> SparkEngine:
+    """The engine of a configuration. Raises PgsieveError if the configuration cannot have a warm engine."""
     engine = build_project(config).lake.engine
     if not engine.can_use_engine:
         master = config.spark.master
@@ -81,7 +87,7 @@ def _engine(config: Config) -> SparkEngine:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The resident memory of a process in bytes; 0 if the system does not show it."""
+    """The resident memory of a process in bytes; 0 if the system does not tell."""
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,9 @@
-"""`pgsieve run --explain`: what a run would do for each table, which engine would write it, and why.
+"""`pgsieve run --explain`: says what a run would do for each table, which engine would write it, and why.
 
-In: the configuration. Out: an `Explanation`. Changes nothing. Raises PgsieveError if a source does not
-answer, or a subscription cannot be replicated.
+In: the configuration
+Out: an `Explanation`. Nothing is changed.
+
+Raises PgsieveError if a source does not answer, or if a subscription cannot be replicated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +33,7 @@ _SPARK, _THREADS = "Spark", "threads"
 
 
 def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanation:
-    """What a run of these subscriptions would do."""
+    """Explain what a run of these subscriptions would do."""
     project = build_project(config)
     lake, waiting, tables = project.lake.open(), dict[str, int | None](), list[ExplainedTable]()
     engine = _SPARK if project.lake.engine.threads is None else _THREADS
@@ -47,18 +49,21 @@ def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanati
 
 @dataclass(frozen=True)
 class _TableExplainer:
-    """Explains the tables of one subscription; `engine` writes results above the small limit."""
+    """Explains what a run would do for the tables of one subscription.
+
+    `engine` is the engine that writes a table if it is too large for this process.
+    """
 
     subscription: Subscription
     lake: Lake
     engine: str
 
     def tables(self, connection: psycopg.Connection[Any], catalog: Catalog) -> Iterator[ExplainedTable]:
-        """What a run would do for each table."""
+        """Explain what a run would do for each table."""
         subscription = self.subscription
         tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).newest()
-        copied, problems = lacking_copy(connection, subscription, catalog, tables, states)
-        sizes = table_bytes(connection, list(copied))
+        tables_to_copy, problems = lacking_copy(connection, subscription, catalog, tables, states)
+        sizes = table_bytes(connection, list(tables_to_copy))
         for name, replicated in sorted(tables.items()):
             state = states.get(name)
             if state is not None and state.state == SyncState.SET_ASIDE:
@@ -66,7 +71,7 @@ class _TableExplainer:
                 yield ExplainedTable(subscription.name, *name, meaning, reason)
             elif name in problems:
                 yield ExplainedTable(subscription.name, *name, "wait", waiting_reason(problems[name]))
-            elif name in copied:
+            elif name in tables_to_copy:
                 yield self._explain_copy(name, replicated, sizes[name], state)
             else:
                 yield self._explain_apply(name, replicated)
@@ -74,40 +79,50 @@ class _TableExplainer:
     def _explain_copy(
         self, name: Name, replicated: ReplicatedTable, size: int, state: TableState | None
     ) -> ExplainedTable:
+        """Explain a copy. `size` is the size of the table in bytes, and `state` its recorded state, if it has one."""
         schema, path = self._schema(replicated), self.lake.paths.replica(self.subscription.name, *name)
-        why = (state.reason or state.state.meaning) if state else "it has no replica yet"
-        committer, reason = self.lake.policy.committer_with_reason(
+        copy_reason = (state.reason or state.state.meaning) if state else "it has no replica yet"
+        committer, commit_reason = self.lake.policy.committer_with_reason(
             path, schema.names, size, lambda: schema, overwrite=True
         )
         match committer:
             case SparkCommitter():
-                engine, how = _SPARK, f"Delta in Spark commits it: {reason}"
+                engine, commit_clause = _SPARK, f"Delta in Spark commits it: {commit_reason}"
             case InProcessCommitter() | FileCommitter():
-                engine, how = (
+                engine, commit_clause = (
                     DRIVER if self.lake.policy.is_small(size) else self.engine,
                     "this process commits it",
                 )
         return ExplainedTable(
-            self.subscription.name, *name, "copy", f"{why}; {how}", size, few=engine, many=engine
+            self.subscription.name,
+            *name,
+            "copy",
+            f"{copy_reason}; {commit_clause}",
+            size,
+            few=engine,
+            many=engine,
         )
 
     def _explain_apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
-        """Explain an apply by the policy of a run: the engine for few changes, and the one for many."""
+        """Explain how changes are applied: which engine writes the table if there are few changes, and if there are many.
+
+        The answer comes from the same policy that a run uses.
+        """
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types = self.subscription.column_types(replicated)
         if policy.by_files(path, schema) is not None:
-            because = "its files are written anew, and this process commits them"
-            return self._apply_entry(name, because, DRIVER, self.engine)
+            reason = "its files are written anew, and this process commits them"
+            return self._apply_entry(name, reason, DRIVER, self.engine)
         key = [types[column].spark for column in replicated.key]
-        _, reason = policy.committer_with_reason(path, schema.names, None, lambda: schema)
-        _, why_not = policy.committer_with_reason(path, schema.names, 0, key=key)
+        _, files_reason = policy.committer_with_reason(path, schema.names, None, lambda: schema)
+        _, merge_reason = policy.committer_with_reason(path, schema.names, 0, key=key)
         if key and policy.in_process(path, schema.names, 0, key=key) is not None:
             return self._apply_entry(
-                name, f"rows are merged, as the table takes no files: {reason}", DRIVER, _SPARK
+                name, f"rows are merged, as the table takes no files: {files_reason}", DRIVER, _SPARK
             )
         return self._apply_entry(
-            name, f"Delta in Spark merges rows: {why_not if key else reason}", _SPARK, _SPARK
+            name, f"Delta in Spark merges rows: {merge_reason if key else files_reason}", _SPARK, _SPARK
         )
 
     def _apply_entry(self, name: Name, because: str, few: str, many: str) -> ExplainedTable:

@@ -1,4 +1,4 @@
-"""The result of `pgsieve run --explain`, for people and as JSON. Nothing here raises."""
+"""The result of `pgsieve run --explain`, for people and as JSON. Nothing here raises an error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTable:
-    """The work of a run for a table: `copy` its `bytes`, `apply` its changes, `wait`, or none (`set aside`).
+    """What a run would do for a table.
 
-    `few` is the engine for rows up to the small limit, `many` the one for more: `driver` (this process),
-    `threads` or `Spark`; None if nothing is written. `because` is the reason for the engine or the state.
+    - `work`: `copy`, `apply`, `wait` or `set aside`. The last two mean that the run does nothing for the table.
+    - `bytes`: the size of the table, if it is copied
+    - `few`, `many`: the engine that writes the table if there are at most `small_bytes`, and if there are more:
+      `driver` (this process), `threads` or `Spark`. None if nothing is written.
+    - `because`: the reason for the engine, or for the state of the table
     """
 
     subscription: str
@@ -24,9 +27,11 @@ class ExplainedTable:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The tables, and the bytes of WAL that wait in each feed's slot (None: no slot yet).
+    """The tables of the selected subscriptions, and the WAL that they have not read.
 
-    `small_bytes` is the small limit.
+    - `waiting_bytes`: maps each feed (a slot with its subscriptions) to the bytes of WAL that wait in its slot; None if
+      the slot does not exist yet
+    - `small_bytes`: the limit up to which this process writes a table without Spark or threads
     """
 
     tables: tuple[ExplainedTable, ...]

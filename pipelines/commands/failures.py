@@ -1,8 +1,11 @@
-"""Errors that end a command's work for some subscriptions, while the others go on.
+"""Collects the errors that end a command's work for some subscriptions, while it goes on for the others.
 
-In: blocks of work, each for some subscriptions. Out: the errors, as `Failure`s. An error about a slot or a
-change log concerns every subscription that reads it; an error about a subscription's tables concerns only
-this subscription. Raises only errors that `unless` selects, and exceptions that end the process.
+In: blocks of work, each for some subscriptions
+Out: the errors, as `Failure`s
+
+An error about a slot or its change log ends the work for all subscriptions that read the slot. An error about the
+tables of a subscription ends the work only for that subscription. Errors that the function `unless` selects are raised
+instead, as well as exceptions that end the process.
 """
 
 import os
@@ -17,7 +20,7 @@ from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 
 class _Named(Protocol):
-    """A subscription, or an object that works for one."""
+    """A subscription, or an object that works for one subscription."""
 
     @property
     def name(self) -> str:
@@ -29,16 +32,16 @@ Result = TypeVar("Result")
 
 
 def _ignore(_: Failure) -> None:
-    """Ignore a failure: the caller reads `grouped` at the end."""
+    """Ignore a failure, because the caller asks for all failures (`grouped`) at the end."""
 
 
 def never(_: Exception) -> bool:
-    """False for every error, so that `Failures` records each."""
+    """Return false for each error, so that `Failures` records it."""
     return False
 
 
 class Failures:
-    """The first error of each subscription that has failed; `on_failure` is called with each new failure."""
+    """The first error of each subscription that has failed. `on_failure` is called with each new failure."""
 
     def __init__(self, on_failure: Callable[[Failure], None] = _ignore) -> None:
         self._errors: dict[str, Exception] = {}
@@ -49,21 +52,21 @@ class Failures:
 
     @contextmanager
     def catch(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
-        """Record the block's error for the subscriptions; one that failed before keeps its first error.
+        """If the block raises an error, record it for these subscriptions.
 
-        An error for which `unless` is true is raised instead.
+        A subscription that failed before keeps its first error. If `unless` is true for an error, it is raised instead.
         """
         try:
             yield
         except Exception as error:
-            # Even a fault of pgsieve itself must not end the work for the other subscriptions.
+            # All exceptions are caught: even a fault in pgsieve must not end the work for the other subscriptions.
             if unless(error):
                 raise
-            reported = as_refusal(error) or error
+            failure_error = as_refusal(error) or error
             names = tuple(name for name in subscriptions if name not in self)
-            self._errors |= dict.fromkeys(names, reported)
+            self._errors |= dict.fromkeys(names, failure_error)
             if names:
-                self._on_failure(Failure(names, reported))
+                self._on_failure(Failure(names, failure_error))
 
     def for_each(
         self,
@@ -72,9 +75,9 @@ class Failures:
         *,
         unless: Callable[[Exception], bool] = never,
     ) -> list[Result]:
-        """Run a step for each subscription that has not failed; returns the results of those that succeed.
+        """Run a step for each subscription that has not failed. Returns the results of the steps that succeed.
 
-        Raises an error for which `unless` is true.
+        If `unless` is true for an error, it is raised.
         """
         results = []
         for item in items:
@@ -84,24 +87,26 @@ class Failures:
         return results
 
     def grouped(self) -> tuple[Failure, ...]:
-        """The failures; subscriptions with the same error share one."""
-        groups: dict[tuple[type, str], list[str]] = {}
+        """All failures. Subscriptions that have the same error share one failure."""
+        names_by_error: dict[tuple[type, str], list[str]] = {}
         for name, error in self._errors.items():
-            groups.setdefault((type(error), str(error)), []).append(name)
-        return tuple(Failure(tuple(sorted(names)), self._errors[names[0]]) for names in groups.values())
+            names_by_error.setdefault((type(error), str(error)), []).append(name)
+        return tuple(
+            Failure(tuple(sorted(names)), self._errors[names[0]]) for names in names_by_error.values()
+        )
 
 
 def as_refusal(error: Exception) -> PgsieveError | None:
-    """A `PgsieveError` with a hint, if a disk or store refused an operation, or Spark was lost; else None.
+    """Convert an error to a PgsieveError with a hint, if a disk or store has refused an operation, or Spark was lost.
 
-    The disk may be that of the lake, of Dagster's records, or of temporary files.
+    Returns None for other errors. The disk may be that of the lake, of Dagster's records, or of temporary files.
     """
     if isinstance(error, PgsieveError):
         return None
     if is_spark_lost(error):
         return spark_lost_error()
-    if refused := store_refusal(causes(error)):
-        return PgsieveError(f"the lake: {refused.reason}", hint=refused.hint)
+    if refusal := store_refusal(causes(error)):
+        return PgsieveError(f"the lake: {refusal.reason}", hint=refusal.hint)
     if (code := refusal_code(error)) is None:
         return None
     folder = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""

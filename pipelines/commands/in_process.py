@@ -1,8 +1,10 @@
-"""Dagster in this process: its instance, and runs that materialise assets for a command.
+"""Runs Dagster in this process: opens its instance, and materialises assets for a command.
 
-In: a configuration, or assets and a name for the task. Out: a run in Dagster's records, which `pgsieve ui`
-shows. Raises the error of a failed step instead of Dagster's error about it, and KeyboardInterrupt if the run
-was interrupted.
+In: a configuration; or assets, and a text that names the task
+Out: a run in Dagster's records, which `pgsieve ui` shows
+
+If a step fails, its own error is raised, and not the error by which Dagster reports it. If the run was interrupted,
+KeyboardInterrupt is raised.
 """
 
 import fcntl
@@ -34,13 +36,16 @@ _INTERRUPT_ERRORS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInter
 _NO_CONSOLE_LOG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: The number of asset records per query.
 _RECORDS_PER_QUERY = 100
-#: Asset keys in the commands' runs: those of a project without a translator of its own.
+#: The asset keys that the runs of commands use. They are those of a project that has no translator of its own.
 NAMING = Naming()
 
 
 @contextmanager
 def instance(config: Config) -> Iterator[dg.DagsterInstance]:
-    """The Dagster instance that records the runs: that of DAGSTER_HOME, else that of `pgsieve ui`."""
+    """Open the Dagster instance that records the runs.
+
+    It is the instance of the environment variable DAGSTER_HOME if that is set, or else that of `pgsieve ui`.
+    """
     home = dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)
     former_home = os.environ.get("DAGSTER_HOME")
@@ -57,10 +62,10 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
 
 @contextmanager
 def _open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
-    """Open Dagster's instance. Its databases are created under a lock, by one process.
+    """Open the Dagster instance. One process at a time creates its databases, and holds a lock meanwhile.
 
-    If two processes created them at the same time, Dagster's migrations would fail in one of them, or record
-    a version with which the next run fails.
+    If two processes created them at the same time, Dagster's migrations would fail in one of them, or would record a
+    version with which the next run fails.
     """
     with ExitStack() as stack:
         with (home / ".opening").open("ab") as lock:
@@ -84,10 +89,11 @@ def materialize(
     *,
     raise_on_error: bool = True,
 ) -> dg.ExecuteInProcessResult | None:
-    """Materialise assets in this process; raises the error of a failed step.
+    """Materialise assets in this process. Raises the error of a failed step.
 
-    A table that is set aside, or a disabled subscription, makes Dagster's run fail although all other work is
-    done. Then None is returned, and the command's result names the table or subscription.
+    If a table is set aside (its changes are not applied, because of an error) or the subscription is disabled, the
+    Dagster run fails, although all other work is done. In that case None is returned, and no error is raised; the
+    result of the command names the table or the subscription.
     """
     progress.start(task)
     result = None
@@ -115,17 +121,20 @@ def materialize(
 
 
 def _read_inputs(dagster: dg.DagsterInstance, assets: Sequence[dg.AssetsDefinition]) -> None:
-    """Read the records of all inputs together; otherwise the steps read them one by one (`event_log`)."""
+    """Read the records of all assets on which these assets depend, together.
+
+    Otherwise each step would read the records of its own inputs (`event_log` keeps records that were read).
+    """
     if len(assets) < 2:
         return
-    inputs = sorted({key for each in assets for key in set(each.dependency_keys) - each.keys})
-    for first in range(0, len(inputs), _RECORDS_PER_QUERY):
-        dagster.get_asset_records(inputs[first : first + _RECORDS_PER_QUERY])
+    input_keys = sorted({key for each in assets for key in set(each.dependency_keys) - each.keys})
+    for first in range(0, len(input_keys), _RECORDS_PER_QUERY):
+        dagster.get_asset_records(input_keys[first : first + _RECORDS_PER_QUERY])
 
 
 @contextmanager
 def unwrap_step_errors() -> Iterator[None]:
-    """Raise the error of a step instead of Dagster's error about it; only log `IncompleteError`."""
+    """Raise the error of a step in place of Dagster's error about it. IncompleteError is only logged."""
     error = None
     try:
         yield
@@ -137,31 +146,32 @@ def unwrap_step_errors() -> Iterator[None]:
         error = failed.error
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
-    if error is not None:  # Raised outside of the handler, where Dagster's error would become its context.
+    if error is not None:
+        # Within the handler, Python would add Dagster's error to this one as its context.
         raise error
 
 
 def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """The error for a run that failed without a failed step of pgsieve: Dagster's last message."""
+    """Make an error of Dagster's last message, for a run that failed although no step of pgsieve did."""
     messages = [" ".join(error.message.split()) for error in _errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 
 
 def _errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
-    """Dagster's errors of a run."""
+    """The errors in the events of a run."""
     errors = [getattr(event.event_specific_data, "error", None) for event in result.all_events]
     return [error for error in errors if error is not None]
 
 
 def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
-    """Record a span for each step of Dagster's run, within the open span."""
-    began: dict[str, float] = {}
+    """Record a span (of OpenTelemetry) for each step of a Dagster run, as a part of the span that is open now."""
+    start_times: dict[str, float] = {}
     for entry in dagster.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_ENDS}):
-        event, key = entry.get_dagster_event(), entry.step_key
-        if key is None:
+        event, step_key = entry.get_dagster_event(), entry.step_key
+        if step_key is None:
             continue
         if event.event_type == dg.DagsterEventType.STEP_START:
-            began[key] = entry.timestamp
-        elif key in began:
+            start_times[step_key] = entry.timestamp
+        elif step_key in start_times:
             failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
-            send_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)
+            send_span(step_key, start_times.pop(step_key), entry.timestamp, failed=failed, step=step_key)

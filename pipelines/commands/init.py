@@ -1,8 +1,11 @@
-"""`pgsieve init`: writes a first pgsieve.yaml, and the SQL for its role.
+"""`pgsieve init`: writes a first pgsieve.yaml, and the SQL that gives a role the rights to replicate.
 
-In: a conninfo, then the user's choice of publications or tables. Out: a `Survey` to choose from, then two
-files and an `InitReport`. No password is written: pgsieve.yaml names an environment variable instead. Nothing
-on the server is changed. Raises SourceError if the database does not answer, PgsieveError if a file exists.
+In: - a conninfo, from which `survey` learns what the database has
+    - the user's `Choice` of publications or tables
+Out: the two files, and an `InitReport`
+
+The command changes nothing on the server. It writes no password: pgsieve.yaml names an environment variable instead.
+Raises SourceError if the database does not answer, and PgsieveError if a file exists already.
 """
 
 import os
@@ -46,10 +49,12 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The access to the database: the conninfo without secrets, and the password.
+    """How to connect to the database.
 
-    The password is None if libpq finds it itself. `password_command` is a program that prints the password,
-    with its arguments. With `allow_untested_server` the server may be newer than the tested versions.
+    - `conninfo`: the conninfo, without a password
+    - `password`: the password; None if libpq finds the password itself, for example in .pgpass
+    - `password_command`: a program that prints the password, and its arguments
+    - `allow_untested_server`: true if the server may be newer than the versions with which pgsieve was tested
     """
 
     conninfo: str
@@ -66,7 +71,10 @@ class Connection:
         *,
         allow_untested_server: bool = False,
     ) -> "Connection":
-        """Parse the user's conninfo; its password may be written as `${NAME}`. Raises PgsieveError."""
+        """Parse a conninfo of the user. The password in it may be written as `${NAME}`, for an environment variable.
+
+        Raises PgsieveError if the conninfo or the password command cannot be used.
+        """
         parameters = dict(parameters_of(conninfo))
         if parameters.get("sslpassword"):
             raise PgsieveError(
@@ -92,7 +100,7 @@ class Connection:
 
     @property
     def database(self) -> str:
-        """The database's name; libpq's default is the user's name (PostgreSQL documentation, 32.1.2)."""
+        """The name of the database. By default libpq uses the user's name (PostgreSQL documentation, 32.1.2)."""
         parameters = parameters_of(self.conninfo)
         return str(
             parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user") or "database"
@@ -101,9 +109,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The contents of a database, and the session's role.
+    """What a database has, and what the role of the session may do.
 
-    `managed` is the provider's role that grants replication, if the server has one (`rds_replication`).
+    - `superuser`, `replication`: whether the role has these attributes
+    - `managed`: the role by which a provider's server grants replication (`rds_replication`); None if the server does
+      not have this role
     """
 
     database: str
@@ -117,7 +127,10 @@ class Survey:
 
 
 def survey(connection: Connection, source_name: str | None = None) -> Survey:
-    """Examine a database; changes nothing. Errors name the source, by default the database."""
+    """Examine a database, without changing anything.
+
+    Errors name the source as `source_name`, or by default as the database.
+    """
     name = source_name or safe_name(connection.database)
     source = Source(
         name,
@@ -157,13 +170,13 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
         for name, publication in sorted(catalog.publications.items())
         if name not in capture_names
     ]
-    database, user, superuser, replication, managed = row
+    database, user, superuser, replication, provider_role = row
     return Survey(
         database,
         user,
         superuser,
         replication,
-        managed,
+        provider_role,
         tuple(publications),
         _surveyed_tables(catalog),
         catalog,
@@ -171,7 +184,7 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
 
 
 def _published_tables(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
-    """The tables of a publication; empty if it has an error, which `validate` reports."""
+    """The tables of a publication. Empty if the publication has an error, which `validate` reports later."""
     try:
         return sorted(replicated_tables([publication], catalog))
     except PublicationError:
@@ -179,7 +192,7 @@ def _published_tables(publication: Publication, catalog: Catalog) -> list[tuple[
 
 
 def _surveyed_tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
-    """The tables to choose from: all except partitions of another table."""
+    """The tables that the user can choose. Partitions are left out, because their partitioned table stands for them."""
     return tuple(
         SurveyedTable(t.schema, t.name, _has_identity(t, catalog), t.kind == "p")
         for t in sorted(catalog.tables.values(), key=lambda t: (t.schema, t.name))
@@ -188,10 +201,10 @@ def _surveyed_tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
 
 
 def _has_identity(table: Table, catalog: Catalog) -> bool:
-    """Whether UPDATE and DELETE of a table can be published.
+    """True if UPDATE and DELETE on a table can be published, since it has a replica identity.
 
-    The server checks the partition that has the row: CheckCmdReplicaIdentity() in
-    src/backend/executor/execReplication.c.
+    For a partitioned table, the server checks the partition that contains the row, so all partitions need a replica
+    identity (CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c).
     """
     leaves = (
         [table] if table.kind != "p" else [catalog.tables[o] for o in table.leaves if o in catalog.tables]
@@ -201,9 +214,11 @@ def _has_identity(table: Table, catalog: Catalog) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The user's choice: publications of the server, or tables for publications that pgsieve.yaml defines.
+    """What the user has chosen to replicate, and the names for pgsieve.yaml.
 
-    With `via_root` a partition tree is published as its root.
+    - `publications`: publications of the server
+    - `tables`: tables for which pgsieve.yaml defines publications, if no publications of the server are chosen
+    - `via_root`: true if a partitioned table becomes one replica, false if each partition becomes a replica of its own
     """
 
     source: str
@@ -216,53 +231,59 @@ class Choice:
 
     @property
     def inserts_only(self) -> tuple[str, ...]:
-        """The tables without a replica identity.
+        """The chosen tables that have no replica identity.
 
-        Only their INSERTs are published, as otherwise the server would refuse UPDATE and DELETE on them.
+        Only INSERTs on them are published. If UPDATE and DELETE were published, the server would refuse these
+        statements.
         """
         return tuple(quote_qualified(t.schema, t.name) for t in self.tables if not t.has_identity)
 
 
 def safe_name(text: str) -> str:
-    """A valid name for a source or a subscription, made from any text."""
+    """Make a valid name for a source or a subscription from any text."""
     name = re.sub(r"[^a-z0-9_]", "_", text.lower()).strip("_")
     return name[:40] or "replica"
 
 
 def proposed_role(survey: Survey) -> str:
-    """The role that replicates: the session's, or `pgsieve` for a superuser's session or a server of RDS."""
+    """The role that should replicate.
+
+    It is the role of the session. If that is a superuser, or if the server is one of Amazon RDS, a role `pgsieve` is
+    proposed instead.
+    """
     return "pgsieve" if survey.superuser or survey.managed == "rds_replication" else survey.user
 
 
 def write_configuration(
     file: Path, connection: Connection, survey: Survey, choice: Choice, *, force: bool = False
 ) -> InitReport:
-    """Write pgsieve.yaml and, unless validate finds a problem, the SQL for the role beside it.
+    """Write pgsieve.yaml and, beside it, the SQL for the role that replicates.
 
-    Both files name the role that replicates. It may not exist yet, so validate runs as the session's role.
+    The SQL is not written if `validate` finds a problem. Both files name the role. It may not exist yet, so `validate`
+    connects as the role of the session.
     """
-    statements = file.with_name(f"{file.stem}-role.sql")
-    for each in (file, statements):
+    sql_file = file.with_name(f"{file.stem}-role.sql")
+    for each in (file, sql_file):
         refuse_existing(each, force=force)
     variable = f"{safe_name(choice.source).upper()}_PASSWORD" if connection.password is not None else None
     text = _configuration(connection, choice, variable)
     environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
-    config = parse_config(text, file, environ)  # Raises before anything is written.
-    validation = validate(config, rights=False)  # The statements will grant the missing rights.
-    access = connection
+    config = parse_config(text, file, environ)  # If the configuration is invalid, no file is written.
+    validation = validate(config, rights=False)  # Missing rights are no problem: the SQL will grant them.
+    role_connection = connection
     if choice.role != survey.user:
-        access = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
-    _write(file, _configuration(access, choice, variable), force=force)
-    statements_path = None
+        role_connection = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
+    _write(file, _configuration(role_connection, choice, variable), force=force)
+    sql_path = None
     if not validation.problems:
-        granted = role_statements(survey, choice, config, validation)
-        _write(statements, granted, force=force)
-        statements_path = statements.absolute()
-    return InitReport(config.path, statements_path, variable, choice.role, validation, choice.inserts_only)
+        role_sql = role_statements(survey, choice, config, validation)
+        _write(sql_file, role_sql, force=force)
+        sql_path = sql_file.absolute()
+    return InitReport(config.path, sql_path, variable, choice.role, validation, choice.inserts_only)
 
 
 def refuse_existing(file: Path, *, force: bool) -> None:
-    """Raise PgsieveError if the file exists and may not be replaced."""
+    """Raise PgsieveError if a file exists, unless `force` allows to replace it."""
     if file.exists() and not force:
         raise PgsieveError(
             f"{file} exists already", hint="choose another file with -c/--config, or replace it with --force"
@@ -270,8 +291,9 @@ def refuse_existing(file: Path, *, force: bool) -> None:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
+    """Write a file. Raises PgsieveError if it exists, unless `force` allows to replace it, or if it cannot be written."""
     try:
-        # "x" fails if another init has created the file in the meantime.
+        # With the mode "x", this fails if another `pgsieve init` has created the file in the meantime.
         with file.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
@@ -283,7 +305,10 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
 
 def _configuration(connection: Connection, choice: Choice, variable: str | None) -> str:
-    """The text of pgsieve.yaml; a `${` in the password command stays literal."""
+    """The text of pgsieve.yaml.
+
+    `variable` is the environment variable that has the password; None if no password is needed.
+    """
     source: dict[str, object] = {"conninfo": connection.conninfo}
     if variable:
         source["password"] = f"${{{variable}}}"
@@ -291,7 +316,7 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         source["allow_untested_server"] = True
     publications = choice.publications
     if connection.password_command:
-        # pgsieve.yaml would replace `${NAME}`; it has no other syntax of the shell.
+        # In pgsieve.yaml `${NAME}` stands for an environment variable. The user meant the command to get it as it is.
         source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
     if choice.tables:
         defined = _defined_publications(choice)
@@ -309,24 +334,30 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
 
 
 def _defined_publications(choice: Choice) -> dict[str, object]:
-    """The publications for pgsieve.yaml; tables without a replica identity get one of INSERTs only."""
-    defined: dict[str, object] = {}
+    """The publications that pgsieve.yaml defines for the chosen tables.
+
+    Tables that have no replica identity are in a publication of their own, which publishes only INSERTs.
+    """
+    publications: dict[str, object] = {}
     for has_identity, name in ((True, choice.subscription), (False, f"{choice.subscription}_inserts")):
         tables = [t for t in choice.tables if t.has_identity == has_identity]
         if tables:
-            published: dict[str, object] = {
+            publication: dict[str, object] = {
                 "tables": [{"table": quote_qualified(t.schema, t.name)} for t in tables]
             }
             if not has_identity:
-                published["publish"] = ["insert"]
+                publication["publish"] = ["insert"]
             if choice.via_root and any(t.partitioned for t in tables):
-                published["publish_via_partition_root"] = True
-            defined[name] = published
-    return defined
+                publication["publish_via_partition_root"] = True
+            publications[name] = publication
+    return publications
 
 
 def role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
-    """The SQL that grants the role exactly the rights in docs/operations.md, and makes capture publications."""
+    """Write the SQL that grants a role exactly the rights that docs/operations.md lists, and creates capture publications.
+
+    Capture publications are pgsieve's own publications, with which it reads the slot.
+    """
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
     tables = _replicated_tables(survey, choice, config)
     sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
@@ -337,13 +368,13 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
         f"-- \\password {choice.role}",
         "",
     ]
-    exists = choice.role == survey.user
-    if not exists:
+    role_exists = choice.role == survey.user
+    if not role_exists:
         login = "LOGIN" if survey.managed else "LOGIN REPLICATION"
         lines.append(f"CREATE ROLE {role} {login};  -- leave it out if the role exists")
     if survey.managed:
         lines.append(f"GRANT {survey.managed} TO {role};")
-    elif exists and not (survey.replication or survey.superuser):
+    elif role_exists and not (survey.replication or survey.superuser):
         lines.append(f"ALTER ROLE {role} REPLICATION;")
     lines += [f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {role};" for schema in schemas]
     lines += [f"GRANT SELECT ON {quote_qualified(*table)} TO {role};" for table in tables]
@@ -359,12 +390,12 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
 
 
 def _replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
-    """The tables that the copy reads."""
+    """The tables that will be copied, which the role has to be able to read."""
     subscription = build_project(config).subscriptions[choice.subscription]
     return sorted(subscription.tables(subscription.feed.with_defined_publications(survey.catalog)))
 
 
 def unknown_name_error(kind: str, name: str, names: Sequence[str]) -> PgsieveError:
-    """The error for a name that the database does not have."""
+    """The error for a name that the database does not have. `kind` is what the name should be, for example "table"."""
     listed = ", ".join(names) or "none"
     return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {listed}", sqlstate="42704")

@@ -1,7 +1,9 @@
-"""`pgsieve jars`: fetches the jars for Delta and S3, and makes an archive of classes for Spark's start.
+"""`pgsieve jars`: fetches the jars for Delta and S3, and makes an archive of Java classes, with which Spark starts faster.
 
-In: a folder to copy the jars to, or None. Out: a `JarsReport`. Raises JarsUnavailableError if the jars cannot
-be fetched, and PgsieveError if the folder cannot be written.
+In: a folder into which the jars are copied, or None
+Out: a `JarsReport`
+
+Raises JarsUnavailableError if the jars cannot be fetched, and PgsieveError if the folder cannot be written.
 """
 
 import os
@@ -21,7 +23,7 @@ from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_arch
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch missing jars, make a missing archive of classes, and copy the jars if a folder is given."""
+    """Fetch the jars that are missing, make the archive of classes if it is missing, and copy the jars to `folder`."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",
@@ -30,25 +32,29 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         )
     packages = all_packages()
     progress.start("fetch jars")
-    answers = resolutions_file()
+    resolutions = resolutions_file()
     settings: dict[str, str] = {}
     has_missing_jars = any(recorded_jars(each.name) is None for each in packages)
-    if has_missing_jars and not os.environ.get(FOLDER_VARIABLE) and not os.access(answers.parent, os.W_OK):
+    if (
+        has_missing_jars
+        and not os.environ.get(FOLDER_VARIABLE)
+        and not os.access(resolutions.parent, os.W_OK)
+    ):
         if folder is None:
             raise PgsieveError(
-                f"jars cannot be kept in {answers.parent}, as this user cannot write there",
+                f"jars cannot be kept in {resolutions.parent}, as this user cannot write there",
                 hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
                 sqlstate="42501",
             )
-        answers, settings = private_resolutions()
-    fetch(packages, settings, answers)
+        resolutions, settings = private_resolutions()
+    fetch(packages, settings, resolutions)
     progress.finish("fetch jars")
     progress.start("archive the classes that Spark starts with")
     make_archive()
     progress.finish("archive the classes that Spark starts with")
     if folder is not None:
         try:
-            copy_jars(folder, packages, answers)
+            copy_jars(folder, packages, resolutions)
         except OSError as error:
             raise PgsieveError(
                 f'folder "{folder}" cannot be written: {error.strerror}', hint="choose another folder"
@@ -57,7 +63,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         tuple(
             JarSet(each.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
             for each in packages
-            for files in [recorded_jars(each.name, answers) or []]
+            for files in [recorded_jars(each.name, resolutions) or []]
         ),
         None if folder is None else str(folder.resolve()),
     )

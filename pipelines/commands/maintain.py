@@ -1,4 +1,8 @@
-"""`pgsieve maintain`: materialises the maintenance assets of subscriptions and of the feeds that they read."""
+"""`pgsieve maintain`: deletes old changes and files of subscriptions, and of the slots that they read.
+
+It materialises the maintenance assets of the subscriptions and of their feeds. A feed is a slot with the subscriptions
+that read it.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +17,10 @@ from pgsieve.pipelines.project import build_project
 def maintain(
     config: Config, selected: Sequence[SubscriptionConfig], progress: Progress
 ) -> tuple[MaintainedFolder, ...]:
-    """Maintain the selected subscriptions, then their feeds. Raises PgsieveError; finished deletions stay."""
+    """Maintain the selected subscriptions, and then their feeds.
+
+    Raises PgsieveError if something fails. What was deleted before that stays deleted.
+    """
     project = build_project(config)
     subscriptions = [project.subscriptions[s.name] for s in selected]
     assets = [

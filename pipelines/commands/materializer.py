@@ -1,7 +1,8 @@
-"""A run's work for one subscription: its assets, their steps, and the result.
+"""Does the work of a run for one subscription.
 
-In: a subscription of a project. Out: materialised assets, by runs of Dagster in this process, and a
-`SubscriptionRun`.
+In: a subscription of a project
+Out: - assets that Dagster runs have materialised in this process
+     - a `SubscriptionRun`, the result of the run for this subscription
 """
 
 import logging
@@ -68,7 +69,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Materializer:
-    """Does a run's work for one subscription, and collects its results for `summary`."""
+    """Does the work of a run for one subscription, and collects the results for `summary`."""
 
     def __init__(
         self,
@@ -89,15 +90,15 @@ class Materializer:
         self.notice_before = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
-        #: The warnings of the newest examination of the publications.
+        #: The warnings that were found when the publications were examined last.
         self.warnings: list[str] = []
         self.sent_as: dict[Name, SentCounts] = {}
-        #: The costs of copies, transformations and applies so far.
+        #: What the copies, transformations and applies have cost so far.
         self.work = Work()
-        #: The tables whose copy waits, which `copy` leaves out: with the ids of the transactions that they
-        #: wait for, or without ids if they wait for a foreign server.
+        #: Maps each table whose copy has to wait to the ids of the transactions for which it waits. There are no ids if
+        #: it waits for a foreign server. `copy` leaves these tables out.
         self.waiting_tables: dict[Name, tuple[str, ...]] = {} if waiting_tables is None else waiting_tables
-        #: Whether a copy may wait long for other transactions.
+        #: True if a copy may wait for other transactions for a long time.
         self.is_patient = False
 
     @property
@@ -107,11 +108,14 @@ class Materializer:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the subscription is enabled; an error may just have disabled it."""
+        """True if the subscription is enabled. It is read anew, because an error may just have disabled the subscription."""
         return SubscriptionRecord(self.lake, self.subscription.name).state().enabled
 
     def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
-        """Materialise the initial sync of the chosen tables; by default, of all tables that need it."""
+        """Copy tables, by materialising the initial sync of the subscription.
+
+        These are the tables that `chosen` names; if it is empty, all tables that need a copy.
+        """
         if not self.is_enabled:
             return
         names = chosen or self._tables_to_copy()
@@ -138,37 +142,51 @@ class Materializer:
             )
 
     def _tables_to_copy(self) -> list[Name]:
+        """The tables that need a copy, except those whose copy has to wait."""
         self.warnings.clear()
-        needed = tables_to_copy(self.subscription, self.lake, self.warnings.append)
-        return [name for name in needed if name not in self.waiting_tables]
+        names = tables_to_copy(self.subscription, self.lake, self.warnings.append)
+        return [name for name in names if name not in self.waiting_tables]
 
-    def _record_copies(self, copied: Sequence[CopyResult]) -> None:
-        self.waiting_tables |= {(c.schema, c.table): c.awaits for c in copied if c.awaits or c.again}
-        self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
+    def _record_copies(self, results: Sequence[CopyResult]) -> None:
+        """Record which tables were copied, and which have to wait."""
+        self.waiting_tables |= {
+            (result.schema, result.table): result.awaits
+            for result in results
+            if result.awaits or result.again
+        }
+        self.copied += [
+            CopiedTable(result.schema, result.table, result.rows, result.seconds)
+            for result in results
+            if not result.problem
+        ]
 
     def retry(self, names: Sequence[Name]) -> None:
-        """Let the next copy include these waiting tables, and wait longer for other transactions."""
+        """Let the next copy include these tables, which had to wait, and let it wait longer for other transactions."""
         for name in names:
             del self.waiting_tables[name]
         self.is_patient |= bool(names)
 
     def has_to_copy(self) -> bool:
-        """Whether a table needs a copy that does not have to wait."""
+        """True if a table needs a copy, and the copy does not have to wait."""
         return self.is_enabled and bool(self._tables_to_copy())
 
     def if_enabled(self) -> "Materializer | None":
-        """The materializer; None if its subscription is disabled."""
+        """The materializer itself; None if its subscription is disabled."""
         return self if self.is_enabled else None
 
     def table_changes(
         self, fail: Callable[[Exception], None], done: PrefetchedWork[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
-        """The asset of the transformed changes; with `done`, its step takes the result of prefetched work."""
+        """The asset of the transformed changes.
+
+        - `fail`: gets the error of the step, if it fails
+        - `done`: waits for the result of the step's work, if the work is done in advance
+        """
         callbacks = StepCallbacks(report=self._record_transformed, add_work=self.work.add, fail=fail)
         return table_changes_asset(self.subscription, NAMING, prefetched=done, callbacks=callbacks)
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
-        """The work of the asset `table_changes`."""
+        """Do the work of the asset `table_changes`."""
         return transform(self.subscription, self.lake, log)
 
     def replica_tables(
@@ -178,7 +196,11 @@ class Materializer:
         fail: Callable[[Exception], None],
         done: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
-        """The assets of the cut and of the changed replica tables; the cut includes `unchanged` tables, too."""
+        """The assets of the cut, and of the replicas that have changed.
+
+        A cut is a version of each replica, so that together they equal the publisher at one LSN. It includes the tables
+        of `unchanged`, too. `fail` and `done` are as in `table_changes`.
+        """
         return replica_tables_asset(
             self.subscription,
             tables,
@@ -189,15 +211,16 @@ class Materializer:
         )
 
     def apply_changes(self, log: Log) -> tuple[Cut | None, ApplyResult]:
-        """The work of the asset `replica_tables`; returns also the cut before it."""
+        """Do the work of the asset `replica_tables`. Returns the cut before the work, and the result."""
         return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
     def tables_to_report(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
-        """The replica tables with changes to report, and the other ones; both are empty without changes.
+        """Divide the replicas into those with changes to report, and the others.
 
-        `published` returns the tables of each subscription; it is called only if there are changes. A
-        subscription that an error has just disabled may have changes, too: its earlier commits are applied. A
-        table that is set aside counts as changed once, so that exactly one run fails for it.
+        Both parts are empty if there are no changes. `published` returns the tables of each subscription. It is called
+        only if there are changes, because it asks the publisher. A subscription that an error has just disabled may
+        have changes to report, because what was applied before the error stays applied. A table that was set aside
+        counts as changed until a run has failed for it, so exactly one run fails for it.
         """
         name = self.subscription.name
         paths = [each(self.lake, name).path for each in (Cuts, TransformedSlices, TableStates)]
@@ -210,20 +233,25 @@ class Materializer:
         return split_tables(published()[self.subscription.name], changed)
 
     def _newly_set_aside(self) -> set[Name]:
-        """The tables that are set aside without a failed run that reports it."""
+        """The tables that are set aside, and for which no run has failed yet."""
         states, record = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
         problems = subscription_problems(self.name, self.lake, states, record.state())
         key = NAMING.key(subscription_asset(self.subscription, AssetKind.CUT))
-        reported = reported_problems(self.dagster, key) if problems else set()
-        return {name for name, problem in problems.items() if name is not None and problem not in reported}
+        reported_texts = reported_problems(self.dagster, key) if problems else set()
+        return {
+            name for name, problem in problems.items() if name is not None and problem not in reported_texts
+        }
 
     def report(self) -> None:
-        """Apply and report the cut even without changed tables: it no longer has tables that were dropped."""
+        """Make a cut and report it, although no table has changed.
+
+        Tables that were dropped are no longer part of the new cut.
+        """
         self._record_applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
-        """Transform and apply a slice without a run of Dagster; None for a disabled subscription."""
+        """Transform and apply a slice without a Dagster run. Returns None if the subscription is disabled."""
         if not self.is_enabled:
             return None
         with measure() as work:
@@ -237,34 +265,41 @@ class Materializer:
         return changes, result
 
     def _record_transformed(self, changes: Sequence[TableChanges]) -> None:
+        """Add the counts of each table to the counts so far."""
         for change in changes:
             self.sent_as[change.name] = sum_counts(self.sent_as.get(change.name, {}), change.sent_as)
 
     def _record_applied(self, result: ApplyResult) -> None:
-        for name, applied in result.tables.items():
-            if not (applied.inserted or applied.updated or applied.deleted or applied.truncated):
+        """Add the changes of each replica to those that were applied before."""
+        for name, table_result in result.tables.items():
+            if not (
+                table_result.inserted
+                or table_result.updated
+                or table_result.deleted
+                or table_result.truncated
+            ):
                 continue
-            earlier = self.applied.get(name)
+            earlier_table = self.applied.get(name)
             self.applied[name] = AppliedTable(
                 *name,
-                inserted=applied.inserted + (earlier.inserted if earlier else 0),
-                updated=applied.updated + (earlier.updated if earlier else 0),
-                deleted=applied.deleted + (earlier.deleted if earlier else 0),
-                truncated=applied.truncated or bool(earlier and earlier.truncated),
-                version=result.cut.tables.get(name, applied.head.version)
+                inserted=table_result.inserted + (earlier_table.inserted if earlier_table else 0),
+                updated=table_result.updated + (earlier_table.updated if earlier_table else 0),
+                deleted=table_result.deleted + (earlier_table.deleted if earlier_table else 0),
+                truncated=table_result.truncated or bool(earlier_table and earlier_table.truncated),
+                version=result.cut.tables.get(name, table_result.head.version)
                 if result.cut
-                else applied.head.version,
+                else table_result.head.version,
             )
 
     def register(self) -> None:
-        """Register the replicas in Spark's catalog, if the configuration has a template for names."""
+        """Register the replicas in Spark's catalog, if the configuration has a template for their names."""
         if self.project.names is not None and self.is_enabled:
             Registration(self.subscription, self.lake, self.project.names).register()
 
     def needs_another_copy(self) -> bool:
-        """Whether the columns of a table have changed during the run, so that it has to be copied again.
+        """True if a table's columns have changed during the run, so that it has to be copied again.
 
-        Waiting tables do not count.
+        Tables whose copy has to wait do not count.
         """
         states = TableStates(self.lake, self.subscription.name).newest().values()
         return (
@@ -275,24 +310,24 @@ class Materializer:
     def summary(self) -> SubscriptionRun:
         """The result so far."""
         name = self.subscription.name
-        cuts, states_of, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
+        cuts, table_states, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
         record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
         sequences = Sequences(self.lake, name)
         with self.lake.consistent_read(
-            cuts.path, states_of.path, record.path, change_log.path, sequences.path
+            cuts.path, table_states.path, record.path, change_log.path, sequences.path
         ):
-            cut, states, state = cuts.last(), states_of.newest().values(), record.state()
+            cut, states, subscription_state = cuts.last(), table_states.newest().values(), record.state()
             position = change_log.position() or 0
             cut_version = self.lake.records.version(cuts.path) if cut else None
-            unread = sequences.problems()
+            sequence_problems = sequences.problems()
         problems = tuple(
-            f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"
-            for s in states
-            if s.reason and s.state not in {SyncState.READY, SyncState.REMOVED}
+            f"{quote_qualified(*state.name)} is {state.state.meaning}: {state.reason}"
+            for state in states
+            if state.reason and state.state not in {SyncState.READY, SyncState.REMOVED}
         )
-        problems += tuple(unread)
-        if not state.enabled:
-            problems += (str(disabled_error(self.subscription.name, state).message),)
+        problems += tuple(sequence_problems)
+        if not subscription_state.enabled:
+            problems += (str(disabled_error(self.subscription.name, subscription_state).message),)
         return SubscriptionRun(
             name=self.subscription.name,
             copied=tuple(self.copied),
@@ -303,12 +338,12 @@ class Materializer:
             changed=bool(self.copied or self.applied),
             problems=problems,
             warnings=tuple(self.warnings),
-            notice=state.notice if state.notice != self.notice_before else None,
+            notice=subscription_state.notice if subscription_state.notice != self.notice_before else None,
             spent=WorkCost(work.engine, work.tasks, work.bytes, work.seconds),
             transformed=tuple(
                 _transformed_table(name, *origin, counts)
-                for name, of_table in sorted(self.sent_as.items())
-                for origin, counts in counts_by_origin(of_table).items()
+                for name, table_counts in sorted(self.sent_as.items())
+                for origin, counts in counts_by_origin(table_counts).items()
             ),
         )
 
@@ -316,6 +351,7 @@ class Materializer:
 def _transformed_table(
     name: Name, source: str, row_filter: str | None, counts: SentCounts
 ) -> TransformedTable:
+    """The counts of changes that came through one relation (`source`) and one row filter."""
     received, updates = received_counts(counts), counts_by_result(counts)
     return TransformedTable(
         *name,

@@ -1,14 +1,16 @@
-"""The results of `pgsieve read`, `restore` and `refilter`, for people and as JSON. Nothing here raises."""
+"""The results of `pgsieve read`, `restore` and `refilter`, for people and as JSON. Nothing here raises an error."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TableOfMoment:
-    """A table as of a moment: its number of rows, and the Delta table and version that contain them.
+    """A table as it was at a moment.
 
-    `changes` is the number of changes that were applied to the replica's last version before the moment. `path` and
-    `version` are None if the rows were in a clone, which is deleted already.
+    - `rows`: the number of its rows
+    - `changes`: the number of changes that were applied to the last version of the replica before the moment
+    - `path`, `version`: the Delta table and version that have the rows. None if the rows were in a clone, which has
+      been deleted.
     """
 
     schema: str
@@ -26,15 +28,17 @@ class MomentReport:
     subscription: str
     lsn: str
     tables: tuple[TableOfMoment, ...]
-    #: The folder that the tables were restored to.
+    #: The folder into which the tables were restored; None if they were only read.
     folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RefilteredTable:
-    """A table that was or could be made from the replica of another subscription (`source`).
+    """A table that was made from the replica of another subscription, or that could be made.
 
-    `source` is None for a table that cannot be made; `reason` says why. `rows` is None unless it was made.
+    - `source`: the other subscription; None if the table cannot be made from any
+    - `reason`: why it cannot be made
+    - `rows`: the number of rows; None if the table was not made
     """
 
     schema: str
@@ -46,9 +50,10 @@ class RefilteredTable:
 
 @dataclass(frozen=True, slots=True)
 class RefilterReport:
-    """The tables that `pgsieve refilter` made, or with `planned` would make.
+    """The tables that `pgsieve refilter` has made, or would make.
 
-    Runs continue the tables from `lsn`; it is None if none was made.
+    - `planned`: true if the command was only asked what it would make
+    - `lsn`: runs apply the changes from this LSN on to the tables; None if no table was made
     """
 
     subscription: str
@@ -58,5 +63,5 @@ class RefilterReport:
 
     @property
     def has_missing_tables(self) -> bool:
-        """Whether a table has to be copied from the publisher."""
+        """True if a table has to be copied from the publisher."""
         return any(table.source is None for table in self.tables)

@@ -1,12 +1,13 @@
 """Does the work of steps in advance, in order, while Dagster records the steps before them.
 
-In: the work of each step. Out: for each step a function (`PrefetchedWork`) that waits for the result of its work, or
-raises its error.
+In: the work of each step, as a function
+Out: for each step a function (`PrefetchedWork`) that waits for the result of the work. It returns the result, or raises
+     the error of the work.
 
-Dagster takes as long to record a small step as the step works. Most of the work waits for a server, or runs
-without Python's lock, so a second thread can do it at the same time. If subscriptions share jobs of Spark,
-several threads wait for these jobs, but only one works at a time. So the memory and the number of the
-publisher's sessions stay the same.
+Dagster takes about as long to record a small step as the step itself takes. Most of a step's work waits for a server,
+or runs without holding Python's lock, so a second thread can do it while Dagster records. If several subscriptions
+share jobs of Spark, several threads wait for these jobs. Only one of the threads works at a time, so that the memory
+and the number of sessions on the publisher do not grow.
 """
 
 import logging
@@ -25,7 +26,7 @@ from pgsieve.resources.postgres.session_pool import current_pool
 from pgsieve.resources.strands import Strand, TicketLock
 from pgsieve.resources.work import Work, measure
 
-#: The time between two requests that the work in progress ends.
+#: After an error, the work in progress is asked to end. It is asked again after this time, until it has ended.
 _POLL_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
@@ -36,10 +37,10 @@ T = TypeVar("T")
 def prefetched_work(
     lake: Lake, work: Mapping[Key, Callable[[Log], T]]
 ) -> Iterator[Mapping[Key, PrefetchedWork[T]]]:
-    """Within the block, do the work of the steps in threads, in this order; yields their `PrefetchedWork`s.
+    """Within the block, threads do the work of the steps, in this order; yields the function for each step.
 
-    A single step has no `PrefetchedWork`: it does its work itself. If the block fails, the work in progress is asked to
-    end, and no further work begins.
+    `work` maps the key of each step to its work. If there is only one step, nothing is yielded for it, and it does its
+    work itself. If the block fails, the work in progress is asked to end, and no further work begins.
     """
     if len(work) < 2:
         yield {}
@@ -47,13 +48,14 @@ def prefetched_work(
     lake.release_tables()
     threads, lock = lake.executors.callers if current_shared_jobs() is not None else 1, TicketLock()
     with attached_handler(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
-        done = {key: _PrefetchedStep(pool, lake, act, Strand(lock)) for key, act in work.items()}
+        steps = {key: _PrefetchedStep(pool, lake, function, Strand(lock)) for key, function in work.items()}
         try:
-            yield done
+            yield steps
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            while any(not each.ends_within(_POLL_SECONDS) for each in done.values()):
-                # Repeated, as the work may start to wait after the first request.
+            while any(not step.ends_within(_POLL_SECONDS) for step in steps.values()):
+                # A request ends only what the work waits for at that moment. The work may begin to wait for something
+                # else after it, so the request is repeated.
                 lake.executors.stop()
                 if (sessions := current_pool()) is not None:
                     sessions.cancel()
@@ -61,7 +63,10 @@ def prefetched_work(
 
 
 class _PrefetchLogHandler(logging.Handler):
-    """Keeps the log records of a step's work until the step runs; Dagster would add them to another step."""
+    """Keeps the log records of a step's work until the step runs.
+
+    Dagster would otherwise add them to the log of the step that it records at that time.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         if (keep := PREFETCH_LOG.get()) is not None:
@@ -69,24 +74,26 @@ class _PrefetchLogHandler(logging.Handler):
 
 
 class _PrefetchedStep(Generic[T]):
-    """The work of one step, and its log until the step runs."""
+    """The work of one step, and the lines that the work logs, which are kept until the step runs."""
 
-    def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T], strand: Strand) -> None:
+    def __init__(
+        self, pool: ThreadPoolExecutor, lake: Lake, function: Callable[[Log], T], strand: Strand
+    ) -> None:
         self._lines: list[str | logging.LogRecord] = []
 
         def work() -> tuple[T, Work]:
             PREFETCH_LOG.set(self._lines.append)
             try:
-                with strand.enter(), measure() as took:
-                    result = act(self._lines.append)
-                return result, took
+                with strand.enter(), measure() as cost:
+                    result = function(self._lines.append)
+                return result, cost
             finally:
                 lake.release_tables()
 
         self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the work ends within this many seconds, or will never begin."""
+        """True if the work ends within this many seconds, or will never begin."""
         return self._result.cancelled() or not wait([self._result], seconds).not_done
 
     def __call__(self, log: Log) -> tuple[T, Work]:

@@ -1,7 +1,10 @@
 """`pgsieve read`: reads the replicas of a subscription as they were at a moment.
 
-In: the configuration and a moment (None: the newest cut). Out: the list of tables, or the rows of one. Raises
-MomentError if the lake no longer has the versions and changes that are needed.
+In: the configuration and a moment (an LSN or a time; None for the newest cut)
+Out: the list of tables, or the rows of one table
+
+A cut is a version of each replica, so that together they equal the publisher at one LSN. Raises MomentError if the lake
+no longer has the versions and changes that are needed.
 """
 
 from collections.abc import Sequence
@@ -42,7 +45,7 @@ def read_table(config: Config, selected: SubscriptionConfig, at: str | None, tab
 
 
 def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> Moment:
-    """The moment of an LSN or a time; for None, that of the newest cut."""
+    """The moment of an LSN or a time. If `at` is None, the moment of the newest cut."""
     project = build_project(config)
     lake, subscription = project.lake.open(), project.subscriptions[selected.name]
     if at is None:
@@ -54,13 +57,15 @@ def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> M
 
 
 def moment_report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
-    """The result of `read` or `restore` for these tables."""
+    """The result of `read` or `restore` for these tables. `folder` is the folder into which they were restored."""
 
-    def reported(table: TableAt) -> TableOfMoment:
-        # The clones of a `read` end with the command.
-        stays = folder is not None or table.lake is moment.lake
-        place = (table.path, table.version) if stays else (None, None)
-        return TableOfMoment(*table.name, table.count(), table.changes, *place)
+    def report_of(table: TableAt) -> TableOfMoment:
+        # `read` makes clones of tables, and deletes them when the command ends. So their paths are not reported.
+        is_kept = folder is not None or table.lake is moment.lake
+        location = (table.path, table.version) if is_kept else (None, None)
+        return TableOfMoment(*table.name, table.count(), table.changes, *location)
 
-    ordered = sorted(tables, key=lambda each: each.name)
-    return MomentReport(moment.subscription, format_lsn(moment.lsn), tuple(map(reported, ordered)), folder)
+    ordered_tables = sorted(tables, key=lambda each: each.name)
+    return MomentReport(
+        moment.subscription, format_lsn(moment.lsn), tuple(map(report_of, ordered_tables)), folder
+    )

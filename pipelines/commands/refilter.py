@@ -1,7 +1,12 @@
-"""`pgsieve refilter`: makes replicas from other replicas, without reading the publisher's tables.
+"""`pgsieve refilter`: makes replicas from other replicas of the same source, without reading the publisher's tables.
 
-In: the configuration, a subscription, tables, and optionally the subscription to make them from. Out: a
-`RefilterReport`. The command reads the publisher's catalog and the slot. Raises PgsieveError.
+This is possible if another subscription has all rows and columns that the replica needs, for example because its row
+filter matches more rows.
+
+In: the configuration, a subscription, tables, and optionally the subscription from which to make them
+Out: a `RefilterReport`
+
+The command reads the publisher's catalog and the slot. Raises PgsieveError if it cannot do its work.
 """
 
 from collections.abc import Sequence
@@ -37,7 +42,7 @@ def refilter(
     *,
     planning: bool,
 ) -> RefilterReport:
-    """Make the tables, by default all; with `planning` only report from which subscriptions."""
+    """Make the tables, or by default all tables. With `planning`, only report from which subscriptions they can be made."""
     project = build_project(config)
     subscription, lake = project.subscriptions[selected.name], project.lake.open()
     names = [parse_table_name(text) for text in tables]
@@ -46,20 +51,29 @@ def refilter(
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     refiltering = _prepare_refilter(subscription, sources, lake)
     plans = refiltering.plan(names)
-    lsn, possible = None, [plan.name for plan in plans if plan.source is not None]
-    if possible and not planning:
-        chosen = [each for each in sources if each.name in {plan.source for plan in plans}]
-        for each in chosen:
-            if each.name != subscription.name:
-                _bring_up_to_date(each, lake, progress)
+    lsn, names_to_make = None, [plan.name for plan in plans if plan.source is not None]
+    if names_to_make and not planning:
+        chosen_sources = [
+            source_subscription
+            for source_subscription in sources
+            if source_subscription.name in {plan.source for plan in plans}
+        ]
+        for source_subscription in chosen_sources:
+            if source_subscription.name != subscription.name:
+                _bring_up_to_date(source_subscription, lake, progress)
         with ExitStack() as locked:
-            for name in sorted({subscription.name, *(each.name for each in chosen)}):
+            for name in sorted(
+                {subscription.name, *(source_subscription.name for source_subscription in chosen_sources)}
+            ):
                 locked.enter_context(subscription.feed.source.hold_lock(name))
             SubscriptionRecord(lake, subscription.name).record_folders()
-            # `done` plans again, as the catalog may have changed before the locks were taken.
-            made = {plan.name: plan for plan in _prepare_refilter(subscription, chosen, lake).make(possible)}
-            plans = [made.get(plan.name, plan) for plan in plans]
-            lsn = max(applied_lsn(lake, each) for each in chosen)
+            # `make` plans again, because the catalog may have changed before the locks were taken.
+            plans_by_name = {
+                plan.name: plan
+                for plan in _prepare_refilter(subscription, chosen_sources, lake).make(names_to_make)
+            }
+            plans = [plans_by_name.get(plan.name, plan) for plan in plans]
+            lsn = max(applied_lsn(lake, source_subscription) for source_subscription in chosen_sources)
     return RefilterReport(
         subscription.name,
         planning,
@@ -69,38 +83,48 @@ def refilter(
 
 
 def _prepare_refilter(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
-    """The `Refilter` of a subscription by the publisher's current catalog."""
+    """Make the `Refilter` of a subscription, by the present catalog of the publisher."""
     with subscription.feed.source.connect() as connection:
         refuse_other_publisher(connection, subscription.feed, lake)
-        server = present_catalog(connection)
-        with_catalogs = [(each, sound_catalog(connection, each, server)) for each in sources]
-        catalog = sound_catalog(connection, subscription, server)
-    return Refilter(subscription, with_catalogs, lake, catalog)
+        server_catalog = present_catalog(connection)
+        sources_with_catalogs = [(each, sound_catalog(connection, each, server_catalog)) for each in sources]
+        catalog = sound_catalog(connection, subscription, server_catalog)
+    return Refilter(subscription, sources_with_catalogs, lake, catalog)
 
 
 def possible_sources(
     project: Project, subscription: Subscription, lake: Lake, named: str | None = None
 ) -> list[Subscription]:
-    """The subscriptions with replicas of the same source, this one first; with `named` only the named one."""
-    same = {
+    """The subscriptions that have replicas of the same source, with `subscription` itself first.
+
+    If `named` is given, only the subscription of this name. Raises PgsieveError if it does not read the same source.
+    """
+    subscriptions_by_name = {
         name: each
         for name, each in project.subscriptions.items()
         if each.feed.source.name == subscription.feed.source.name
     }
     if named is not None:
-        if named not in same:
+        if named not in subscriptions_by_name:
             raise PgsieveError(
                 f'no subscription "{named}" reads the source of "{subscription.name}"',
-                hint=name_hint(named, tuple(same)),
+                hint=name_hint(named, tuple(subscriptions_by_name)),
                 sqlstate="42704",
             )
-        return [same[named]]
-    others = [each for each in same.values() if each.name != subscription.name]
-    return [each for each in [subscription, *others] if TableStates(lake, each.name).may_have_replicas()]
+        return [subscriptions_by_name[named]]
+    other_subscriptions = [each for each in subscriptions_by_name.values() if each.name != subscription.name]
+    return [
+        each
+        for each in [subscription, *other_subscriptions]
+        if TableStates(lake, each.name).may_have_replicas()
+    ]
 
 
 def _bring_up_to_date(source: Subscription, lake: Lake, progress: Progress) -> None:
-    """Bring replicas up to date, so that they are as new as the catalog with its latest ALTER."""
+    """Apply all changes to the replicas of a subscription, so that they are at least as new as the publisher's catalog.
+
+    Otherwise a column that was just added could be missing in them.
+    """
     task = f"bring {source.name} up to date"
     progress.start(task)
     try:

@@ -1,7 +1,9 @@
-"""`pgsieve restore`: copies the replicas of a subscription as they were at a moment into another folder.
+"""`pgsieve restore`: copies the replicas of a subscription, as they were at a moment, into another folder.
 
-In: the configuration, a moment (None: the newest cut) and a folder. Out: a `MomentReport`. Raises
-MomentError.
+In: the configuration, a moment (None for the newest cut) and a folder
+Out: a `MomentReport`. Raises MomentError if the lake no longer has what is needed for this moment.
+
+A cut is a version of each replica, so that together they equal the publisher at one LSN.
 """
 
 from pgsieve.assets.steps.moments.restore import restore as restore_tables
@@ -11,6 +13,6 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 
 def restore(config: Config, selected: SubscriptionConfig, at: str | None, folder: str) -> MomentReport:
-    """Copy the tables of a subscription as of a moment into a folder."""
+    """Copy the tables of a subscription, as they were at a moment, into a folder."""
     moment = moment_of(config, selected, at)
     return moment_report(moment, restore_tables(moment, folder), folder)

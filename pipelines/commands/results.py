@@ -1,7 +1,7 @@
-"""The commands' results: frozen dataclasses of plain values, for the terminal, for JSON and for tests.
+"""The results of the commands: frozen dataclasses of plain values, for the terminal, for JSON and for tests.
 
-LSNs are text as PostgreSQL writes them (`16/B374D848`). No field contains cell values except the keys of rows
-that differ. An error is the exception itself. Nothing here raises.
+LSNs are text as PostgreSQL writes them (`16/B374D848`). Fields contain no values of rows, except the keys of rows that
+differ. An error is in a result as the exception itself. Nothing here raises an error.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: The value of a field that comes from a source, if the source does not answer.
+#: The value of a field that a source would have to tell, if the source does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
 class Progress(Protocol):
-    """Reports the progress of long work. A task is the text about it (`copy public.orders`).
+    """Shows the progress of long work. A task is a text that names it, for example `copy public.orders`.
 
-    Several threads may call an implementation.
+    An implementation has to allow calls by several threads.
     """
 
     def start(self, task: str) -> None:
-        """Begin a task."""
+        """Show that a task begins."""
 
     def finish(self, task: str) -> None:
-        """End the task, done or not."""
+        """Show that a task ends, whether it is done or has failed."""
 
     def tell(self, line: str) -> None:
         """Print a line about a long task."""
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that ended the work for some subscriptions; their earlier work is durable."""
+    """An error that ended the work for some subscriptions. What was done before the error stays done."""
 
     subscriptions: tuple[str, ...]
     error: Exception
@@ -41,14 +41,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The error that ended a command: its result with `--json`."""
+    """The error that ended a command. With `--json` it is the result of the command."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table that the initial sync copied, and its number of rows."""
+    """A table that was copied by the initial sync, and its number of rows."""
 
     schema: str
     name: str
@@ -58,7 +58,12 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class AppliedTable:
-    """A run's changes to a replica: rows by operation, after row filters, and the new Delta version."""
+    """What a run has changed in a replica.
+
+    - `inserted`, `updated`, `deleted`: the numbers of rows, after row filters
+    - `truncated`: true if the table was truncated
+    - `version`: the Delta version of the replica with these changes
+    """
 
     schema: str
     name: str
@@ -71,10 +76,13 @@ class AppliedTable:
 
 @dataclass(frozen=True, slots=True)
 class TransformedTable:
-    """Counts of the changes to one table that a run transformed, through one relation and one row filter.
+    """Counts of changes to one table that a run has transformed, and that came through one relation and one row filter.
 
-    `source` is the relation: the table or a partition. `row_filter` is None if there was none, and
-    `evaluated by the publisher` if the publisher has filtered. The last four fields count how the `updates` were sent.
+    - `source`: the relation, which is the table itself or one of its partitions
+    - `row_filter`: the row filter; None if there was none
+    - `inserts`, `updates`, `deletes`: the numbers of changes before the row filter
+    - the last four fields: how many of the `updates` were sent as each operation, or not sent. For example, an UPDATE
+      that moves a row out of the filter is sent as a DELETE.
     """
 
     schema: str
@@ -92,7 +100,7 @@ class TransformedTable:
 
 @dataclass(frozen=True, slots=True)
 class WorkCost:
-    """What work cost: engine (`driver`, `threads`, `Spark, local`), tasks, bytes written, seconds."""
+    """What work has cost: the engine that did it (`driver`, `threads`, `Spark, local`), tasks, bytes written, seconds."""
 
     engine: str
     tasks: int
@@ -102,15 +110,17 @@ class WorkCost:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRun:
-    """The result of a run for one subscription, from the LSN of the last cut to the LSN of the new one.
+    """The result of a run for one subscription.
 
+    - `from_lsn`, `to_lsn`: the LSN of the last cut before the run, and that of the new cut. A cut is a version of each
+      replica, so that together they equal the publisher at one LSN.
     - `changed`: false if nothing was copied or applied
-    - `problems`: tables that are set aside or wait, sequences that cannot be read, and a subscription that is
-      disabled; each with the reason
-    - `notice`: whether the transaction to skip was skipped
-    - `spent`: the costs of all steps except reading the slot
-    - `warnings`: partitions whose changes are not sent, and the effect on their rows
-    - `transformed`: counts of all transformed changes, also of those not sent
+    - `problems`: the reasons why tables are set aside or wait, why sequences cannot be read, and why the subscription
+      is disabled
+    - `notice`: a sentence that says whether the transaction to skip was skipped
+    - `spent`: the cost of all steps except reading the slot
+    - `warnings`: partitions whose changes are not sent, and what that means for their rows
+    - `transformed`: counts of all changes that were transformed, also of those that were not sent
     """
 
     name: str
@@ -129,7 +139,10 @@ class SubscriptionRun:
 
 @dataclass(frozen=True, slots=True)
 class MaintainedFolder:
-    """The rows that maintenance deleted, and the files that it compacted; `name` is its asset's."""
+    """What maintenance has done: how many rows it has deleted, and how many files it has compacted.
+
+    `name` is the key of the asset that was materialised.
+    """
 
     name: str
     rows: int
@@ -138,25 +151,25 @@ class MaintainedFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The work of `pgsieve run`, and the subscriptions that failed."""
+    """The result of `pgsieve run`: the work for each subscription, and the subscriptions that failed."""
 
     subscriptions: tuple[SubscriptionRun, ...]
     failures: tuple[Failure, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """Whether any subscription received changes."""
+        """True if a subscription has received changes."""
         return any(each.changed for each in self.subscriptions)
 
     @property
     def problems(self) -> bool:
-        """Whether any table was set aside, or any subscription disabled."""
+        """True if a table was set aside, or a subscription was disabled."""
         return any(each.problems for each in self.subscriptions)
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncedTable:
-    """A table that `resync` copies again: its state before, and what had changed since it was copied."""
+    """A table that `pgsieve resync` copies again: its state before, and what has changed since it was copied."""
 
     schema: str
     name: str
@@ -166,11 +179,12 @@ class ResyncedTable:
 
 @dataclass(frozen=True, slots=True)
 class ResyncReport:
-    """The work of `pgsieve resync`.
+    """The result of `pgsieve resync`.
 
-    `lost` is the reason for which the slot was replaced. `damaged` are pgsieve's own tables that could not be
-    read. `run` is None if nothing had to be copied, or if another process follows the slot, and copies the
-    tables (`followed`).
+    - `lost`: the reason for which the slot was replaced; None if it was not
+    - `run`: the work for the subscription. None if nothing had to be copied, or if `followed` is true.
+    - `followed`: true if another process follows the slot. That process copies the tables.
+    - `damaged`: pgsieve's own tables in the lake that could not be read, and were replaced
     """
 
     subscription: str
@@ -183,7 +197,7 @@ class ResyncReport:
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """The result of `pgsieve skip`: the finish LSN of the transaction to skip, or None."""
+    """The result of `pgsieve skip`: the LSN at which the transaction to skip ends; None if none is skipped."""
 
     subscription: str
     skip_lsn: str | None
@@ -191,7 +205,7 @@ class SkipReport:
 
 @dataclass(frozen=True, slots=True)
 class EnableReport:
-    """The result of `pgsieve enable`: `changed` is false for a subscription that was enabled already."""
+    """The result of `pgsieve enable`. `changed` is false if the subscription was already enabled."""
 
     subscription: str
     changed: bool
@@ -199,9 +213,10 @@ class EnableReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """The objects that `pgsieve drop` removed; `left` are objects that it left on the server.
+    """What `pgsieve drop` has removed.
 
-    `kept_for` are the other subscriptions that need the slot.
+    - `kept_for`: the other subscriptions that need the slot, which was kept for them
+    - `left`: what was left on the server
     """
 
     subscription: str
@@ -211,23 +226,24 @@ class DropReport:
     kept_for: tuple[str, ...]
     folders: tuple[str, ...]
     left: str | None
-    #: The names that were removed from the catalog.
+    #: The names that were removed from Spark's catalog.
     unregistered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A replication slot (`pg_replication_slots`) and how far the lake has read it.
+    """A replication slot (`pg_replication_slots`), and how far the lake has read it.
 
-    `subscription` is set if the slot belongs to one subscription (mode `publisher`).
-
-    - `lag_bytes` is the WAL between the confirmed LSN and the server's current one.
-    - `lag_seconds` is how long the oldest commit that the change log lacks has been waiting.
-    - `retained_bytes` is the WAL that the slot retains.
-    - `safe_wal_bytes` is how much WAL may still be written before the slot can be lost (None: any amount).
-    - `problem` says why the source did not answer. Then `exists` and `active` are unknown.
-    - `decoding` is `always`, or `while a slot exists`: then dropping the last logical slot switches logical
-      decoding off.
+    - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
+    - `exists`, `active`: unknown if the source did not answer
+    - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
+    - `lag_seconds`: how long the oldest commit that the change log does not have yet has been waiting
+    - `retained_bytes`: the bytes of WAL that the server retains for the slot
+    - `safe_wal_bytes`: how many bytes of WAL can still be written before the slot may be lost; None if there is no
+      limit
+    - `problem`: the reason why the source did not answer
+    - `decoding`: `always`, or `while a slot exists`. In the second case, dropping the last logical slot of the server
+      switches logical decoding off.
     """
 
     source: str
@@ -248,11 +264,12 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A replica table: its sync state, its row filter and its position.
+    """A replica: its sync state, its row filter and its position.
 
-    `problem` is the reason for its state. `row_filter` is None if every row passes, and `unknown` if the
-    source does not answer. `since_copy` lists the changes of its publications since it was copied; they take
-    effect when `pgsieve resync` copies it again.
+    - `problem`: the reason for its state
+    - `row_filter`: None if every row matches; `unknown` if the source does not answer
+    - `since_copy`: how the table's publications have changed since it was copied. These changes have an effect on its
+      rows only after `pgsieve resync` has copied it again.
     """
 
     schema: str
@@ -271,12 +288,12 @@ class SubscriptionStatus:
     """A subscription and its tables.
 
     - `reason`: why it is not `enabled`
-    - `skip_lsn`: the finish LSN of the transaction that it will skip
-    - `problem`: the obstacle for the whole subscription
-    - `seconds_behind`: how long the oldest commit that the replicas lack has been waiting (0: none; None:
-      unknown)
+    - `skip_lsn`: the LSN at which the transaction ends that it will skip
+    - `problem`: why the subscription as a whole cannot be replicated
+    - `seconds_behind`: how long the oldest commit that the replicas do not have yet has been waiting. It is 0 if no
+      commit is waiting, and None if this is unknown.
     - `last_success`: the last time at which all changes were applied (ISO 8601, UTC)
-    - `warnings`: as in `SubscriptionRun`
+    - `warnings`: the same as in `SubscriptionRun`
     """
 
     name: str
@@ -304,11 +321,11 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTable:
-    """A replica table compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
+    """A replica that was compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
-    `differing_keys` has the keys of some rows that differ, as text. `problem` is the reason why the table
-    could not be compared or repaired. `repaired` is the number of rows written and of rows deleted; None
-    without a repair.
+    - `differing_keys`: the keys of some rows that differ, as text
+    - `repaired`: how many rows the repair has written, and how many it has deleted; None if nothing was repaired
+    - `problem`: the reason why the table could not be compared or repaired
     """
 
     subscription: str
@@ -324,7 +341,7 @@ class CheckedTable:
 
     @property
     def is_compared(self) -> bool:
-        """Whether the rows of both sides were compared: they are equal, or some keys differ."""
+        """True if the rows of both sides were compared, because either they are equal, or there are keys that differ."""
         return self.equal or bool(self.differing_keys)
 
 
@@ -332,7 +349,7 @@ class CheckedTable:
 class CheckReport:
     """The findings of `pgsieve check`, and the subscriptions that it could not check.
 
-    `warnings` name partitions whose changes are not sent: their rows differ, or were not compared.
+    `warnings` name partitions whose changes are not sent. Their rows differ, or were not compared.
     """
 
     tables: tuple[CheckedTable, ...]
@@ -342,13 +359,13 @@ class CheckReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all tables and all sequences are equal."""
+        """True if all tables and all sequences are equal."""
         return all(table.equal for table in self.tables) and all(each.equal for each in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """The rows of a table of the demo: of the publisher, of pgsieve in one mode, of the built-in subscriber."""
+    """A table of the demo: its rows on the publisher, in pgsieve's replica, and in PostgreSQL's own subscriber."""
 
     table: str
     row_filter: str
@@ -359,13 +376,13 @@ class ComparedTable:
 
     @property
     def equal(self) -> bool:
-        """Whether the replica has exactly the rows of the built-in subscriber."""
+        """True if the replica has exactly the rows of PostgreSQL's subscriber."""
         return sorted(self.replica) == sorted(self.subscriber)
 
 
 @dataclass(frozen=True, slots=True)
 class LargeTableStep:
-    """The seconds that CREATE SUBSCRIPTION and pgsieve took for some rows or changes of the large table."""
+    """How many seconds CREATE SUBSCRIPTION and pgsieve have taken for the same rows or changes of the demo's large table."""
 
     title: str
     rows: int
@@ -376,7 +393,7 @@ class LargeTableStep:
 
 @dataclass(frozen=True, slots=True)
 class LargeTableReport:
-    """The demo's large table: the steps (its copy, its changes), and whether `check` found no difference."""
+    """The demo's large table: the steps (its copy, its changes), and whether `check` has found no difference."""
 
     steps: tuple[LargeTableStep, ...]
     equal: bool
@@ -384,9 +401,9 @@ class LargeTableReport:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The result of `pgsieve demo`: its configuration file, its lake, every comparison, and its seconds.
+    """The result of `pgsieve demo`: its configuration file, its lake, all comparisons, and its duration in seconds.
 
-    `sized` is the result for the large table; None without a large table.
+    `sized` is the result for the large table; None if the demo has none.
     """
 
     config: Path
@@ -397,13 +414,13 @@ class DemoReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every replica had the built-in subscriber's rows, and `check` found no difference."""
+        """True if each replica has the rows of PostgreSQL's subscriber, and `check` has found no difference."""
         return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """The jars of a package and of its dependencies: their number and size."""
+    """A package for Spark: how many jars it has, including those on which it depends, and their size."""
 
     package: str
     files: int
@@ -412,7 +429,7 @@ class JarSet:
 
 @dataclass(frozen=True, slots=True)
 class JarsReport:
-    """The result of `pgsieve jars`: the packages, and the folder of the copy."""
+    """The result of `pgsieve jars`: the packages, and the folder into which their jars were copied, if any."""
 
     packages: tuple[JarSet, ...]
     folder: str | None
@@ -420,9 +437,13 @@ class JarsReport:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The warm engine: whether it serves, its address, uptime and memory, and whether a run uses it.
+    """The warm engine, a Spark server that keeps running after a run.
 
-    `current` is true for an engine with this configuration's settings and this version; runs use no other one.
+    - `serving`: true if runs can use it
+    - `current`: true if it has this configuration's settings and this version of pgsieve. Runs use no other engine.
+    - `used`: true if a run uses it now
+    - `seconds`: its uptime
+    - `resident_bytes`: its memory
     """
 
     serving: bool
@@ -437,14 +458,14 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineStopReport:
-    """The result of `pgsieve engine stop`: `stopped` is false if no engine ran."""
+    """The result of `pgsieve engine stop`. `stopped` is false if no engine was running."""
 
     stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LiveDemo:
-    """The running demo of `pgsieve demo --ui`: its web page, its pgsieve.yaml, its source, and its log."""
+    """The running demo of `pgsieve demo --ui`: its web page, its pgsieve.yaml, its source, and its log file."""
 
     url: str
     config: Path
@@ -463,9 +484,11 @@ class SurveyedPublication:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
-    """A table to choose; without a replica identity only its INSERTs can be published.
+    """A table that the user of `pgsieve init` can choose.
 
-    A partition tree is represented by its root, which has an identity if the root and all leaves have one.
+    - `has_identity`: true if it has a replica identity. If not, only its INSERTs can be published. A partitioned table
+      has one if it and all its leaf partitions have one.
+    - `partitioned`: true if it is a partitioned table, which stands for all its partitions
     """
 
     schema: str
@@ -476,10 +499,11 @@ class SurveyedTable:
 
 @dataclass(frozen=True, slots=True)
 class InitReport:
-    """The files that `pgsieve init` wrote, the role in them, and the findings of validate.
+    """The files that `pgsieve init` has written, the role in them, and the findings of `validate`.
 
-    `variable` is the environment variable for the password; None if libpq finds the password itself.
-    `statements` is None if validate finds a problem. `inserts_only` are the tables that publish only INSERTs.
+    - `statements`: the file with the SQL for the role; None if `validate` found a problem
+    - `variable`: the environment variable for the password; None if libpq finds the password itself
+    - `inserts_only`: the tables of which only INSERTs are published
     """
 
     config: Path

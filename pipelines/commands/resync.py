@@ -1,7 +1,7 @@
-"""`pgsieve resync`: copies tables again by the asset of a run, and brings the subscription up to date.
+"""`pgsieve resync`: copies tables again, and brings the subscription up to date.
 
-In: the configuration, a subscription, and tables as `schema.table`. Out: a `ResyncReport`. Raises
-PgsieveError.
+In: the configuration, a subscription, and tables as `schema.table`
+Out: a `ResyncReport`. Raises PgsieveError if a table cannot be copied.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ def resync(
 ) -> ResyncReport:
     """Copy the named tables again; without names, all tables that need it.
 
-    Without names it also replaces a lost slot, and damaged records (pgsieve's own tables). A slot that another
-    lake may have read is taken only with `take_over`.
+    Without names, a slot that was lost and records (pgsieve's own tables) that are damaged are replaced, too. If
+    another lake may have read the slot, this lake takes it only if `take_over` is true.
     """
     if take_over:
         take_slots_over(config, [selected])
@@ -49,10 +49,10 @@ def resync(
     lake.access.check_writable()
     with feed.source.connect() as connection, ExitStack() as stack:
         if not names:
-            # A damaged record is replaced below.
+            # This call reads a record that may be damaged. Damaged records are replaced below.
             stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, feed, lake)
-    damaged = [] if names else replace_damaged_records(subscription, lake)
+    damaged_records = [] if names else replace_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     slot_loss = None if names else replace_lost_slot(feed, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
@@ -63,7 +63,7 @@ def resync(
     if names_to_copy and (is_followed := _is_slot_in_use(feed)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
-        # A copy that was killed may have recorded an old definition of its table.
+        # A copy that was killed may have recorded a definition of its table that is old by now. The call replaces it.
         states.leave_to_next_copy(names_to_copy)
         with instance(config) as dagster:
             materializer = Materializer(project, subscription, dagster, progress)
@@ -82,12 +82,12 @@ def resync(
         slot_loss.message if slot_loss else None,
         summary,
         is_followed,
-        tuple(damaged),
+        tuple(damaged_records),
     )
 
 
 def _is_slot_in_use(feed: Feed) -> bool:
-    """Whether another process reads the slot."""
+    """True if another process reads the slot."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
     return state is not None and state.active

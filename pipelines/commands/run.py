@@ -1,8 +1,11 @@
-"""`pgsieve run`: materialises the assets of subscriptions up to the source's current LSN.
+"""`pgsieve run`: brings the replicas of subscriptions up to the current LSN of their sources.
 
-In: the configuration. Out: a `RunSummary`. Dagster materialises the assets in this process; the web interface
-shows the same assets, and these runs. The order is: copies of tables that need one, the change log, the
-transformed changes, the replicas. An error ends the work only for the subscriptions that it concerns.
+In: the configuration
+Out: a `RunSummary`
+
+The command materialises Dagster assets in this process. The web interface shows the same assets, and these runs. The
+order is: copies of tables that need one, the change log, the transformed changes, the replicas. An error ends the work
+only for the subscriptions that it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,14 +51,15 @@ from pgsieve.resources.postgres.session_pool import pool_sessions
 
 T = TypeVar("T")
 
-#: The largest number of rounds (copy, drain, apply); another one follows if a table's columns have changed.
+#: The largest number of rounds. A round copies tables, reads the slot, and applies the changes. Another round follows
+#: if the columns of a table have changed in between.
 _MAX_ROUNDS = 3
-#: The largest number of subscriptions that a line of progress names.
+#: The largest number of subscriptions that are named in a line of progress; more are only counted.
 _MAX_NAMES = 3
 
 
 def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
-    """Claim the slots of the selected subscriptions for this lake, even if another lake has read them.
+    """Claim the slots of the selected subscriptions for this lake, even if another lake has read them before.
 
     Raises PgsieveError if this lake has replicas of another database.
     """
@@ -68,10 +72,9 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions; if one fails, its durable work stays, and the others go on.
+    """Run the selected subscriptions. If one of them fails, the others go on, and what was done for it stays done.
 
-    Disabled subscriptions do not run; the summary names them. Raises SubscriptionDisabledError if all are
-    disabled.
+    Disabled subscriptions do not run, and the summary names them. Raises SubscriptionDisabledError if all are disabled.
     """
     project = build_project(config)
     subscriptions, failures = [project.subscriptions[s.name] for s in selected], Failures()
@@ -88,27 +91,27 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
 
 
 def _subscription_records(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The paths of pgsieve's own tables about whole subscriptions."""
+    """The paths of pgsieve's own tables that have records about whole subscriptions."""
     return [
         table.path for s in subscriptions for table in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
     ]
 
 
 def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The paths of pgsieve's own tables that every run reads first; they are opened together, in parallel."""
-    states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, TransformedSlices)]
+    """The paths of pgsieve's own tables that each run reads first. The caller opens them together, in parallel."""
+    states = [table(lake, s.name).path for s in subscriptions for table in (TableStates, TransformedSlices)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
         *_subscription_records(lake, subscriptions),
         *states,
-        *(each(lake, feed).path for feed in feeds for each in (ChangeLog, Catalogs, FeedRecord)),
+        *(table(lake, feed).path for feed in feeds for table in (ChangeLog, Catalogs, FeedRecord)),
     ]
 
 
 def enabled_subscriptions(
     project: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
-    """The enabled subscriptions; raises SubscriptionDisabledError if none is enabled."""
+    """Those of these subscriptions that are enabled. Raises SubscriptionDisabledError if none is enabled."""
     lake = project.lake.open()
     states = failures.for_each(
         subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
@@ -121,33 +124,41 @@ def enabled_subscriptions(
 
 
 def run_feed(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> None:
-    """Copy tables that need it, drain the feed's slot, and apply, until no table has to be copied again.
+    """Do the work of a run for a feed (a slot with its subscriptions), until no table has to be copied again.
 
-    A copy that waits for other transactions is tried once more, after the changes of other tables were
-    applied.
+    A round copies tables that need it, reads the slot, and applies the changes. If the copy of a table has to wait for
+    other transactions, it is tried once more after the changes of the other tables were applied.
     """
     for _ in range(_MAX_ROUNDS):
         if not _run_round(feed, materializers, failures):
             return
-        if not any(failures.for_each(materializers, lambda each: each.needs_another_copy())):
+        if not any(failures.for_each(materializers, lambda materializer: materializer.needs_another_copy())):
             break
-    if waiting := [
-        each for each in materializers if any(each.waiting_tables.values()) and each.name not in failures
+    if waiting_materializers := [
+        materializer
+        for materializer in materializers
+        if any(materializer.waiting_tables.values()) and materializer.name not in failures
     ]:
-        for each in waiting:
-            each.retry(list(each.waiting_tables))
+        for materializer in waiting_materializers:
+            materializer.retry(list(materializer.waiting_tables))
         _run_round(feed, materializers, failures)
 
 
 def _run_round(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> bool:
-    """Copy, drain and apply once; returns False if all subscriptions have failed."""
+    """Copy tables, read the slot, and apply the changes once. Returns false if all subscriptions have failed."""
     failures.for_each(materializers, lambda each: each.copy())
-    if not (active := [r for r in materializers if r.name not in failures]):
+    if not (remaining := [r for r in materializers if r.name not in failures]):
         return False
-    first = active[0]
-    with failures.catch(*(result.name for result in active)):
-        assets = [change_log_asset(feed, first.project.subscriptions_of(feed), NAMING)]
-        materialize(first.dagster, first.project, assets, first.progress, f"drain {feed.slot}")
+    first_materializer = remaining[0]
+    with failures.catch(*(result.name for result in remaining)):
+        assets = [change_log_asset(feed, first_materializer.project.subscriptions_of(feed), NAMING)]
+        materialize(
+            first_materializer.dagster,
+            first_materializer.project,
+            assets,
+            first_materializer.progress,
+            f"drain {feed.slot}",
+        )
     apply_together(materializers, failures)
     return True
 
@@ -158,62 +169,69 @@ def apply_together(
     *,
     unless: Callable[[Exception], bool] = never,
 ) -> None:
-    """Materialise the transformed changes, then the replicas that have new changes or a new copy.
+    """Materialise the transformed changes, and after that the replicas that have new changes or a new copy.
 
-    Dagster does each of the two in one run for all subscriptions, as a run costs more than most steps. An error
-    of one subscription does not end the others. Raises an error for which `unless` is true.
+    For each of the two there is one Dagster run for all subscriptions, because a run costs more than most of its steps.
+    An error of one subscription does not end the work for the others. If `unless` is true for an error, it is raised.
     """
-    active = [
+    enabled = [
         m for m in failures.for_each(materializers, Materializer.if_enabled, unless=unless) if m is not None
     ]
     with ExitStack() as shared:
-        if len(active) > 1:
+        if len(enabled) > 1:
             shared.enter_context(share_reads())
             shared.enter_context(share_jobs())
-            shared.enter_context(active[0].subscription.feed.source.share_lock_session())
-        assets = {m: m.table_changes for m in active}
+            shared.enter_context(enabled[0].subscription.feed.source.share_lock_session())
+        assets = {m: m.table_changes for m in enabled}
         _materialize_each("transform for", assets, Materializer.transform_changes, failures, unless)
 
     @cache
-    def published() -> Mapping[str, Tables]:
-        return published_tables(active[0].project, [m.subscription for m in active])
+    def tables_by_subscription() -> Mapping[str, Tables]:
+        return published_tables(enabled[0].project, [m.subscription for m in enabled])
 
-    changes = dict(failures.for_each(active, lambda m: (m, m.tables_to_report(published)), unless=unless))
-    applying = {m: partial(m.replica_tables, *tables) for m, tables in changes.items() if tables[0]}
-    _materialize_each("apply to", applying, Materializer.apply_changes, failures, unless)
-    failures.for_each([m for m in changes if m not in applying], Materializer.report, unless=unless)
+    tables_to_report = dict(
+        failures.for_each(enabled, lambda m: (m, m.tables_to_report(tables_by_subscription)), unless=unless)
+    )
+    replica_assets = {
+        m: partial(m.replica_tables, *tables) for m, tables in tables_to_report.items() if tables[0]
+    }
+    _materialize_each("apply to", replica_assets, Materializer.apply_changes, failures, unless)
+    failures.for_each(
+        [m for m in tables_to_report if m not in replica_assets], Materializer.report, unless=unless
+    )
 
 
-#: Makes an asset of a subscription. Parameters: a function that takes the step's error, and the result of
-#: prefetched work.
+#: A function that makes the asset of a subscription. It gets a function that receives the error of the step, and the
+#: result of work that was done in advance.
 _Asset = Callable[[Callable[[Exception], None], PrefetchedWork[T] | None], dg.AssetsDefinition]
 
 
 def _materialize_each(
-    what: str,
+    task: str,
     assets: Mapping[Materializer, _Asset[T]],
     work: Callable[[Materializer, Log], T],
     failures: Failures,
     unless: Callable[[Exception], bool],
 ) -> None:
-    """Materialise an asset of each subscription, in one run of Dagster; `what` names the work in messages.
+    """Materialise an asset for each subscription, in one Dagster run.
 
-    The `work` of a step is done while Dagster records the steps before it.
+    - `task`: names the work in messages
+    - `work`: the work of a step. It is done in advance, while Dagster records the steps before it.
     """
     if not assets:
         return
-    first, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
+    first_materializer, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
     with (
         failures.catch(*names, unless=unless),
-        prefetched_work(first.lake, {m: partial(work, m) for m in assets}) as done,
+        prefetched_work(first_materializer.lake, {m: partial(work, m) for m in assets}) as prefetched,
     ):
         result = materialize(
-            first.dagster,
-            first.project,
-            [asset(partial(errors.__setitem__, m.name), done.get(m)) for m, asset in assets.items()],
-            first.progress,
-            f"{what} {', '.join(names) if len(names) <= _MAX_NAMES else quantity(len(names), 'subscription')}",
-            {COMMAND: f"{what} {', '.join(names)}"},
+            first_materializer.dagster,
+            first_materializer.project,
+            [asset(partial(errors.__setitem__, m.name), prefetched.get(m)) for m, asset in assets.items()],
+            first_materializer.progress,
+            f"{task} {', '.join(names) if len(names) <= _MAX_NAMES else quantity(len(names), 'subscription')}",
+            {COMMAND: f"{task} {', '.join(names)}"},
             raise_on_error=False,
         )
         if result is not None and not result.success and not errors:
@@ -224,7 +242,7 @@ def _materialize_each(
 
 
 def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
-    """The results of the subscriptions that have not failed, and of failed ones with changes."""
+    """The results of subscriptions that have not failed, and of those that failed after something had changed."""
     results = []
     for each in materializers:
         with failures.catch(each.name):

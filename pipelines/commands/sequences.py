@@ -1,4 +1,4 @@
-"""Results about a subscription's sequences: their list, and their comparison with the publisher's sequences."""
+"""Results about the sequences of a subscription: a list of them, and a comparison with the publisher's sequences."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListedSequence:
-    """A sequence that a subscription receives; its value is None if it was never read."""
+    """A sequence that a subscription receives. Its value is None if it was never read."""
 
     schema: str
     name: str
@@ -21,9 +21,10 @@ class ListedSequence:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSequence:
-    """A sequence's recorded value, and the publisher's.
+    """The value of a sequence that the lake has recorded, and the publisher's value.
 
-    If the publisher's value has only moved on, `moved` is true, and the two count as equal.
+    A sequence may move on while it is compared. If the publisher's value is only further on, `moved` is true, and the
+    two values count as equal.
     """
 
     subscription: str
@@ -37,6 +38,9 @@ class CheckedSequence:
 
 
 def listed_sequences(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
-    """The sequences with these values, ordered by name."""
-    sequences = (ListedSequence(v.schema, v.name, v.last_value, v.is_called, v.problem) for v in values)
-    return tuple(sorted(sequences, key=lambda each: (each.schema, each.name)))
+    """The results for these values, ordered by name."""
+    sequences = (
+        ListedSequence(value.schema, value.name, value.last_value, value.is_called, value.problem)
+        for value in values
+    )
+    return tuple(sorted(sequences, key=lambda sequence: (sequence.schema, sequence.name)))

@@ -1,6 +1,7 @@
-"""`pgsieve skip` and `pgsieve enable`: change a subscription's state, which is recorded in the lake.
+"""`pgsieve skip` and `pgsieve enable`: change the state of a subscription, which the lake records.
 
-In: the configuration and a subscription. Out: the new state. Raises PgsieveError.
+In: the configuration and a subscription
+Out: the new state. Raises PgsieveError if the subscription cannot have it.
 """
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -12,20 +13,20 @@ from pgsieve.pipelines.project import build_project
 
 
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
-    """Record the finish LSN of the transaction to skip; `none` cancels an earlier skip.
+    """Record which transaction to skip, by the LSN at which its commit ends. The text `none` cancels an earlier skip.
 
-    Returns the LSN as PostgreSQL writes it.
+    Returns the LSN as PostgreSQL writes it; None if no transaction is skipped.
     """
     project = build_project(config)
     subscription, lake = project.subscriptions[selected.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
-    chosen = None if lsn.lower() == "none" else parse_lsn(lsn)
-    Skip(subscription, lake).choose(chosen)
-    return None if chosen is None else format_lsn(chosen)
+    skip_lsn = None if lsn.lower() == "none" else parse_lsn(lsn)
+    Skip(subscription, lake).choose(skip_lsn)
+    return None if skip_lsn is None else format_lsn(skip_lsn)
 
 
 def enable(config: Config, selected: SubscriptionConfig) -> bool:
-    """Enable a subscription; returns False if it was enabled already."""
+    """Enable a subscription. Returns false if it was already enabled."""
     project = build_project(config)
     subscription, lake = project.subscriptions[selected.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)

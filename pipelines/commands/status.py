@@ -1,6 +1,7 @@
-"""`pgsieve status`: reads the state of slots and replica tables.
+"""`pgsieve status`: reports the state of the slots and of the replicas.
 
-In: the configuration. Out: a `StatusReport`.
+In: the configuration
+Out: a `StatusReport`
 """
 
 import logging
@@ -50,18 +51,19 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 
 _logger = logging.getLogger(__name__)
 
-#: How long the server may decode WAL to find the commit time of the first waiting transaction.
+#: To find the commit time of the first transaction that waits in a slot, the server has to decode WAL. It may take this
+#: long.
 _DECODE_TIMEOUT = "10s"
-#: The values of `SlotStatus.decoding`, by whether logical slots switch logical decoding on and off.
+#: Maps whether logical slots switch logical decoding on and off to the value of `SlotStatus.decoding`.
 _DECODING_MODES: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
 
 
 @dataclass(frozen=True, slots=True)
 class _SourceState:
-    """A source's publications, its slot, and for how many seconds the first transaction has been waiting.
+    """What a source says: its publications, its slot, and how long the first transaction has been waiting in the slot.
 
-    For a source that does not answer, only `problem` is set. `is_decoding_switched` says whether slots switch logical
-    decoding on and off.
+    If the source does not answer, only `problem` is set. `is_decoding_switched` is true if the server switches logical
+    decoding on with the first logical slot, and off with the last.
     """
 
     examination: Examination | None = None
@@ -72,9 +74,9 @@ class _SourceState:
 
 
 def status(config: Config) -> StatusReport:
-    """Read slots from the sources and table states from the lake; changes nothing.
+    """Read the slots from the sources, and the table states from the lake. Nothing is changed.
 
-    If a source does not answer, the report has the lake's records about it, and the problem.
+    If a source does not answer, the report has the problem, and what the lake has recorded about the source.
     """
     project = build_project(config)
     lake = project.lake.open()
@@ -82,9 +84,9 @@ def status(config: Config) -> StatusReport:
 
 
 def brief_status(config: Config) -> Callable[[], StatusReport]:
-    """A function that reads the status at little cost: it counts no rows, and decodes no WAL.
+    """A function that reads the status at little cost: it counts no rows, and lets the server decode no WAL.
 
-    It uses its own lake object, so that a thread may call it while others work.
+    The function uses a lake object of its own, so a thread may call it while other threads work.
     """
     project = build_project(config)
     lake = project.lake.open()
@@ -92,7 +94,7 @@ def brief_status(config: Config) -> Callable[[], StatusReport]:
 
 
 def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | None) -> StatusReport:
-    """The report; `last_runs` has the time of each subscription's last run, None makes a brief report."""
+    """Make the report. `last_runs` has the time of each subscription's last run; if it is None, the report is a brief one."""
     slots, subscriptions = [], []
     brief, last_runs = last_runs is None, last_runs or {}
     for feed in project.feeds.values():
@@ -126,7 +128,8 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
                 )
                 progress = _progress_of(lake, subscription, source_state, last_runs.get(subscription.name))
             except LakeError as error:
-                reason(lake, error)  # Raises if the whole lake fails.
+                # If the whole lake fails, and not only this subscription, the call raises the error.
+                reason(lake, error)
                 entry, progress = (
                     replace(_configured_status(feed, subscription), problem=str(error)),
                     (None, None),
@@ -136,11 +139,12 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
 
 
 def _read_source(lake: Lake, feed: Feed, *, may_decode: bool) -> _SourceState:
+    """Ask a source for its publications and its slot. If it does not answer, only the problem is returned."""
     try:
         with feed.source.connect() as connection:
             examination = Examination(connection, feed, read_catalog(connection))
             state = slot_state(connection, feed.slot)
-            # Other parts of the report show a `LakeError`, which is about pgsieve's own tables.
+            # A LakeError would be about pgsieve's own tables, and other parts of the report show it.
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
             seconds = (
@@ -162,7 +166,7 @@ def _seconds_waiting_in_slot(
 ) -> float | None:
     """For how many seconds the first transaction has been waiting in the slot.
 
-    None before the first drain, and if the server does not answer in time.
+    None if the slot has not been read yet, or if the server does not answer in time.
     """
     if ChangeLog(lake, feed).position() is None:
         return None
@@ -172,7 +176,8 @@ def _seconds_waiting_in_slot(
             seconds_since(connection, unread_since(connection, lake, feed, state, peeking=may_decode)), 3
         )
     except PgsieveError:
-        # Too much WAL to decode, a lost slot, or a missing publication: other parts of the report show which.
+        # There is too much WAL to decode, the slot is lost, or a publication is missing. Other parts of the report show
+        # which of these it is.
         return None
     finally:
         connection.execute("set statement_timeout = 0")
@@ -181,34 +186,38 @@ def _seconds_waiting_in_slot(
 def _progress_of(
     lake: Lake, subscription: Subscription, source_state: _SourceState, last_run: datetime | None
 ) -> tuple[float | None, str | None]:
-    """For how many seconds a subscription has been behind, and when all changes were last applied."""
-    cut, durable = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
-    success = cut.at if cut else None
-    if durable is None:
-        return None, None if success is None else _iso(success)
+    """For how many seconds a subscription has been behind, and when all changes had been applied the last time."""
+    cut, log_position = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
+    success_time = cut.at if cut else None
+    if log_position is None:
+        return None, None if success_time is None else _iso(success_time)
     try:
-        applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
-    except PgsieveError:  # The lake is damaged; other parts of the report show where.
-        return None, None if success is None else _iso(success)
+        applied, waiting_since = unapplied_since(ReplicaProgress(subscription, lake), log_position)
+    except PgsieveError:  # The lake is damaged, and other parts of the report show where.
+        return None, None if success_time is None else _iso(success_time)
     seconds = source_state.waiting_seconds
-    if applied < durable:
-        now = datetime.now(UTC)
-        seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
-    else:
-        # Only Dagster's records have the time of a run without changes.
-        follows = source_state.slot is not None and source_state.slot.active and seconds == 0
-        success = max(
-            (t for t in (success, last_run, datetime.now(UTC) if follows else None) if t), default=None
+    if applied < log_position:
+        present_time = datetime.now(UTC)
+        seconds = max(
+            seconds or 0.0, round((present_time - waiting_since).total_seconds(), 3) if waiting_since else 0.0
         )
-    return seconds, None if success is None else _iso(success)
+    else:
+        # All changes are applied. If the last run found no changes, the lake has no record of it, but Dagster has.
+        is_followed = source_state.slot is not None and source_state.slot.active and seconds == 0
+        success_time = max(
+            (t for t in (success_time, last_run, datetime.now(UTC) if is_followed else None) if t),
+            default=None,
+        )
+    return seconds, None if success_time is None else _iso(success_time)
 
 
 def _iso(time: datetime) -> str:
+    """The time in UTC as ISO 8601 text."""
     return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
-    """When a run last transformed the changes of each subscription; empty without records of Dagster."""
+    """Maps each subscription to the time at which a run last transformed its changes. Empty if Dagster has no records."""
     if not dagster_home(config, make=False).exists():
         return {}
     names = {subscription_asset(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
@@ -222,7 +231,7 @@ def _last_transformations(config: Config, subscriptions: Iterable[Subscription])
 
 
 def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
-    """The number of a replica's rows (None: no replica), and the reason if they cannot be counted."""
+    """The number of rows of a replica, or None if there is no replica; and the reason if they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
         return lake.count(path) if lake.records.exists(path) else None, None
@@ -233,7 +242,7 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
 def _subscription_status(
     lake: Lake, feed: Feed, subscription: Subscription, examination: Examination | None, *, count_rows: bool
 ) -> SubscriptionStatus:
-    """A subscription's state from its source and the lake; only from the lake if replication is impossible."""
+    """The state of a subscription, by its source and the lake. If it cannot be replicated, only by the lake."""
     obstacle = examination.obstacle(subscription.name) if examination else None
     catalog = examination.catalog if examination and obstacle is None else None
     entry = _read_subscription(lake, feed, subscription, catalog, count_rows=count_rows)
@@ -243,14 +252,15 @@ def _subscription_status(
 def _read_subscription(
     lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, count_rows: bool
 ) -> SubscriptionStatus:
+    """Read the state of a subscription from the lake; `catalog` is None if its source does not answer."""
     states = TableStates(lake, subscription.name).newest()
-    published = subscription.tables(catalog) if catalog else {}
+    published_tables = subscription.tables(catalog) if catalog else {}
     cut, record = Cuts(lake, subscription.name).last(), SubscriptionRecord(lake, subscription.name).state()
     tables = []
-    for name in sorted(published.keys() | states.keys()):
-        state, table = states.get(name), published.get(name)
+    for name in sorted(published_tables.keys() | states.keys()):
+        state, table = states.get(name), published_tables.get(name)
         filters = table.row_filters if table else None
-        ready = state is not None and state.state == SyncState.READY
+        is_ready = state is not None and state.state == SyncState.READY
         rows, problem = _rows(lake, subscription, name) if count_rows else (None, None)
         tables.append(
             TableStatus(
@@ -262,12 +272,12 @@ def _read_subscription(
                 else " OR ".join(filters)
                 if filters is not None
                 else None,
-                lsn=format_lsn(max(cut.lsn if cut else 0, state.lsn)) if state and ready else None,
+                lsn=format_lsn(max(cut.lsn if cut else 0, state.lsn)) if state and is_ready else None,
                 version=cut.tables.get(name) if cut else None,
                 rows=rows,
                 problem=state.reason if state and state.reason else problem,
                 since_copy=present_changes(subscription, state, table, catalog)
-                if ready and table and catalog
+                if is_ready and table and catalog
                 else (),
             )
         )
@@ -286,6 +296,6 @@ def _read_subscription(
 
 
 def _configured_status(feed: Feed, subscription: Subscription) -> SubscriptionStatus:
-    """The status with only the facts from pgsieve.yaml."""
+    """The part of the status that pgsieve.yaml alone determines."""
     row_filter = "publisher" if feed.filtered else "pipeline"
     return SubscriptionStatus(subscription.name, feed.source.name, row_filter, tables=())

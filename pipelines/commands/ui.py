@@ -1,7 +1,10 @@
 """Runs Dagster's web server and daemon with pgsieve's definitions.
 
-In: the configuration, an address. Out: `dagster dev` and its child processes, including runs, in a session
-(setsid) that ends with the block that started it. Raises PgsieveError if Dagster's folder cannot be made.
+In: the configuration and an address
+Out: the processes of `dagster dev` and their children, to which runs belong. They are in a session of their own
+     (setsid), and end with the block that started them.
+
+Raises PgsieveError if the folder of Dagster's records cannot be made.
 """
 
 import os
@@ -20,21 +23,22 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import FILE_VARIABLE, Config
 from pgsieve.resources.processes import end_with_parent
 
-#: Dagster's settings in a folder that pgsieve makes: no telemetry, and no offer of a newsletter.
+#: The settings of Dagster in a folder that pgsieve makes. They turn off telemetry, and the offer of a newsletter.
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
-#: The settings that earlier versions of pgsieve wrote.
+#: The settings that earlier versions of pgsieve wrote. A file with exactly this text is replaced.
 _OLD_INSTANCE_SETTINGS = "telemetry:\n  enabled: false\n"
-#: How long a run in progress may take to end. systemd kills a service after 90 s, Kubernetes after 30 s.
+#: How long a run in progress may take to end. systemd kills a service after 90 seconds, and Kubernetes after 30
+#: seconds.
 _STOP_SECONDS = 20.0
-#: How long killed processes may take to disappear.
+#: How long processes may take to disappear after they were killed.
 _KILL_SECONDS = 5.0
 
 
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
-    """The folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
+    """The folder of Dagster's records: that of the variable DAGSTER_HOME, or else `.pgsieve/dagster` beside pgsieve.yaml.
 
-    With `make`, the folder beside the configuration file is made, with settings; that of DAGSTER_HOME stays as
-    it is.
+    With `make`, the folder beside pgsieve.yaml is created with its settings. Nothing is created in the folder of
+    DAGSTER_HOME.
     """
     configured = environ.get("DAGSTER_HOME")
     if configured:
@@ -58,8 +62,8 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, mak
 def server_command(host: str, port: int) -> list[str]:
     """The command that starts the server.
 
-    `-d` makes Dagster import the installed pgsieve, even if the current folder has a module of this name. The
-    ignored warning recommends `dg dev`, which works only inside a project folder.
+    With `-d`, Dagster imports the installed pgsieve, even if the current folder has a module of the same name. A
+    warning that recommends `dg dev` is ignored, because `dg dev` works only in the folder of a Dagster project.
     """
     return [
         *(sys.executable, "-W", "ignore::FutureWarning", "-m", "dagster", "dev"),
@@ -69,12 +73,12 @@ def server_command(host: str, port: int) -> list[str]:
 
 
 def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The server's environment, with the paths of this configuration file and of Dagster's records."""
+    """The environment variables of the server, with the paths of this configuration file and of Dagster's records."""
     return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
 
 
 class Stop(threading.Event):
-    """An event that SIGINT, SIGTERM or SIGHUP (a closed terminal) sets; a second signal sets `at_once`."""
+    """An event that is set by SIGINT, SIGTERM, or SIGHUP (the terminal was closed). A second signal sets `at_once`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +86,7 @@ class Stop(threading.Event):
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Handle the signals within the block."""
+        """Within the block, the signals set the event."""
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             (self.at_once if self.is_set() else self).set()
@@ -97,9 +101,10 @@ class Stop(threading.Event):
                 signal.signal(number, handler)
 
     def wait_awake(self, seconds: float) -> bool:
-        """Wait until the event is set, or for these seconds; returns whether it is set.
+        """Wait until the event is set, but at most for this time; returns true if it is set.
 
-        It waits in short steps, as Python runs handlers of signals only in an awake main thread.
+        Python runs handlers of signals only in the main thread, and only when it is awake. So this method waits in
+        short steps.
         """
         until = time.monotonic() + seconds
         while not self.is_set() and time.monotonic() < until:
@@ -111,10 +116,11 @@ class Stop(threading.Event):
 def start_dagster(
     config: Config, host: str, port: int, *options: str, stop: Stop, log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Dagster's web server, its daemon, and their runs; all of them end with the block.
+    """Within the block, run Dagster's web server and its daemon. They end with the block, and their runs, too.
 
-    A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed; after
-    `stop.at_once`, immediately. Their output goes to the file `log`, by default to that of this process.
+    A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed, or at once if
+    `stop.at_once` is set. The output of the processes goes to the file `log`, or by default to where this process
+    writes its own.
     """
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb")) if log else None
@@ -124,7 +130,8 @@ def start_dagster(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Ctrl-C in a terminal then reaches only this process, which ends the others in order.
+            # Ctrl-C in a terminal reaches only the processes of the terminal's session. Since Dagster's processes are in
+            # another session, only this process gets the signal, and ends them in order.
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, which needs no lock
         )
@@ -135,7 +142,7 @@ def start_dagster(
 
 
 def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
-    """End a process, and all others of its session."""
+    """End a process, and all other processes of its session."""
     for number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         until = time.monotonic() + seconds
         with suppress(ProcessLookupError):
@@ -148,16 +155,20 @@ def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
 
 
 def _reap(group: int) -> None:
-    """Collect ended processes of a group: in a container without init, they are this process's children."""
+    """Collect the exit codes of processes in a group that have ended.
+
+    In a container without an init process, orphans become children of this process. Without the call they would stay in
+    the table of processes, and would look alive.
+    """
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
 
 
 def serve(config: Config, host: str, port: int, *options: str) -> int:
-    """Run the server until it ends or a signal ends it; returns the exit code.
+    """Run the server until it ends by itself or by a signal; returns the exit code of this process.
 
-    `options` are those of `dagster dev`.
+    `options` are options for `dagster dev`.
     """
     stop = Stop()
     with stop.by_signals(), start_dagster(config, host, port, *options, stop=stop) as process:

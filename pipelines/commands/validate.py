@@ -1,7 +1,8 @@
 """`pgsieve validate`: finds problems before anything is created.
 
-In: the configuration. Out: a `ValidationReport`: the publications, the tables of each subscription, problems
-with PostgreSQL's SQLSTATE, warnings, and the SQL for the first run.
+In: the configuration
+Out: a `ValidationReport`: the publications, the tables of each subscription, problems with PostgreSQL's SQLSTATE,
+     warnings, and the SQL that the first run executes
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,10 +70,10 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
-    """Examine the lake's store, every source and every subscription.
+    """Examine the lake's store, all sources and all subscriptions.
 
-    The test of the store creates objects there, and removes them. With `rights` it also checks the rights of
-    the source's role.
+    To examine the store, objects are created there and removed again. With `rights`, the rights of each source's role
+    are checked, too.
     """
     project = build_project(config)
     project.lake.engine.check_store()
@@ -86,7 +87,13 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
 
 @dataclass(frozen=True)
 class _PublisherState:
-    """A feed's publisher: the examination, the server's catalog and version, and sequences by subscription."""
+    """What the publisher of a feed has. A feed is a slot with the subscriptions that read it.
+
+    - `examination`: the feed's publications, and their problems
+    - `server`: the server's catalog, without the publications that pgsieve.yaml defines
+    - `version`: the server's version
+    - `sequences`: maps each subscription to the sequences that it receives
+    """
 
     examination: Examination
     server: Catalog
@@ -95,7 +102,7 @@ class _PublisherState:
 
 
 class _Findings:
-    """Collects the findings of `pgsieve validate`, one feed after the other."""
+    """Collects the findings of `pgsieve validate`, feed by feed."""
 
     def __init__(self, project: Project, *, rights: bool) -> None:
         self._project, self._rights = project, rights
@@ -106,7 +113,7 @@ class _Findings:
         self._warnings: list[ValidationProblem] = []
 
     def report(self) -> ValidationReport:
-        """All findings."""
+        """All findings so far."""
         return ValidationReport(
             tuple(self._publications.values()),
             tuple(self._received_tables),
@@ -116,10 +123,10 @@ class _Findings:
         )
 
     def examine_lake(self) -> None:
-        """Record whether the lake can be written, and whether Spark can run."""
+        """Record a problem if the lake cannot be written, and a warning if Spark cannot run."""
         lake = self._project.lake
         try:
-            # Only a warning, as small tables and few changes need no Java.
+            # This is only a warning, because small tables and few changes are written without Spark.
             lake.engine.check_java()
         except SparkUnavailableError as error:
             self._warnings.append(_problem("spark", error))
@@ -141,16 +148,16 @@ class _Findings:
         self._problems += [_problem(name, error) for error in examination.definition_problems]
         if examination.unchecked is not None:
             self._problems.append(_problem(name, examination.unchecked))
-        are_sound = [
+        results = [
             self._examine_subscription(each, publisher) for each in self._project.subscriptions_of(feed)
         ]
-        if all(are_sound):
+        if all(results):  # No subscription has an error that prevents it from being replicated.
             catalog = examination.catalog
             self._statements += _statements(feed, catalog, publisher.server, publisher.version)
             self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
 
     def _examine_source(self, feed: Feed) -> tuple[_PublisherState, list[PgsieveError]]:
-        """The publisher's state; and errors about missing rights, another publisher, and event triggers."""
+        """The state of a feed's publisher; and errors about missing rights, another publisher, and event triggers."""
         version = feed.source.check_ready()
         with feed.source.connect() as connection:
             server = read_catalog(connection)
@@ -165,10 +172,10 @@ class _Findings:
         return _PublisherState(examination, server, version, sequences), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
-        """Record what a subscription will receive; returns False if an error prevents this."""
+        """Record what a subscription will receive. Returns false if an error prevents that."""
         name, feed, catalog = subscription.name, subscription.feed, publisher.examination.catalog
-        unread = map(PgsieveError, unread_sequences(publisher.sequences[name]) if self._rights else ())
-        errors = (*publisher.examination.problems(name), *unread)
+        unread_errors = map(PgsieveError, unread_sequences(publisher.sequences[name]) if self._rights else ())
+        errors = (*publisher.examination.problems(name), *unread_errors)
         self._problems += [_problem(name, error) for error in errors]
         for publication in feed.subscriptions[name]:
             if publication in catalog.publications:
@@ -185,13 +192,13 @@ class _Findings:
             self._received_tables.append(
                 _received_tables(subscription, catalog, lake, publisher.sequences, sources)
             )
-            of_layout = layout_problems(subscription, subscription.tables(catalog))
-            self._problems += [_problem(name, error) for error in of_layout]
-            of_rows = warnings_of_subscription(subscription, catalog)
-            of_names = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
-            self._warnings += [_problem(name, error) for error in (*of_rows, *of_names)]
+            layout_errors = layout_problems(subscription, subscription.tables(catalog))
+            self._problems += [_problem(name, error) for error in layout_errors]
+            row_warnings = warnings_of_subscription(subscription, catalog)
+            name_warnings = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
+            self._warnings += [_problem(name, error) for error in (*row_warnings, *name_warnings)]
         except PgsieveError as error:
-            # The examination has usually reported the cause already.
+            # Usually the examination has found the same error, and it is already recorded.
             if all(problem.object != name for problem in self._problems):
                 self._problems.append(_problem(name, error))
             return False
@@ -199,17 +206,17 @@ class _Findings:
 
 
 def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
-    """Whether Delta maps the names of a replica's columns, or will map them."""
+    """True if Delta maps the names of a replica's columns to other names in its files, or will do so."""
     return lake.policy.local_writer(lake.paths.replica(subscription, *table)) is None
 
 
 def _rights_errors(
     connection: psycopg.Connection[Any], project: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """The errors about missing rights of the role, for a feed's slot and copies."""
+    """Yields an error for each right that the role lacks to read the feed's slot and to copy its tables."""
     tables = list[ReplicatedTable]()
     for subscription in project.subscriptions_of(feed):
-        with suppress(PublicationError):  # The examination reports it.
+        with suppress(PublicationError):  # The examination has found this error, too, and reports it.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
 
@@ -217,7 +224,7 @@ def _rights_errors(
 def _other_publisher_errors(
     connection: psycopg.Connection[Any], project: Project, feed: Feed
 ) -> Iterator[PgsieveError]:
-    """The error if the lake's data of this feed are from another cluster or database."""
+    """Yields an error if the lake has data of this feed from another cluster or another database."""
     lake = project.lake.open()
     try:
         refuse_other_publisher(connection, feed, lake)
@@ -228,25 +235,33 @@ def _other_publisher_errors(
 def _trigger_errors(
     connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server: Catalog
 ) -> Iterator[PgsieveError]:
-    """The errors about event triggers that would make the statements of capture publications fail."""
+    """Yields errors about event triggers that would make the creation of capture publications fail.
+
+    Capture publications are pgsieve's own publications, with which it reads the slot.
+    """
     with suppress(PublicationError):
-        for planned in feed.planned_capture(catalog):
-            name = feed.capture + planned.suffix
-            statements = capture_statements(name, planned, server, connection.info.server_version)
+        for plan in feed.planned_capture(catalog):
+            name = feed.capture + plan.suffix
+            statements = capture_statements(name, plan, server, connection.info.server_version)
             error = trigger_error(connection, feed.source.name, preparation_of(name), statements)
             if error is not None:
                 yield error
 
 
 def _problem(about: str, error: PgsieveError) -> ValidationProblem:
+    """Convert an error to a problem of `about`, a source or a subscription."""
     return ValidationProblem(about, error.message, error.sqlstate, error.hint)
 
 
 def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> Iterator[str]:
-    """The statements that the first run executes, or an administrator if the role lacks the rights."""
-    for planned in feed.planned_capture(catalog):
+    """The statements that create the feed's capture publications.
+
+    The first run executes them. If the role lacks the rights to do so, an administrator has to execute them.
+    """
+    for plan in feed.planned_capture(catalog):
         yield from (
-            s + ";" for s in capture_statements(feed.capture + planned.suffix, planned, server, version)
+            statement + ";"
+            for statement in capture_statements(feed.capture + plan.suffix, plan, server, version)
         )
 
 
@@ -257,6 +272,11 @@ def _received_tables(
     sequences: Mapping[str, tuple[SequenceValue, ...]],
     sources: Callable[[], Sequence[Subscription]],
 ) -> ReceivedTables:
+    """What a subscription will receive.
+
+    - `sequences`: maps subscriptions to sequences
+    - `sources`: returns the subscriptions from whose replicas a table may be made, instead of a copy
+    """
     states = TableStates(lake, subscription.name).newest()
     changes = _received_changes(subscription, catalog)
     tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).all()
@@ -270,7 +290,7 @@ def _received_tables(
         refilter = Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
         refilter_from = {plan.name: plan.source for plan in refilter.plan(names_to_copy)}
 
-    def received(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
+    def received_table(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
         renamed = {name: subscription.replica_name(name) for name in replicated.columns}
         histories = expected_histories(
             subscription, lake, table, states.get(table), definitions[table], cuts[-1] if cuts else None
@@ -289,40 +309,51 @@ def _received_tables(
 
     return ReceivedTables(
         subscription.name,
-        tuple(starmap(received, tables.items())),
+        tuple(starmap(received_table, tables.items())),
         listed_sequences(sequences[subscription.name]),
         format_lsn(cuts[0].lsn) if cuts else None,
     )
 
 
 def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int, list[ReceivedChanges]]:
-    """The changes that a subscription will receive, by the oid of the replicated table.
+    """Maps the oid of each replicated table to the changes that a subscription will receive for it.
 
-    Relations with the same row filters and the same replica identity share an entry.
+    A table and its partitions may have different row filters. Those with the same row filters and the same replica
+    identity share an entry.
     """
     publications = subscription.feed.publications(catalog, subscription.name)
     changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
     for table in sorted(changed_relations(catalog), key=lambda table: (table.schema, table.name)):
-        if (sent := published_relation(table, publications, catalog)) is None:
+        if (published := published_relation(table, publications, catalog)) is None:
             continue
-        name, filters = quote_qualified(table.schema, table.name), _effective_filters(sent)
+        name, filters = quote_qualified(table.schema, table.name), _effective_filters(published)
         updates = _updates_sent_as(filters, subscription.feed)
-        one = ReceivedChanges((name,), filters, _identity(table), updates)
-        grouped = changes.setdefault(sent.publish_as.oid, {})
-        key = (*one.row_filters.items(), one.identity)
-        earlier = grouped.get(key)
-        grouped[key] = one if earlier is None else replace(earlier, relations=(*earlier.relations, name))
-    return {oid: list(grouped.values()) for oid, grouped in changes.items()}
+        entry = ReceivedChanges((name,), filters, _identity(table), updates)
+        entries = changes.setdefault(published.publish_as.oid, {})
+        key = (*entry.row_filters.items(), entry.identity)
+        earlier_entry = entries.get(key)
+        entries[key] = (
+            entry
+            if earlier_entry is None
+            else replace(earlier_entry, relations=(*earlier_entry.relations, name))
+        )
+    return {oid: list(entries.values()) for oid, entries in changes.items()}
 
 
-def _effective_filters(sent: PublishedRelation) -> dict[str, str | None]:
-    return {o: _join_filters(sent.filters.get(o)) for o in OPERATIONS if o in sent.operations}
+def _effective_filters(published: PublishedRelation) -> dict[str, str | None]:
+    """Maps each operation that is published to its row filter; None means that every row is sent."""
+    return {
+        operation: _join_filters(published.filters.get(operation))
+        for operation in OPERATIONS
+        if operation in published.operations
+    }
 
 
 def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
-    """The operations that an UPDATE may become for the subscription.
+    """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.
 
-    If the publisher filters, it has already transformed the UPDATEs.
+    For example, an UPDATE after which the row no longer matches the row filter becomes a DELETE. If the publisher
+    filters the feed's changes, its UPDATEs have already been transformed.
     """
     if "update" not in filters:
         return () if feed.filtered else ("nothing",)
@@ -332,11 +363,12 @@ def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str
 
 
 def _join_filters(row_filters: Sequence[str] | None) -> str | None:
+    """Join row filters with OR, since a row is sent if it matches one of them. None means that every row is sent."""
     return " OR ".join(row_filters) if row_filters is not None else None
 
 
 def _identity(table: Table) -> str:
-    """The replica identity as psql describes it."""
+    """Describe the replica identity of a table as psql does."""
     if table.replica_identity == "f":
         return "FULL"
     if not table.identity:
@@ -346,6 +378,7 @@ def _identity(table: Table) -> str:
 
 
 def _describe_publication(source: str, publication: Publication, catalog: Catalog) -> PublicationDescription:
+    r"""Describe a publication with the facts that psql shows for `\dRp+`."""
     entries = [
         (entry, catalog.tables[entry.oid]) for entry in publication.tables if entry.oid in catalog.tables
     ]

@@ -1,6 +1,6 @@
 """The result of `pgsieve validate`, for people and as JSON.
 
-Identifiers are as in PostgreSQL's catalog, not quoted. Nothing here raises.
+Identifiers are as in PostgreSQL's catalog, without quotes. Nothing here raises an error.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,11 @@ from pgsieve.pipelines.commands.sequences import ListedSequence
 
 @dataclass(frozen=True, slots=True)
 class ListedTable:
-    """A table in a publication; `columns` is None without a column list, `where` without a row filter."""
+    """A table in a publication.
+
+    - `columns`: the columns that are published; None if the publication has no column list for the table
+    - `where`: the row filter; None if the publication has no row filter for the table
+    """
 
     schema: str
     name: str
@@ -21,9 +25,10 @@ class ListedTable:
 
 @dataclass(frozen=True, slots=True)
 class PublicationDescription:
-    r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines.
+    r"""A publication, with the facts that psql shows for `\dRp+`.
 
-    `excluded` are the tables that ALL TABLES leaves out, by schema and name.
+    - `owner`: the owner; None if pgsieve.yaml defines the publication, and the server does not have it
+    - `excluded`: the schemas and names of the tables that ALL TABLES leaves out (EXCEPT)
     """
 
     source: str
@@ -40,10 +45,11 @@ class PublicationDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChanges:
-    """The replicated changes of some relations: row filters by operation, and the replica identity.
+    """The changes of some relations that a subscription receives. The relations are the table itself, or its partitions.
 
-    `relations` are the table itself or its partitions. A row filter of None means every row. `updates_sent_as`
-    are the operations that an UPDATE may become: `insert`, `update`, `delete`, `nothing`.
+    - `row_filters`: maps each published operation to its row filter; None means that every row is sent
+    - `identity`: the replica identity of the relations
+    - `updates_sent_as`: what an UPDATE may become: `insert`, `update`, `delete` or `nothing`
     """
 
     relations: tuple[str, ...]
@@ -56,13 +62,13 @@ class ReceivedChanges:
 class ReceivedTable:
     """A table that a subscription will receive.
 
-    - `row_filter`: that of the initial copy; None copies every row
-    - `since_copy`: how its publications changed since it was copied
-    - `metadata`: the names of metadata columns, by kind
-    - `renamed`: by the publisher's name of a column, its name in the replica if this differs
-    - `histories`: the retained histories of its rows, a sentence each
-    - `refilter_from`: a subscription from whose replica the table can be made instead of a copy; None if there
-      is none, or no copy is needed
+    - `row_filter`: the row filter of the initial copy; None copies every row
+    - `since_copy`: how the table's publications have changed since it was copied
+    - `metadata`: maps each kind of metadata to the name of its column in the replica
+    - `renamed`: maps the publisher's name of a column to its name in the replica, if the two differ
+    - `histories`: for each history that is retained of the table's rows, a sentence about it
+    - `refilter_from`: a subscription whose replica has all rows that the table needs, so that `pgsieve refilter` can
+      make the table without a copy. None if there is no such subscription, or if no copy is needed.
     """
 
     schema: str
@@ -79,9 +85,10 @@ class ReceivedTable:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedTables:
-    """The tables and sequences of a subscription.
+    """The tables and sequences that a subscription will receive.
 
-    `oldest_moment` is the LSN of its oldest cut; moments from then on can be read.
+    `oldest_moment` is the LSN of its oldest cut (a version of each replica, so that together they equal the publisher
+    at one LSN). `pgsieve read` can read the replicas as they were at any moment since that LSN.
     """
 
     subscription: str
@@ -92,7 +99,7 @@ class ReceivedTables:
 
 @dataclass(frozen=True, slots=True)
 class ValidationProblem:
-    """A problem for which PostgreSQL or pgsieve would refuse `object`."""
+    """A reason for which PostgreSQL or pgsieve would refuse `object`, for example a subscription or a source."""
 
     object: str
     message: str
@@ -102,10 +109,11 @@ class ValidationProblem:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """The findings of `pgsieve validate`; `statements` is SQL for a role that may run it.
+    """The findings of `pgsieve validate`.
 
-    A warning does not stop replication. It is about rows that appear or disappear unexpectedly, as with any
-    subscriber, or about statements that the publisher will refuse during replication.
+    - `statements`: the SQL that the first run executes, or that an administrator can execute before
+    - `warnings`: reasons that do not stop replication. They are about rows that appear or disappear unexpectedly, as
+      with any subscriber; or about statements that the publisher will refuse during replication.
     """
 
     publications: tuple[PublicationDescription, ...]

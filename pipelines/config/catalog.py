@@ -1,7 +1,7 @@
-"""`catalog` of pgsieve.yaml: the names of the replicas in the Spark session's catalog.
+"""The section `catalog` of pgsieve.yaml: the names that the replicas get in the catalog of the Spark session.
 
-In: the template in the file. Out: the same template. Raises errors for an invalid template, which become a
-ConfigError.
+In: the template of the file
+Out: the same template. Raises errors that become a ConfigError if the template is invalid.
 """
 
 from string import Formatter
@@ -29,7 +29,7 @@ def _check_template(text: str) -> str:
 
 
 class CatalogConfig(BaseModel):
-    """The names of replicas in the catalog."""
+    """The template for the names of replicas in the catalog."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

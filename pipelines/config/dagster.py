@@ -1,10 +1,10 @@
-"""`dagster` of pgsieve.yaml: whether Dagster runs jobs by itself."""
+"""The section `dagster` of pgsieve.yaml: whether Dagster starts jobs without being asked."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class DagsterConfig(BaseModel):
-    """`automation` switches all schedules and sensors on, and gives each cut a freshness policy."""
+    """With `automation`, all schedules and sensors are on, and each cut has a freshness policy."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

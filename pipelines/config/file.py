@@ -1,10 +1,13 @@
-"""Parses a YAML file whose scalars all stay text, and replaces `${VAR}` from the environment.
+"""Parses a YAML file without interpreting its values, and replaces `${VAR}` by environment variables.
 
-In: a file and the environment. Out: a `Document`: nested dicts and lists with str as leaves, and the line of
-each key. Raises only ConfigError. Its message contains no value, as a value may be a password.
+In: a file and the environment
+Out: a `Document`: nested dicts and lists with str as leaves, and the line of each key
 
-YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here the model decides the
-type of each scalar, so that `streaming: off` and a column named `no` work.
+Raises only ConfigError. The message contains no value of the file, since a value may be a password.
+
+All values stay text here, and the model of the configuration decides the type of each value. A YAML parser would
+otherwise read `on`, `off` and `no` as booleans, `010` as eight and `12:30` as 750 (YAML 1.1). `streaming: off` and a
+column named `no` would not work.
 """
 
 import json
@@ -19,7 +22,7 @@ import yaml
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import escape_controls
 
-#: The path to a value: keys and list positions from the top.
+#: The location of a value in the file: the keys and list positions that lead from the top of the file to the value.
 Location = tuple[str | int, ...]
 
 _NULL_TAG = "tag:yaml.org,2002:null"
@@ -30,7 +33,11 @@ _VARIABLE_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem in the file: `key` is the dotted path ("" is the file), `allowed` are the allowed names."""
+    """A problem in the file.
+
+    - `key`: the dotted path of the key; "" if the problem concerns the whole file
+    - `allowed`: the keys or values that are allowed at this place
+    """
 
     key: str
     line: int | None
@@ -40,41 +47,45 @@ class Problem:
 
 
 class ConfigError(PgsieveError):
-    """The configuration file has problems; each message names file, line, key and the allowed values."""
+    """The configuration file has problems. The message has a line for each problem."""
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
-        first = self.problems[0]
-        self.line = first.line
-        self.key = first.key
-        self.allowed = first.allowed
+        first_problem = self.problems[0]
+        self.line = first_problem.line
+        self.key = first_problem.key
+        self.allowed = first_problem.allowed
         if len(self.problems) == 1:
-            super().__init__(self.describe(first), hint=first.hint)
+            super().__init__(self.describe(first_problem), hint=first_problem.hint)
         else:
             lines = [f"{self.describe(each)}{_hint_in_brackets(each)}" for each in self.problems]
             super().__init__("; ".join(lines))
             self.message = "\n".join(map(escape_controls, lines))
 
     def describe(self, problem: Problem) -> str:
-        """`file:line: key: message`, which editors and terminals turn into a link."""
+        """Write a problem as `file:line: key: message`. Editors and terminals make a link of the beginning."""
         place = f"{self.file}:{problem.line}" if problem.line else str(self.file)
         return ": ".join(part for part in (place, problem.key, problem.message) if part)
 
 
 def _hint_in_brackets(problem: Problem) -> str:
+    """Write the hint of a problem in brackets, after a blank; an empty text if there is no hint."""
     return f" ({problem.hint})" if problem.hint else ""
 
 
 def name_hint(name: str | None, allowed: Sequence[str]) -> str:
-    """A hint with the allowed names, and a suggestion if one is similar to `name`."""
+    """A hint that lists the allowed names. If one of them is similar to `name`, the hint suggests it."""
     matches = get_close_matches(name, allowed, n=1) if name else []
     guess = f"did you mean {matches[0]!r}? " if matches else ""
     return f"{guess}allowed here: {', '.join(allowed)}" if allowed else "no name is allowed here"
 
 
 def dotted_path(location: Location) -> str:
-    """`sources.shop.publications.emea.tables[0].where`; keys with other characters are quoted."""
+    """Write a location as text, for example `sources.shop.publications.emea.tables[0].where`.
+
+    Keys with other characters than letters, digits, `_` and `-` are quoted.
+    """
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -88,31 +99,38 @@ def dotted_path(location: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The parsed file: `content` has str at every leaf; the tree of nodes has the lines."""
+    """The parsed file.
+
+    - `content`: the keys and values, with str at every leaf
+    - `root`: PyYAML's nodes, which have the lines
+    """
 
     content: dict[str, object]
     root: yaml.Node = field(repr=False)
 
     def line(self, location: Location) -> int:
-        """The line of this key, or else of the nearest mapping or list around it."""
+        """The line of the key at a location. If there is no such key, the line of the nearest mapping or list around it."""
         key, node = self._walk(location)
         return int((key or node).start_mark.line) + 1
 
     def text(self, location: Location) -> str | None:
-        """The scalar before `${VAR}` is replaced; only for suggestions."""
+        """The text at a location before `${VAR}` is replaced. Use it only to suggest an allowed value."""
         _, node = self._walk(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
     def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
-        """The nodes of the path's last existing key (None for a list's item), and of its value."""
+        """Follow a location through the nodes, as far as they exist.
+
+        Returns the node of the last key, or None if the location ends in a list; and the node of the value.
+        """
         key: yaml.Node | None = None
         node = self.root
         for part in location:
             if isinstance(node, yaml.MappingNode):
-                entries = {each.value: (each, value) for each, value in node.value}
-                if part not in entries:
+                nodes_by_key = {key_node.value: (key_node, value) for key_node, value in node.value}
+                if part not in nodes_by_key:
                     break
-                key, node = entries[part]
+                key, node = nodes_by_key[part]
             elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
                 key, node = None, node.value[part]
             else:
@@ -121,7 +139,7 @@ class Document:
 
 
 class _TextLoader(yaml.SafeLoader):
-    """YAML's grammar, with null and text as the only kinds of scalar."""
+    """A loader for YAML that knows only two kinds of scalar: null and text."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own class attribute
 
@@ -130,11 +148,12 @@ _TextLoader.add_implicit_resolver(_NULL_TAG, re.compile(r"^(?:~|null|Null|NULL|)
 
 
 class _Reader:
-    """Turns the tree of nodes into dicts, lists and str; collects all problems."""
+    """Converts PyYAML's nodes to dicts, lists and str, and collects all problems that it finds."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._values: dict[int, object] = {}  # By node: an alias is the same node as its anchor.
+        # The values by the id of their node. An alias in YAML is the same node as its anchor, and gets the same value.
+        self._values: dict[int, object] = {}
         self._unfinished: set[int] = set()
         self.problems: list[Problem] = []
 
@@ -213,11 +232,15 @@ class _Reader:
 
 
 def _is_text(value: str) -> bool:
+    """True if PostgreSQL could store the text: it has no NUL, and no half of a surrogate pair."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
-    """PyYAML's message about the grammar, without its excerpt of the line, which may contain a password."""
+    """Convert a syntax error of PyYAML to a problem.
+
+    PyYAML's excerpt of the line is left out, because it may contain a password.
+    """
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else None
     problem = str(getattr(error, "problem", None) or "")
@@ -235,9 +258,9 @@ def _syntax_problem(error: yaml.YAMLError) -> Problem:
 
 
 def read_file(file: Path) -> str:
-    """Read the file's text: UTF-8, with or without a byte order mark."""
+    """Read the text of a file, which is in UTF-8, with or without a byte order mark."""
     try:
-        data = file.read_bytes()
+        content = file.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name.
         reason = error.strerror if isinstance(error, OSError) else "not a file name"
         problem = Problem(
@@ -245,21 +268,21 @@ def read_file(file: Path) -> str:
         )
         raise ConfigError(file, [problem]) from error
     try:
-        return data.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(file, [Problem("", line, "not UTF-8", "save the file as UTF-8")]) from None
 
 
 def parse(text: str, file: Path, environ: Mapping[str, str]) -> Document:
-    """Parse the text of a configuration file."""
+    """Parse the text of a configuration file; `environ` has the variables for `${VAR}`."""
     try:
         root = yaml.compose(text, Loader=_TextLoader)
     except yaml.YAMLError as error:
         raise ConfigError(file, [_syntax_problem(error)]) from None
     except RecursionError:
         raise ConfigError(file, [Problem("", None, "not valid YAML: nested too deeply")]) from None
-    # PyYAML does not catch the errors of chr() for an escape, nor of int() for a version.
+    # PyYAML calls chr() for an escape and int() for a YAML version, and lets their errors pass.
     except (ValueError, OverflowError):
         raise ConfigError(
             file, [Problem("", None, "not valid YAML: an escape or number out of range")]

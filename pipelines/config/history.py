@@ -1,6 +1,9 @@
-"""`history` of a subscription in pgsieve.yaml: which histories of rows the lake retains.
+"""The section `history` of a subscription in pgsieve.yaml: which histories of its rows the lake retains.
 
-In: the section of the file. Out: the histories of each table. Raises errors that become a ConfigError.
+In: the section of the file
+Out: the choice for each table
+
+Raises errors that become a ConfigError.
 """
 
 from typing import Annotated
@@ -13,14 +16,17 @@ from pgsieve.pipelines.config.values import name_parts, refuse_duplicates
 
 
 def expand_short_form(section: object) -> object:
-    """The section for a short form: `scd2` retains the versions of rows, `off` retains no history."""
+    """Replace a short form by the section for which it stands.
+
+    `scd2` retains the versions of rows; `off` retains no history.
+    """
     if section == "scd2":
         return {"scd2": True}
     return {"initial": False, "scd2": False} if section == "off" else section
 
 
 class TableHistoryConfig(BaseModel):
-    """The histories of one table; for a key that is left out, the subscription's value applies."""
+    """The histories of one table. If a key is not given, the value of the subscription applies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -28,7 +34,7 @@ class TableHistoryConfig(BaseModel):
     scd2: bool | None = None
 
     def table_history(self) -> HistoryChoice:
-        """The histories in the form of the steps."""
+        """Convert to the object that the steps use."""
         return HistoryChoice(self.initial, self.scd2)
 
 
@@ -46,6 +52,6 @@ class HistoryConfig(TableHistoryConfig):
         return tables
 
     def subscription_histories(self) -> HistoryChoices:
-        """The histories in the form of the steps."""
+        """Convert to the object that the steps use."""
         tables = {parse_qualified(name, 2): each.table_history() for name, each in self.tables.items()}
         return HistoryChoices(self.table_history(), {(s, t): each for (s, t), each in tables.items()})

@@ -1,7 +1,9 @@
-"""Parses names as SQL writes them.
+"""Parses names that are written as in SQL.
 
-In: `public.orders`, `"Sales"."Order Lines"`. Out: the parts, as in the catalog. Raises ValueError, whose
-message does not contain the name.
+In: a name such as `public.orders` or `"Sales"."Order Lines"`
+Out: the parts of the name, as they are in the catalog
+
+Raises ValueError if the text is not such a name. The message does not contain the text.
 """
 
 import re
@@ -18,10 +20,10 @@ _NAME_PART = re.compile(
 
 
 def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
-    """Split a qualified name into exactly this many parts.
+    """Split a qualified name into its parts. Raises ValueError if it does not have exactly `parts` parts.
 
-    A name without quotes is folded to lower case. A name within double quotes stays as it is, and `""` is one
-    quote (PostgreSQL documentation, 4.1.1). Only ASCII letters are folded, as in PostgreSQL with a multi-byte
+    A part without quotes is folded to lower case. A part within double quotes stays as it is, except that `""` becomes
+    one quote (PostgreSQL documentation, 4.1.1). Only ASCII letters are folded, as PostgreSQL does in a multi-byte
     encoding (`src/backend/parser/scansup.c`).
     """
     names: list[str] = []
@@ -57,7 +59,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
 
 
 def quote(*parts: str) -> str:
-    """A qualified name that `parse_qualified` and PostgreSQL parse into these parts."""
+    """Join parts to a qualified name, with quotes where they are needed. `parse_qualified` gives the parts back."""
     return ".".join(
         part if re.fullmatch(r"[a-z_][a-z0-9_$]*", part) else '"' + part.replace('"', '""') + '"'
         for part in parts
@@ -65,7 +67,7 @@ def quote(*parts: str) -> str:
 
 
 def parse_table_name(text: str) -> tuple[str, str]:
-    """Parse a command's argument into a table's schema and name; raises PgsieveError."""
+    """Parse the name of a table in a command's argument into its schema and name. Raises PgsieveError."""
     try:
         schema, table = parse_qualified(text, 2)
     except ValueError as error:

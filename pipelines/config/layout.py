@@ -1,7 +1,9 @@
-"""`layout` of a subscription in pgsieve.yaml: the layout of its replicas in the lake.
+"""The section `layout` of a subscription in pgsieve.yaml: how its replicas are laid out in the lake.
 
-In: the section of the file. Out: the layout of the subscription's tables. Raises errors that become a
-ConfigError.
+In: the section of the file
+Out: a `SubscriptionLayout`, the object that the steps use
+
+Raises errors that become a ConfigError.
 """
 
 import re
@@ -44,7 +46,10 @@ _PROPERTY_HINTS = {
 
 
 def _check_folders(text: str) -> str:
-    """Refuse a template that could give two tables the same folder, or a folder that Spark ignores."""
+    """Refuse a template for folders if two tables could get the same folder, or if Spark would ignore the folder.
+
+    Spark ignores files and folders whose names begin with `_` or `.`.
+    """
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:
@@ -64,6 +69,7 @@ def _check_folders(text: str) -> str:
 
 
 def _parse_size(text: object) -> object:
+    """Convert a size such as `256 MB` to a number of bytes."""
     match = _SIZE.fullmatch(str(text))
     if match is None or (size := int(match[1]) * _BYTES_BY_UNIT[match[2]]) < _MIN_FILE_BYTES:
         raise refusal("is not a size for files", "a number of kB, MB or GB, 64 kB at least: 256 MB")
@@ -82,7 +88,10 @@ def _refuse_duplicate_names(columns: dict[str, str]) -> dict[str, str]:
 
 
 def _values_as_text(properties: object) -> object:
-    """Properties with text as values, as in Delta; a `Config` made in Python may have booleans and numbers."""
+    """Convert values of properties to text, as they are in Delta.
+
+    A `Config` that is made in Python may have booleans and numbers.
+    """
     if not isinstance(properties, Mapping):
         return properties
     return {
@@ -92,6 +101,7 @@ def _values_as_text(properties: object) -> object:
 
 
 def _check_properties(properties: dict[str, str]) -> dict[str, str]:
+    """Refuse Delta properties that a layout may not set, and values that Delta would refuse."""
     for name, value in properties.items():
         if (pattern := PROPERTIES.get(name)) is None:
             allowed = ", ".join(PROPERTIES)
@@ -106,7 +116,7 @@ def _check_properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 class TableLayoutConfig(BaseModel):
-    """The layout of one replica; a missing value is that of the subscription."""
+    """The layout of one replica. If a value is not given, the value of the subscription applies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -119,10 +129,12 @@ class TableLayoutConfig(BaseModel):
     deletes: Literal["soft", "hard"] | None = None
 
     def table_layout(self) -> TableLayout:
-        """The layout in the form of the steps."""
+        """Convert to the object that the steps use."""
         columns = None if self.columns is None else dict[str, str](sorted(self.columns.items()))
-        keeps = None if self.deletes is None else self.deletes == "soft"
-        return TableLayout(self.cluster_by, self.properties, self.target_file_size, columns, keeps)
+        keeps_deleted_rows = None if self.deletes is None else self.deletes == "soft"
+        return TableLayout(
+            self.cluster_by, self.properties, self.target_file_size, columns, keeps_deleted_rows
+        )
 
 
 class LayoutConfig(TableLayoutConfig):
@@ -142,6 +154,7 @@ class LayoutConfig(TableLayoutConfig):
 
     @model_validator(mode="after")
     def _require_soft_deletes(self) -> Self:
+        """Refuse metadata columns of deleted rows if no table keeps deleted rows."""
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
         kinds = {kind for each in layouts for kind in each.columns or {}} & DELETED_ROW_COLUMNS.keys()
         if kinds and not any(each.deletes == "soft" for each in layouts):
@@ -152,9 +165,9 @@ class LayoutConfig(TableLayoutConfig):
         return self
 
     def subscription_layout(self) -> SubscriptionLayout:
-        """The layout in the form of the steps."""
+        """Convert to the object that the steps use."""
         tables = {parse_qualified(name, 2): each.table_layout() for name, each in self.tables.items()}
-        by_name = {(s, t): v for (s, t), v in tables.items()}
+        tables_by_name = {(s, t): v for (s, t), v in tables.items()}
         return SubscriptionLayout(
-            self.folders, self.table_layout(), by_name, plain_names=self.names == "snake"
+            self.folders, self.table_layout(), tables_by_name, plain_names=self.names == "snake"
         )

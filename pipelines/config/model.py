@@ -1,11 +1,11 @@
-"""The configuration: `pgsieve.yaml` in, a frozen `Config` out.
+"""The model of pgsieve.yaml: makes from the file a frozen `Config`, or a list of the file's problems.
 
-Raises ConfigError with file, line, key and the allowed values. No value appears in a message, and no conninfo
-in a repr, as both may contain passwords. Options of publications and subscriptions have the names, values and
-defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL commands).
+Raises ConfigError for problems. Each problem names the file, the line, the key and the allowed values. A value of the
+file may be a password, so no message contains a value, and the repr of a `Config` contains no conninfo.
 
-Names of publications and slots are taken literally. Names of tables and columns are read as SQL reads them:
-folded to lower case unless in double quotes.
+Options of publications and subscriptions have the names, values and defaults of CREATE PUBLICATION and CREATE
+SUBSCRIPTION (PostgreSQL documentation, SQL commands). Names of publications and slots are taken literally. Names of
+tables and columns are read as SQL reads them: they are folded to lower case unless they are in double quotes.
 """
 
 import json
@@ -94,15 +94,18 @@ class _Section(BaseModel):
 
 
 class SparkConfig(_Section):
-    """Where Spark runs: `master` is a Spark master URL or a Spark Connect address; `conf` are Spark's settings.
+    """Where Spark runs.
 
-    With `threads[N]`, N threads of pgsieve replace Spark. If the master is local, `engine` decides whether
-    runs use the warm engine: `use` uses a running one, `start` starts one if none runs, `off` uses none. An
-    engine ends after `engine_idle` without use.
+    - `master`: a Spark master URL or a Spark Connect address. With `threads[N]`, N threads of pgsieve do the work, and
+      Spark is not used.
+    - `conf`: settings of Spark
+    - `engine`: whether runs use the warm engine, a Spark server that stays after a run. `use` uses the engine if it is
+      running, `start` also starts it if it is not, and `off` does not use it. Only a local `master` can have an engine.
+    - `engine_idle`: the engine ends after it has not been used for this time
     """
 
     master: NonEmptyText = "local[*]"
-    #: The address may contain credentials.
+    #: Left out of the repr, since an address in a setting may contain credentials.
     conf: dict[str, str] = Field(default={}, repr=False)
     engine: Annotated[Literal["off", "use", "start"], BeforeValidator(false_to_off)] = "use"
     engine_idle: Wait = timedelta(minutes=15)
@@ -117,7 +120,7 @@ class SparkConfig(_Section):
     @field_validator("conf", mode="before")
     @classmethod
     def _convert_scalars_to_text(cls, conf: object) -> object:
-        """Spark's settings are text: true is `true`, 4 is `4`."""
+        """Convert values to text, as Spark's settings are text: true becomes `true`, and 4 becomes `4`."""
         if not isinstance(conf, Mapping):
             return conf
         return {
@@ -126,7 +129,7 @@ class SparkConfig(_Section):
 
 
 class SourceConfig(_Section):
-    """One database and the replication slot that reads it."""
+    """A database, and the replication slot by which pgsieve reads its changes."""
 
     name: str = ""
     conninfo: Annotated[SecretStr, AfterValidator(refuse_unreadable_conninfo)]
@@ -166,7 +169,7 @@ class SourceConfig(_Section):
 
 
 class SubscriptionConfig(_Section):
-    """Publications of one source, replicated into one folder; see CREATE SUBSCRIPTION."""
+    """A subscription: publications of one source, replicated into one folder of the lake; see CREATE SUBSCRIPTION."""
 
     name: str = ""
     source: str
@@ -198,12 +201,15 @@ class SubscriptionConfig(_Section):
 
     @property
     def slot(self) -> str:
-        """The name of the subscription's slot in mode `publisher`."""
+        """The name of the subscription's own slot, which it has with `row_filter: publisher`."""
         return slot_name(self.source, self.name)
 
     @property
     def type_overrides(self) -> dict[tuple[str, str, str], str]:
-        """`types` by schema, table and column, with names as in the catalog."""
+        """Maps a schema, table and column to the Spark type of the column in `types`.
+
+        The names are those of the catalog.
+        """
         overrides = {}
         for key, spark_type in self.types.items():
             schema, table, column = parse_qualified(key, 3)
@@ -212,7 +218,7 @@ class SubscriptionConfig(_Section):
 
 
 class Config(_Section):
-    """A whole configuration file; `lake` is a URI or an absolute path, `path` the file, absolute."""
+    """A whole configuration file. `lake` is a URI or an absolute path, and `path` is the absolute path of the file."""
 
     path: Path
     lake: NonEmptyText
@@ -246,7 +252,7 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
-        """Refuse sections that contradict each other, also in a `Config` that was made in Python."""
+        """Refuse sections that contradict each other. This check also applies to a `Config` that was made in Python."""
         broken = list(_broken_references(self))
         if broken:
             raise _BrokenReferencesError(broken)
@@ -254,11 +260,11 @@ class Config(_Section):
 
     @property
     def state_folder(self) -> Path:
-        """The folder of records that stay on this machine, such as those of the web interface."""
+        """The folder for files that are only of use on this machine, such as the records of the web interface."""
         return self.path.parent / ".pgsieve"
 
     def select(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
-        """The subscriptions with these names, in the file's order; without names, all."""
+        """The subscriptions with these names, in the order of the file. Without names, all subscriptions of the file."""
         unknown = [name for name in names if name not in self.subscriptions]
         if unknown:
             raise PgsieveError(
@@ -274,7 +280,11 @@ class Config(_Section):
 
 
 class _BrokenReferencesError(PgsieveError):
-    """Sections that contradict each other, with their locations; an error of pydantic has only one location."""
+    """Sections of the file contradict each other.
+
+    `broken` has the location, the message and the hint of each contradiction. An error of pydantic could have only one
+    location.
+    """
 
     def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
         self.broken = tuple(broken)
@@ -286,7 +296,11 @@ _UNKNOWN_SOURCE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
-    """The contradictions between sections that are valid by themselves: location, message, hint."""
+    """Yields the location, the message and the hint of each contradiction between sections.
+
+    Each of these sections is valid by itself. For example, a subscription may name a source that the file does not
+    have.
+    """
     for name, message, hint in config.storage.option_problems(config.lake):
         yield ("storage", name), message, hint
     yield from _names_differing_in_case("sources", config.sources)
@@ -294,28 +308,28 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
     folder_owners = {name.lower(): f"source {name}" for name in config.sources}
     slots: dict[tuple[str, str], str] = {}
     for name, source in config.sources.items():
-        place: Location = ("sources", name, "slot")
+        location: Location = ("sources", name, "slot")
         address = (source.conninfo.get_secret_value(), source.slot)
         if address in slots:
             yield (
-                place,
+                location,
                 f"is the slot of source {slots[address]} too",
                 "only one source can read a slot: give one of them another slot",
             )
         slots.setdefault(address, name)
     for name, subscription in config.subscriptions.items():
-        place = ("subscriptions", name)
+        location = ("subscriptions", name)
         subscribed = config.sources.get(subscription.source)
         if subscribed is None:
             hint = name_hint(subscription.source, tuple(config.sources))
-            yield (*place, "source"), _UNKNOWN_SOURCE, hint
+            yield (*location, "source"), _UNKNOWN_SOURCE, hint
             continue
         if subscription.row_filter != "publisher":
             continue
         for position, publication in enumerate(subscription.publications):
             if publication in subscribed.publications:
                 yield (
-                    (*place, "publications", position),
+                    (*location, "publications", position),
                     "is defined in this file, so the publisher cannot filter by it",
                     "use row_filter: pipeline, or create the publication on the server",
                 )
@@ -323,7 +337,7 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
         if slot in folder_owners or (subscribed.conninfo.get_secret_value(), slot) in slots:
             owner = folder_owners.get(slot) or f"source {slots[subscribed.conninfo.get_secret_value(), slot]}"
             yield (
-                place,
+                location,
                 f"needs the slot and folder {slot}, which {owner} has",
                 "give one of them another name",
             )
@@ -331,15 +345,18 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
 
 
 def _names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
-    """Names that differ only in case: slots are lower case, and some file systems ignore case."""
+    """Yields a contradiction for each name that differs from an earlier name only in case.
+
+    Both would have the same slot, since names of slots are lower case; and some file systems do not distinguish case.
+    """
     names_by_folded: dict[str, str] = {}
     for name in names:
-        first = names_by_folded.setdefault(name.lower(), name)
-        if first != name:
-            yield (section, name), f"differs from {first} only in case", "give one of them another name"
+        first_name = names_by_folded.setdefault(name.lower(), name)
+        if first_name != name:
+            yield (section, name), f"differs from {first_name} only in case", "give one of them another name"
 
 
-#: The model of each mapping in the file, by its path of keys (`*` is any key).
+#: Maps the path of each mapping in the file to its model. A path is a tuple of keys, in which `*` stands for any key.
 _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("spark",): SparkConfig,
@@ -357,10 +374,10 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("subscriptions", "*", "history", "tables", "*"): TableHistoryConfig,
 }
 
-#: Fields of the models that are not keys of the file.
+#: Maps a model to its field that is not a key of the file.
 _NOT_IN_FILE: dict[type[BaseModel], str] = {Config: "path", SourceConfig: "name", SubscriptionConfig: "name"}
 
-#: pydantic's error types in the words of the file.
+#: Maps the type of an error of pydantic to a message in the words of the file.
 _MESSAGES = {
     "missing": "is missing",
     "string_type": "should be text",
@@ -375,7 +392,7 @@ _HINTS = dict.fromkeys(("tuple_type", "frozen_set_type"), "in brackets, also a s
 
 
 def _allowed_keys(location: Location) -> tuple[str, ...]:
-    """The keys that are allowed in the mapping at this place."""
+    """The keys that are allowed in the mapping at this location of the file."""
     for pattern, model in _MODELS.items():
         if len(pattern) == len(location) and all(
             expected in ("*", part) for expected, part in zip(pattern, location, strict=True)
@@ -386,6 +403,7 @@ def _allowed_keys(location: Location) -> tuple[str, ...]:
 
 
 def _problem(details: ErrorDetails, document: Document) -> Problem:
+    """Convert an error of pydantic to a problem of the file."""
     kind, location, context = details["type"], details["loc"], details.get("ctx", {})
     if location and location[-1] == "[key]" and kind != "extra_forbidden":
         location = location[:-1]
@@ -403,9 +421,9 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
 
 
 def _missing_sources(document: Document) -> Iterator[Problem]:
-    """The problems of subscriptions whose source the file lacks.
+    """Yields a problem for each subscription that names a source which the file does not have.
 
-    `_broken_references` finds them only in a file without other problems.
+    `_broken_references` finds these contradictions, too, but pydantic calls it only if all sections are valid.
     """
     sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
     if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
@@ -413,37 +431,47 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
     for name, subscription in subscriptions.items():
         source = subscription.get("source") if isinstance(subscription, dict) else None
         if isinstance(source, str) and source not in sources:
-            place = ("subscriptions", name, "source")
+            location = ("subscriptions", name, "source")
             yield Problem(
-                dotted_path(place), document.line(place), _UNKNOWN_SOURCE, name_hint(source, tuple(sources))
+                dotted_path(location),
+                document.line(location),
+                _UNKNOWN_SOURCE,
+                name_hint(source, tuple(sources)),
             )
 
 
 def _refuse_model_fields(document: Document, file: Path) -> dict[str, Any]:
-    """Return the content; raise ConfigError for fields of the models that are not keys of the file."""
+    """Return the content of a file. Raises ConfigError if the file has a key that is only a field of the model.
+
+    For example `Config` has the field `path`, but the file has no key `path`.
+    """
     content = document.content
-    places: list[tuple[Location, object, str]] = [((), content, "path")]
+    fields: list[tuple[Location, object, str]] = [((), content, "path")]
     for section in ("sources", "subscriptions"):
         entries = content.get(section)
         if isinstance(entries, dict):
-            places += [((section, name), each, "name") for name, each in entries.items()]
+            fields += [((section, name), each, "name") for name, each in entries.items()]
     problems = []
-    for location, mapping, field_name in places:
+    for location, mapping, field_name in fields:
         if isinstance(mapping, dict) and field_name in mapping:
-            place, allowed = (*location, field_name), _allowed_keys(location)
+            field_location, allowed = (*location, field_name), _allowed_keys(location)
             hint = (
                 f"the key above it is its name; {name_hint(None, allowed)}"
                 if location
                 else name_hint(None, allowed)
             )
-            problems.append(Problem(dotted_path(place), document.line(place), "unknown key", hint, allowed))
+            problems.append(
+                Problem(
+                    dotted_path(field_location), document.line(field_location), "unknown key", hint, allowed
+                )
+            )
     if problems:
         raise ConfigError(file, problems)
     return content
 
 
 def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Parse the text of a configuration file; paths in it are relative to the folder of `path`.
+    """Parse the text of a configuration file. Paths in the text are relative to the folder of `path`.
 
     Raises ConfigError.
     """
@@ -461,14 +489,18 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
         ]
     except _BrokenReferencesError as error:
         problems = [
-            Problem(dotted_path(place), document.line(place), message, hint)
-            for place, message, hint in error.broken
+            Problem(dotted_path(location), document.line(location), message, hint)
+            for location, message, hint in error.broken
         ]
-    # Raised outside of the handlers, whose exceptions contain values and would become the context.
+    # The exceptions of pydantic contain values of the file. If ConfigError were raised within a handler, Python would
+    # add such an exception to it as its context, and print both.
     raise ConfigError(path, problems)
 
 
 def load_config(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read this file, else the file that PGSIEVE_CONFIG names, else ./pgsieve.yaml."""
+    """Read a configuration file.
+
+    The file is `path` if given, or else the file that PGSIEVE_CONFIG names, or else ./pgsieve.yaml.
+    """
     file = path or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     return parse_config(read_file(file), file, environ)

@@ -1,7 +1,9 @@
-"""Publications that pgsieve.yaml defines: the mapping below `sources.NAME.publications`.
+"""Publications that pgsieve.yaml defines, in the mapping `sources.NAME.publications`.
 
-In: a mapping. Out: a `PublicationConfig`, with the names, values and defaults of CREATE PUBLICATION. Raises
-pydantic's errors, with a hint and without values.
+In: such a mapping
+Out: a `PublicationConfig`. Its fields have the names, values and defaults of CREATE PUBLICATION.
+
+Raises pydantic's errors for invalid values. They have a hint, and do not contain the value.
 """
 
 from typing import Annotated, Literal, Self, get_args
@@ -24,7 +26,7 @@ def _check_relation_name(name: str) -> str:
     return name
 
 
-#: Schema and name as SQL writes them.
+#: A schema and a name, written as in SQL.
 RelationName = Annotated[str, AfterValidator(_check_relation_name)]
 
 
@@ -38,7 +40,7 @@ class PublishedTableConfig(_Section):
     @field_validator("columns")
     @classmethod
     def _resolve_columns(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Change the names of columns from SQL's notation to the names in the catalog."""
+        """Convert names of columns from SQL's notation to the names in the catalog."""
         if columns is None:
             return None
         names = tuple(name_parts(column, 1, 'region, "Unit Price"')[0] for column in columns)
@@ -47,12 +49,12 @@ class PublishedTableConfig(_Section):
 
     @property
     def relation(self) -> tuple[str, str]:
-        """Schema and name, as in the catalog."""
+        """The schema and the name of the table, as they are in the catalog."""
         return _schema_and_name(self.table)
 
 
 class PublicationConfig(_Section):
-    """A publication that pgsieve.yaml defines instead of the server; see CREATE PUBLICATION."""
+    """A publication that pgsieve.yaml defines and the server does not have; see CREATE PUBLICATION."""
 
     tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(refuse_empty)] = ()
     all_tables: bool = False
@@ -95,12 +97,12 @@ class PublicationConfig(_Section):
 
     @property
     def published_sequences(self) -> tuple[tuple[str, str], ...]:
-        """The listed sequences, with names as in the catalog."""
+        """The schemas and names of the listed sequences, as they are in the catalog."""
         return tuple(map(_schema_and_name, self.sequences))
 
     @property
     def excluded(self) -> tuple[tuple[str, str], ...]:
-        """The tables that ALL TABLES leaves out, with names as in the catalog."""
+        """The schemas and names of the tables in `except`, which `all_tables` leaves out, as they are in the catalog."""
         return tuple(map(_schema_and_name, self.excepted))
 
 

@@ -1,7 +1,9 @@
-"""Durations of pgsieve.yaml: the retention of changes and versions, and times to wait.
+"""The section `retention` of pgsieve.yaml, and other durations in the file, such as times to wait.
 
-In: text (`7 days`, `off`, `forever`). Out: timedelta, or None for ever. Raises errors that become a
-ConfigError.
+In: a text such as `7 days`, `off` or `forever`
+Out: a timedelta, or None for `forever`
+
+Raises errors that become a ConfigError.
 """
 
 import re
@@ -13,7 +15,8 @@ from pydantic_core import PydanticCustomError
 
 _DURATIONS_BY_UNIT = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
 _RETENTIONS_BY_WORD = {"off": timedelta(), "forever": None}
-#: Readers and runs in progress need the files of recent versions, although newer ones exist.
+#: Old versions of a table are retained at least this long. A reader or a run that began with an old version still needs
+#: its files.
 _MIN_VERSIONS_RETENTION = timedelta(hours=2)
 
 
@@ -43,7 +46,7 @@ def _parse_wait(value: object) -> timedelta:
     return int(match[1]) * _DURATIONS_BY_UNIT.get(match[2], timedelta(minutes=1))
 
 
-#: A time to wait.
+#: A time to wait, for example `15 minutes`.
 Wait = Annotated[timedelta, BeforeValidator(_parse_wait)]
 
 
@@ -57,7 +60,7 @@ def _parse_versions_retention(value: object) -> timedelta:
 
 
 class RetentionConfig(BaseModel):
-    """How long applied changes and old versions of tables are retained; None is for ever."""
+    """How long applied changes and old versions of tables are retained. None retains them for ever."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -1,7 +1,10 @@
-"""`storage` of pgsieve.yaml: the access to the lake's store, and which programs write there.
+"""The section `storage` of pgsieve.yaml: how to access the lake's store, and which programs write there.
 
-In: the options of the file. Out: the `Storage` of the lake. Options of another platform are refused. No repr
-and no message contains a secret.
+In: the options in the file
+Out: the `Storage` of the lake
+
+An option that belongs to another platform, such as `account_key` for a lake at s3://, is refused. No repr and no
+message contains a secret.
 """
 
 from collections.abc import Iterator
@@ -16,9 +19,9 @@ _Secret = Annotated[SecretStr, AfterValidator(refuse_empty_secret)]
 
 
 class StorageConfig(BaseModel):
-    """The access to the lake's store.
+    """How to access the lake's store.
 
-    Missing options come from the environment, a profile or the machine's role.
+    If an option is not given, its value comes from the environment, a profile, or the role of the machine.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -39,16 +42,16 @@ class StorageConfig(BaseModel):
 
     @property
     def options(self) -> dict[str, str]:
-        """The options with a value, as text."""
+        """Maps the name of each option that is given to its value as text."""
         values = {name: getattr(self, name) for names in OPTIONS.values() for name in names}
         return {name: _text(value) for name, value in values.items() if value is not None}
 
     def storage_of(self, lake: str) -> Storage:
-        """The storage of a lake."""
+        """The storage of a lake, accessed with these options."""
         return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
 
     def option_problems(self, lake: str) -> Iterator[tuple[str, str, str]]:
-        """The problems of options that the lake's platform lacks or refuses: name, message, hint."""
+        """Yields the name of each option that the lake's store does not have or cannot use, with a message and a hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         place = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
@@ -60,8 +63,10 @@ class StorageConfig(BaseModel):
                 yield name, *problem
         for option, partner in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
             if (option in self.options) != (partner in self.options):
-                lacking, present = (option, partner) if partner in self.options else (partner, option)
-                yield present, f"needs {lacking}", "give both or neither"
+                missing_option, given_option = (
+                    (option, partner) if partner in self.options else (partner, option)
+                )
+                yield given_option, f"needs {missing_option}", "give both or neither"
 
 
 def _text(value: object) -> str:

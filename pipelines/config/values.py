@@ -1,7 +1,10 @@
-"""Checks the values of the configuration's keys: names, connection strings, options as PostgreSQL reads them.
+"""Checks values of the configuration: names, connection strings, and options that PostgreSQL has as well.
 
-In: a value of the file. Out: the value for a `Config`. An invalid value is refused with a hint. The message
-does not contain the value, since it may be a password.
+In: a value of the file
+Out: the value that the `Config` gets
+
+An invalid value is refused with a message and a hint. The message does not contain the value, since it may be a
+password.
 """
 
 import re
@@ -17,22 +20,24 @@ from pydantic_core import PydanticCustomError
 from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
 from pgsieve.pipelines.config.identifiers import parse_qualified
 
-#: The longest name to which `_iud_root`, the longest suffix of a capture publication, can be added.
+#: The greatest length of `capture`, the name of pgsieve's own publications by which it reads the slot. Suffixes are
+#: added to it, and `_iud_root` is the longest.
 CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 
 
 def slot_name(*parts: str, longest: int = MAX_NAME_BYTES) -> str:
-    """A name for a replication slot, made from these parts: at most `longest` characters of a-z, 0-9 and _.
+    """A valid name for a replication slot, made from these parts.
 
-    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is shortened, and
-    ends with a digest of all parts, so that two long names do not become the same slot.
+    It consists of a-z, 0-9 and _, as `ReplicationSlotValidateName` requires (`src/backend/replication/slot.c`), and has
+    at most `longest` characters. If the name has to be shortened, it ends with a digest of all parts. Otherwise two
+    long names could become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
     return cut_name(name, longest, "_".join(parts))
 
 
 def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
-    """The error that a validator raises for an invalid value."""
+    """Make the error that a validator raises for an invalid value."""
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
 
@@ -56,7 +61,7 @@ def _check_object_name(name: str, longest: int = MAX_NAME_BYTES) -> str:
 
 
 def _check_capture_name(name: str) -> str:
-    """Refuse a name that is too long for the suffixes of capture publications."""
+    """Refuse a name that would be too long after a suffix was added to it."""
     return _check_object_name(name, CAPTURE_BYTES)
 
 
@@ -67,7 +72,7 @@ def _refuse_blank(text: str) -> str:
 
 
 def name_parts(text: str, parts: int, example: str) -> tuple[str, ...]:
-    """Split a qualified name into this many parts, as SQL does; `example` is for the hint."""
+    """Split a qualified name into this many parts, as SQL does. Refuses other text; the hint shows `example`."""
     try:
         return parse_qualified(text, parts)
     except ValueError as error:
@@ -77,7 +82,8 @@ def name_parts(text: str, parts: int, example: str) -> tuple[str, ...]:
 def refuse_empty(entries: Collection[object] | None) -> Collection[object] | None:
     """Refuse an empty list or mapping.
 
-    Pydantic's `min_length` would add this problem to a list whose only entry is invalid.
+    Pydantic's `min_length` would do the same, but it does not count invalid entries. A list with one invalid entry
+    would get two problems instead of one.
     """
     if entries is not None and not entries:
         raise refusal("should have at least one entry")
@@ -85,17 +91,17 @@ def refuse_empty(entries: Collection[object] | None) -> Collection[object] | Non
 
 
 def refuse_duplicates(items: Iterable[Hashable], kind: str) -> None:
-    """Refuse a list that contains an item twice; `kind` names the kind of item."""
+    """Refuse a list that contains an item twice. `kind` says what the items are, for example "table"."""
     if any(times > 1 for times in Counter(items).values()):
         raise refusal(f"names a {kind} twice", "keep one of them")
 
 
 def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:
-    """Refuse a conninfo that libpq cannot read, without showing any of it."""
+    """Refuse a conninfo that libpq cannot parse. The message shows nothing of the conninfo."""
     try:
         conninfo_to_dict(conninfo.get_secret_value())
     except psycopg.Error:
-        # libpq's message quotes a part of the string, which may be from a password.
+        # libpq's message quotes a part of the conninfo, and that part may be a password.
         raise refusal(
             "is not a connection string that libpq can read",
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
@@ -105,19 +111,19 @@ def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:
 
 
 def has_password(conninfo: SecretStr) -> bool:
-    """Whether a conninfo contains a password."""
+    """True if a conninfo contains a password."""
     return bool(conninfo_to_dict(conninfo.get_secret_value()).get("password"))
 
 
 def refuse_empty_secret(secret: SecretStr) -> SecretStr:
-    """Refuse an empty secret; for an empty password libpq would use that of PGPASSWORD or .pgpass."""
+    """Refuse an empty secret. With an empty password, libpq would silently use the one of PGPASSWORD or .pgpass instead."""
     if not secret.get_secret_value():
         raise refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
     return secret
 
 
 def refuse_empty_command(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    """Refuse a command without a program."""
+    """Refuse a command that does not begin with the name of a program."""
     if not command or not command[0].get_secret_value():
         raise refusal(
             "names no program", "a list: the program, then its arguments one by one; no shell reads them"
@@ -131,14 +137,14 @@ def _check_column_name(text: str) -> str:
 
 
 def to_lower_case(value: object) -> object:
-    """The value in lower case: PostgreSQL ignores the case of these options."""
+    """Convert the value of an option to lower case, because PostgreSQL ignores the case of its value."""
     return value.lower() if isinstance(value, str) else value
 
 
 def normalise_streaming(value: object) -> object:
-    """The value of `streaming`: a boolean becomes `on` or `off`.
+    """Convert a boolean value of `streaming` to `on` or `off`.
 
-    As in `defGetStreamingMode` (`src/backend/commands/subscriptioncmds.c`).
+    The same values count as booleans as in `defGetStreamingMode` (`src/backend/commands/subscriptioncmds.c`).
     """
     booleans = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
     text = str(value).lower() if isinstance(value, str | bool) else value
@@ -146,12 +152,12 @@ def normalise_streaming(value: object) -> object:
 
 
 def false_to_off(value: object) -> object:
-    """The value of an option that may be `off`; a `Config` made in Python may have False instead."""
+    """Convert False to `off`. A `Config` that is made in Python may have False for an option that may be `off`."""
     return "off" if value is False else value
 
 
 def add_names(entries: object) -> object:
-    """Add to each entry of a mapping its key as `name`."""
+    """Add the key of each entry to the entry, as its field `name`."""
     if not isinstance(entries, Mapping):
         return entries
     return {
@@ -160,7 +166,7 @@ def add_names(entries: object) -> object:
 
 
 def _check_plain_name(name: str) -> str:
-    """Refuse a column name that an engine would have to map or to quote."""
+    """Refuse a name for a column that some query engine would have to quote or to map to another name."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_NAME_BYTES:
         raise refusal(
             "cannot be the name of a column", f"letters, digits and underscores, {MAX_NAME_BYTES} at most"
@@ -168,7 +174,7 @@ def _check_plain_name(name: str) -> str:
     return name
 
 
-#: The metadata that columns of replicas may have.
+#: The kinds of metadata that a replica may have as columns.
 Metadata = Literal[
     "commit_lsn",
     "commit_time",

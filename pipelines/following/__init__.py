@@ -1,7 +1,10 @@
-"""`pgsieve run --follow`: applies changes as they arrive, slice by slice.
+"""`pgsieve run --follow`: applies changes as they arrive, slice by slice, until it is stopped.
 
-A slice is the changes between two positions of the slot. A feed is a slot with the subscriptions that read it.
+A feed is a replication slot with the subscriptions that read it. A slice is the changes between two positions of the
+slot.
 
-`follow` wires the steps, `follow_report` reports to Dagster, `metrics` serves Prometheus, `watch` ends a
-stalled process.
+- `follow` is the command
+- `follow_report` reports the work to Dagster
+- `metrics` serves metrics to Prometheus
+- `watch` ends the process if it has stalled
 """

@@ -1,19 +1,24 @@
-"""`pgsieve run --follow`: repeats the steps of a run, as changes arrive, until it is stopped.
+"""`pgsieve run --follow`: applies changes as they arrive, until the process is stopped.
 
-In: the configuration. Out: the results of each slice (the changes between two positions of a slot), by a callback.
-A thread for each feed (a slot with its subscriptions) reads the slot by streaming replication. It applies the
-changes of a slice before it appends the next slice to the change log.
+In: the configuration
+Out: the results of each slice, by calls of a function
 
-- SIGTERM and SIGINT end the process at a commit boundary; if a step takes too long for that, within the step.
-- A subscription that fails is left out until the command is started again. The others go on. A feed whose
-  subscriptions have all failed is not read any more.
-- After a transient error of the server or the network, a feed that was followed once is followed again.
-- Copies are runs of Dagster. Slices are reported to Dagster every few minutes (`follow_report`).
-- After every few hundred slices the changed tables are maintained, as each slice adds a few files and commits.
-- A table is registered in Spark's catalog after its copy. If its name is taken, the follower reports it and goes
-  on.
-- If changes wait and a feed makes no progress, the process ends with an error, so that its supervisor starts
-  it again (`watch`).
+A slice is the changes between two positions of a slot. A feed is a slot with the subscriptions that read it. For each
+feed there is a thread that reads the slot by streaming replication. When the thread has received a slice, it appends
+the slice to the change log, and applies it to the replicas before it appends the next one.
+
+- SIGTERM and SIGINT end the process. It ends between two transactions; if that would take too long, it ends in the
+  middle of its work.
+- If a subscription fails, the others go on, and the failed one is left out until the command is started again. If all
+  subscriptions of a feed have failed, its slot is no longer read.
+- After a transient error of the server or the network (one that may go away), the feed is followed again, unless
+  following it never worked since the start.
+- Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
+- After a few hundred slices the changed tables are maintained, because each slice adds a few files and commits.
+- After a copy the replica is registered in Spark's catalog. If its name is already taken, the follower reports that,
+  and goes on.
+- If changes are waiting and a feed makes no progress, the process ends with an error, so that the service manager that
+  started it can start it again (`watch`).
 """
 
 import logging
@@ -63,33 +68,37 @@ from pgsieve.resources.tracing import span
 
 OnResult = Callable[[RunSummary], None]
 
-#: The time between two wake-ups of the main thread, in which Python runs the handlers of signals.
+#: Python runs the handlers of signals only in the main thread, and only when it is awake. It wakes up after this time.
 _WAKE_UP_SECONDS = 1.0
-#: The pause after a transient error; it doubles with each error, until a slice is applied.
+#: The shortest and the longest pause after a transient error. The pause doubles with each error, and is short again
+#: after a slice was applied.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
-#: How long to wait for the end of another follower of the same slot.
+#: If another process follows the same slot, how long to wait for its end.
 _OTHER_FOLLOWER_SECONDS = 10.0
 
-#: The time between two checks whether a cut must be reported; less if `freshness` is short.
+#: The time between two checks whether a cut (a version of each replica, so that together they equal the publisher at
+#: one LSN) has to be reported to Dagster. It is shorter if a subscription's `freshness` is short.
 _CUT_SECONDS = 60.0
 
-#: The time between two checks whether the transactions that a copy waits for have ended.
+#: A copy may have to wait for transactions of other sessions. This is the time between two checks whether they have
+#: ended.
 _OPEN_TRANSACTIONS_SECONDS = 2.0
-#: The time between two requests to a foreign server that a copy waits for.
+#: A copy may have to wait for a foreign server that does not answer. This is the time between two requests to it.
 _FOREIGN_SECONDS = 60.0
 
-#: Tables are maintained after this many slices.
+#: The changed tables are maintained after this many slices.
 MAINTAIN_SLICES = 500
 
 _logger = logging.getLogger(__name__)
 
 
-#: How long a feed may make no progress while changes wait; the largest slice takes less.
+#: If changes are waiting and a feed makes no progress for this time, it has stalled. The largest slice takes less.
 STALL_SECONDS = 1800.0
-#: How long the other feeds may take to reach a commit boundary after one has stalled.
+#: After a feed has stalled, how long the other feeds may take to reach the end of a transaction.
 _GRACE_SECONDS = 10.0
-#: How long all feeds may take to reach a commit boundary after a signal. Kubernetes kills after 30 seconds.
+#: After a signal, how long all feeds may take to reach the end of a transaction. Kubernetes kills a process 30 seconds
+#: after the signal.
 STOP_SECONDS = 20.0
 
 
@@ -102,16 +111,18 @@ def follow(
     metrics_at: tuple[str, int] | None = None,
     stall_limit: float | None = STALL_SECONDS,
 ) -> tuple[Failure, ...]:
-    """Follow the selected subscriptions until stopped, or until all have failed; returns the failures.
+    """Follow the selected subscriptions until the process is stopped, or all have failed; returns the failures.
 
-    `on_result` gets the results of each slice, and each failure when it happens. `metrics_at` is a host and a port
-    for metrics. `stall_limit` is in seconds; None is no limit. Raises SubscriptionDisabledError if every
-    subscription is disabled, StalledError if a feed has stalled, and StopTimeoutError if a feed does not end in
-    time after a signal. After the last two, threads may still be running, so the caller has to end the
-    process.
+    - `on_result`: gets the results of each slice, and each failure when it happens
+    - `metrics_at`: the host and port at which metrics are served, if any
+    - `stall_limit`: after this many seconds without progress a feed has stalled; None if there is no limit
+
+    Raises SubscriptionDisabledError if all subscriptions are disabled; StalledError if a feed has stalled; and
+    StopTimeoutError if a feed does not end in time after a signal. After StalledError and StopTimeoutError threads may
+    still be running, so the caller has to end the process.
     """
     project = build_project(config)
-    # The metrics server starts before the feeds, so that an unavailable address is refused before any work.
+    # The server of the metrics starts first. If its address is not available, the command fails before it does any work.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
     feeds_by_slot = {(f.source.name, f.slot): f for f in project.feeds.values()}
     watch = Watch(
@@ -136,8 +147,8 @@ def follow(
         context = _Context(project, dagster, progress, on_result, failures, watch, metrics)
         followers = [_Follower(context, feed, names) for feed in feeds]
         stop_signal = stack.enter_context(_stop_on_signals(followers))
-        # Feeds do not run in the main thread, where Dagster would end a run in progress on the signal. The
-        # threads are daemons, so that a stalled one does not keep the process from ending.
+        # If a feed ran in the main thread, a signal would make Dagster end the run in progress. The threads are daemons:
+        # Python does not wait for them at its end, so a thread that has stalled does not keep the process alive.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
             thread.start()
@@ -154,7 +165,7 @@ def follow(
 
 
 def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
-    """Wait this many seconds for the threads to end; returns whether one still works."""
+    """Wait for the threads to end, at most this many seconds. Returns true if a thread is still working."""
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -162,19 +173,19 @@ def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
 
 
 def _is_behind(feed: Feed, activity: FeedActivity) -> bool:
-    """Whether the server has WAL that the feed has not received."""
+    """True if the server has WAL that the feed has not received."""
     with feed.source.connect() as connection:
         return activity.stream is not None and current_lsn(connection) > activity.stream.position
 
 
 @dataclass
 class _StopSignal:
-    """The signal that ends the process: `arrived_at` is its time, None before a signal."""
+    """The signal that ends the process. `arrived_at` is the time of the signal, or None if there was none."""
 
     arrived_at: float | None = None
 
     def check(self) -> None:
-        """Raise StopTimeoutError if the feeds have not ended in time, as they may wait for ever."""
+        """Raise StopTimeoutError if the feeds have not ended in time; they may wait for something that never happens."""
         if self.arrived_at is not None and time.monotonic() - self.arrived_at >= STOP_SECONDS:
             raise StopTimeoutError(
                 f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run continues"
@@ -183,6 +194,7 @@ class _StopSignal:
 
 @contextmanager
 def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_StopSignal]:
+    """Within the block, SIGTERM and SIGINT stop the followers."""
     stop_signal = _StopSignal()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -200,7 +212,7 @@ def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_StopSignal]:
 
 @dataclass(frozen=True)
 class _Context:
-    """The objects that all followers share: the project, Dagster's instance, and the receivers of results."""
+    """What all followers share: the project, the Dagster instance, and the objects that receive results."""
 
     project: Project
     dagster: dg.DagsterInstance
@@ -212,10 +224,10 @@ class _Context:
 
 
 class _Follower:
-    """Follows one feed for the subscriptions that read it."""
+    """Follows one feed, for those of its subscriptions that the user has selected."""
 
-    #: Only one feed is copied, applied or maintained at a time, as the Spark session's settings identify the
-    #: writer.
+    #: Only one feed is copied, applied or maintained at a time. The reason is that the writer of a commit is identified
+    #: by settings of the Spark session, and the feeds share one session.
     _turn = threading.Lock()
 
     def __init__(self, context: _Context, feed: Feed, names: Container[str]) -> None:
@@ -230,7 +242,7 @@ class _Follower:
         self._stream: StreamedFeed | None = None
         self._report = FollowReport(self._project, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
-        #: By subscription, the tables whose copy waits; see `Materializer`.
+        #: Maps each subscription to its tables whose copy has to wait; see `Materializer.waiting_tables`.
         self._waiting_tables = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _MIN_PAUSE_SECONDS
         self._activity, self._metrics = FeedActivity(feed.source.name, feed.slot), context.metrics
@@ -247,13 +259,13 @@ class _Follower:
                 metrics.add_subscription(subscription.name)
 
     def stop(self) -> None:
-        """End at the next commit boundary."""
+        """Stop following at the end of the present transaction."""
         self._stopped.set()
         if (stream := self._stream) is not None:
             stream.stop()
 
     def follow(self) -> None:
-        """Follow until stopped, or until all subscriptions have failed."""
+        """Follow the feed until the process is stopped, or all subscriptions have failed."""
         threading.Thread(target=self._report_cuts, daemon=True).start()
         try:
             with pool_sessions():
@@ -262,10 +274,11 @@ class _Follower:
             self._activity.has_ended = True
 
     def _follow_with_retries(self) -> None:
+        """Follow the feed, and follow it again after a transient error."""
         with (
             self._failures.catch(*(s.name for s in self._subscriptions)),
-            # Between two slices, the lock of the slot is free for other processes. Without this second lock,
-            # two followers would take turns for ever.
+            # Between two slices the lock of the slot is free, so that other commands can read the slot. Without this
+            # second lock, two followers of the same slot would take turns for ever.
             self._feed.source.hold_lock(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
             while not self._stopped.is_set() and self._has_subscriptions():
@@ -279,7 +292,7 @@ class _Follower:
                     self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
     def _follow(self) -> None:
-        """Copy tables that need it, then apply slice by slice until a table needs a copy again."""
+        """Copy the tables that need it, and then apply slice by slice until a table needs a copy again."""
         with self._turn:
             materializers = self._materializers()
             for each in materializers:
@@ -296,7 +309,10 @@ class _Follower:
                 self._send_report()
 
     def _register(self, materializers: Sequence[Materializer]) -> None:
-        """Register new replicas in Spark's catalog; after a failure, the next copy or maintenance tries again."""
+        """Register new replicas in Spark's catalog.
+
+        If that fails, it is tried again after the next copy, and at the next maintenance.
+        """
         for materializer in materializers:
             if materializer.name in self._failures:
                 continue
@@ -306,21 +322,22 @@ class _Follower:
                 self._on_result(RunSummary((), (Failure((materializer.name,), error),)))
 
     def _can_retry(self, error: Exception) -> bool:
-        """Whether the feed is followed again after this error.
+        """True if the feed is followed again after this error.
 
-        A feed that has never been followed is not, as its configuration may be wrong; nor is any after a loss of Spark.
+        A feed that was never followed since the start is not followed again, because its configuration may be wrong.
+        After a loss of Spark, no feed is followed again.
         """
         return self._has_followed and is_transient(error) and not isinstance(error, SparkLostError)
 
     def _for_each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
-        """As `Failures.for_each`; raises a transient error."""
+        """Do the same as `Failures.for_each`, but raise a transient error instead of recording it."""
         return self._failures.for_each(items, step, unless=self._can_retry)
 
     def _has_subscriptions(self) -> bool:
         return any(s.name not in self._failures for s in self._subscriptions)
 
     def _read(self) -> None:
-        """Append and apply slices until a table has to be copied, or no subscription is left."""
+        """Read the slot, and append and apply slices, until a table has to be copied or all subscriptions have failed."""
         with (
             StreamedFeed(self._feed, self._project.lake.open(), self._note_progress) as stream,
             self._activity.reading(stream),
@@ -340,26 +357,34 @@ class _Follower:
                             self._maintain()
 
     def _stop_once_copies_can_start(self, stream: StreamedFeed) -> None:
-        """End the stream once a copy no longer has to wait; `_follow` then copies the table."""
-        awaiting = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
-        transactions = {ids for _, ids in awaiting if ids}
-        foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
-        while awaiting and self._stream is stream and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS):
-            is_over = not all(map(self._are_open, transactions))
-            if foreign and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
-                is_over, asked_at = is_over or any(map(self._can_answer, foreign)), time.monotonic()
-            if is_over:
+        """End the stream as soon as a copy no longer has to wait. After that, `_follow` copies the table.
+
+        `stream` is the stream for which the thread was started; if it has ended, the thread ends, too.
+        """
+        waiting_tables = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
+        transactions = {ids for _, ids in waiting_tables if ids}
+        foreign_tables, asked_at = {name for name, ids in waiting_tables if not ids}, time.monotonic()
+        while (
+            waiting_tables and self._stream is stream and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS)
+        ):
+            can_start = not all(map(self._are_open, transactions))
+            if foreign_tables and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
+                can_start, asked_at = (
+                    can_start or any(map(self._can_answer, foreign_tables)),
+                    time.monotonic(),
+                )
+            if can_start:
                 stream.stop()
                 return
 
     def _are_open(self, transactions: tuple[str, ...]) -> bool:
-        """Whether some of these transactions are still open; true if the server does not answer."""
-        with suppress(PgsieveError):  # The stream gets the same error.
+        """True if some of these transactions are still open, or if the server does not answer."""
+        with suppress(PgsieveError):  # The stream meets the same error, and ends with it.
             return are_transactions_open(self._feed.source, transactions)
         return True
 
     def _can_answer(self, name: Name) -> bool:
-        """Whether the foreign servers that have rows of a table answer now."""
+        """True if the foreign servers that have rows of this table answer now."""
         with suppress(PgsieveError):
             verify_foreign_servers(self._feed.source, name)
             return True
@@ -370,7 +395,7 @@ class _Follower:
         self._activity.note_progress()
 
     def _apply(self, stream: StreamedFeed) -> bool:
-        """Append and apply the next slice; returns whether a table has to be copied."""
+        """Append the next slice to the change log, and apply it; returns true if a table has to be copied."""
         task = f"follow {self._feed.slot}"
         self._progress.start(task)
         try:
@@ -410,7 +435,7 @@ class _Follower:
     def _maintain(self) -> None:
         """Maintain the tables that have changed since the last maintenance.
 
-        After a failure, the next attempt is after as many slices again.
+        If it fails, it is tried again after the same number of slices.
         """
         lake, retention = self._project.lake.open(), self._project.retention
         self._slices = 0
@@ -429,9 +454,15 @@ class _Follower:
             self._report.send()
 
     def _report_cuts(self) -> None:
-        """Report unchanged cuts to Dagster now and then; new cuts are in the report of the slices."""
-        soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
-        while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._activity.has_ended:
+        """Report cuts that have not changed to Dagster now and then.
+
+        Otherwise Dagster would show the replicas as late, although they are up to date. A cut that has changed is
+        reported with the slices (`FollowReport`).
+        """
+        freshness_seconds = min(
+            (s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS
+        )
+        while not self._stopped.wait(min(_CUT_SECONDS, freshness_seconds)) and not self._activity.has_ended:
             with self._turn:
                 stream = self._stream
                 if stream is None or not self._activity.is_connected or self._report.is_waiting:

@@ -1,7 +1,13 @@
-"""Reports the work of `run --follow` to Dagster: one run every few minutes, for all slices since the last such run.
+"""Reports the work of `pgsieve run --follow` to Dagster.
 
-In: the results of each slice. Out: materializations of the assets that a run would have materialised, with
-the sums of their changes. The failure of a report is only logged, as the tables in the lake are complete.
+The command applies a slice (the changes between two positions of the slot) every second or so, and a Dagster run for
+each slice would cost more than the slice itself. So every few minutes, one run reports all slices since the last
+report.
+
+In: the results of each slice
+Out: materializations of the assets that a run would have materialised, with the sums of the changes of all slices
+
+If a report fails, the failure is only logged, because the tables in the lake are complete without the report.
 """
 
 import logging
@@ -29,7 +35,7 @@ from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
 
-#: The time from the first slice after a report to the next report.
+#: A report is due this many seconds after the first slice that it reports.
 REPORT_SECONDS = 300.0
 
 _NOT_REPORTED = "the followed changes are in the tables, but not in Dagster's records"
@@ -38,7 +44,10 @@ _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Collects the results of a feed's slices for a report to Dagster; one thread at a time may use it."""
+    """Collects the results of a feed's slices, and reports them to Dagster.
+
+    Only one thread may use it at a time.
+    """
 
     def __init__(
         self,
@@ -57,23 +66,26 @@ class FollowReport:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether results are waiting for a report."""
+        """True if there are results that have not been reported."""
         return self._drained is not None
 
     def add_slice(self, drained: DrainResult, on_due: Callable[[], None]) -> None:
-        """Add an appended slice; `on_due` is called when the report is due, in a thread of its own."""
-        earlier = self._drained
+        """Add a slice that was appended to the change log.
+
+        When the report is due, `on_due` is called by a thread of its own.
+        """
+        earlier_result = self._drained
         self._drained = drained
-        if earlier:
-            slices = earlier.slices + drained.slices
-            self._drained = DrainResult(earlier.from_lsn, drained.to_lsn, slices, drained.lag)
+        if earlier_result:
+            slices = earlier_result.slices + drained.slices
+            self._drained = DrainResult(earlier_result.from_lsn, drained.to_lsn, slices, drained.lag)
         if self._timer is None:
             self._timer = threading.Timer(REPORT_SECONDS, on_due)
             self._timer.daemon = True
             self._timer.start()
 
     def add_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
-        """Add the changes of a subscription's tables."""
+        """Add the changes of a subscription's tables, and the result of applying them."""
         tables = self._changes.setdefault(subscription, {})
         for change in changes:
             tables[change.name] = (
@@ -82,7 +94,7 @@ class FollowReport:
         self._applied[subscription] = combine_results(self._applied.get(subscription, ApplyResult()), result)
 
     def send(self) -> None:
-        """Report the collected results as materializations, and forget them."""
+        """Report the collected results to Dagster as materializations, and forget them."""
         if self._timer is not None:
             self._timer.cancel()
         drain_result, changes, results = self._drained, self._changes, self._applied
@@ -111,7 +123,7 @@ class FollowReport:
                         )
                     )
             task = f"follow {self._feed.slot}"
-            # A failed step for one subscription does not stop the report of the others.
+            # If the step of one subscription fails, the steps of the others still report their results.
             run = materialize(
                 self._dagster, self._project, assets, self._progress, task, raise_on_error=False
             )
@@ -125,7 +137,7 @@ class FollowReport:
 
 
 def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
-    """The sum of a table's changes in two slices."""
+    """Add the changes of a table in two successive slices."""
     return replace(
         second,
         sent_as=sum_counts(first.sent_as, second.sent_as),
@@ -136,4 +148,7 @@ def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
 
 
 def _sum_counts(*counts: Mapping[str, int]) -> Mapping[str, int]:
-    return reduce(lambda a, b: {o: a.get(o, 0) + b.get(o, 0) for o in {*a, *b}}, counts)
+    """Add counts by operation."""
+    return reduce(
+        lambda a, b: {operation: a.get(operation, 0) + b.get(operation, 0) for operation in {*a, *b}}, counts
+    )

@@ -1,8 +1,11 @@
-"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a follower.
+"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of `pgsieve run --follow`.
 
-In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format. Names and units
-follow https://prometheus.io/docs/practices/naming; docs/monitoring.md lists the metrics. No label contains a
-cell value.
+In: - a `StatusReport`, the result of `pgsieve status`
+    - the results of each slice (the changes between two positions of a slot)
+Out: metrics in Prometheus' text format
+
+docs/monitoring.md lists the metrics. Their names and units follow https://prometheus.io/docs/practices/naming. Values
+of rows never become labels.
 """
 
 import threading
@@ -30,13 +33,17 @@ from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, Subscripti
 _BY_SLOT = ("source", "slot")
 _BY_TABLE = ("subscription", "schema", "table")
 
-#: The age up to which scrapes get the same report.
+#: Scrapes get the same report until it is this old.
 _MAX_AGE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _StatusGauge:
-    """A gauge; `read` takes the status of a slot or subscription, and returns the value or None (no sample)."""
+    """A gauge whose value is part of the status.
+
+    `read` gets the status of a slot or of a subscription, and returns the value. If it returns None, the gauge has no
+    sample for that slot or subscription.
+    """
 
     name: str
     help: str
@@ -93,32 +100,34 @@ _SUBSCRIPTION_GAUGES: Sequence[_StatusGauge] = (
 
 
 def _if_known(value: bool | Literal["unknown"]) -> bool | None:
+    """The value, or None if the source did not answer and the value is unknown."""
     return None if value == UNKNOWN else value
 
 
 def _gauge(
-    gauge: _StatusGauge, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], object]]
+    gauge: _StatusGauge, labels: Sequence[str], statuses: Iterable[tuple[Sequence[str], object]]
 ) -> Metric:
+    """Make the samples of a gauge. Each row has the values of the labels, and the status of a slot or subscription."""
     family = GaugeMetricFamily(gauge.name, gauge.help, labels=labels)
-    for values, row in rows:
-        if (value := gauge.read(row)) is not None:
-            family.add_metric(values, float(value))
+    for label_values, status in statuses:
+        if (value := gauge.read(status)) is not None:
+            family.add_metric(label_values, float(value))
     return family
 
 
 class StatusCollector(Collector):
-    """Collects the metrics of the report that `read` returns at a scrape."""
+    """Collects the metrics of a status report. A scrape calls `read` to get the report."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self._read, self._lock = read, threading.Lock()
         self._report: tuple[float, StatusReport] | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """No metric is described in advance, as the metrics depend on the report."""
+        """Describe no metric in advance, because the report decides which metrics there are."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The samples of each gauge."""
+        """Yield the samples of all gauges."""
         report = self._current_report()
         slots = [((s.source, s.slot), s) for s in report.slots]
         subscriptions = [((s.name,), s) for s in report.subscriptions]
@@ -128,15 +137,19 @@ class StatusCollector(Collector):
         yield from _table_families(report.subscriptions)
 
     def _current_report(self) -> StatusReport:
+        """The last report; a new one if the last one is too old."""
         with self._lock:
-            time_of_report = time.monotonic()
-            if self._report is None or time_of_report - self._report[0] > _MAX_AGE_SECONDS:
+            present_time = time.monotonic()
+            if self._report is None or present_time - self._report[0] > _MAX_AGE_SECONDS:
                 self._report = (time.monotonic(), self._read())
             return self._report[1]
 
 
 def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
-    """The number of tables in each state; also of 0, so that alerts have a value to compare."""
+    """The number of tables in each state.
+
+    States without tables are listed, too, with the number 0. Otherwise an alert would have no value to compare.
+    """
     family = GaugeMetricFamily(
         "pgsieve_tables", "Tables of the subscription in this sync state.", labels=("subscription", "state")
     )
@@ -148,6 +161,7 @@ def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
 
 
 def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
+    """Yields two gauges about each table: its state, and the number of rows of its replica."""
     state = GaugeMetricFamily(
         "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_BY_TABLE, "state")
     )
@@ -163,7 +177,7 @@ def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Met
 
 
 def status_metrics(report: StatusReport) -> bytes:
-    """A report in Prometheus' text format, with the version."""
+    """Write a status report, and the version of pgsieve, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report))
     _add_build_info(registry)
@@ -176,14 +190,14 @@ def _add_build_info(registry: CollectorRegistry) -> None:
 
 
 class FollowMetrics:
-    """The metrics of a process that follows feeds: its work, and at each scrape the status."""
+    """The metrics of a process that follows slots: counts of its work, and the status, which each scrape reads."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatusCollector(read))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        # Spark's JVM; no samples before its start.
+        # Metrics of the Java process in which Spark runs. They have no samples before Spark has started.
         ProcessCollector("pgsieve_jvm", pid=_jvm_pid, registry=self.registry)
         _add_build_info(self.registry)
         self._connected = Gauge(
@@ -241,21 +255,29 @@ class FollowMetrics:
     def add_feed(
         self, source: str, slot: str, connected: Callable[[], bool], waiting: Callable[[], float]
     ) -> None:
-        """Add a feed; each scrape calls `connected`, and `waiting` for the seconds that changes have waited."""
+        """Add a feed, a slot with the subscriptions that read it.
+
+        Each scrape calls `connected`, which says whether this process reads the slot; and `waiting`, which returns for
+        how many seconds received changes have been waiting.
+        """
         self._connected.labels(source, slot).set_function(lambda: float(connected()))
         self._behind.labels(source, slot).set_function(waiting)
         self._slices.labels(source, slot)
 
     def add_subscription(self, subscription: str) -> None:
-        """Add a subscription, with 0 errors, as Prometheus' `increase` ignores the first value of a counter."""
+        """Add a subscription, with 0 errors.
+
+        Prometheus' function `increase` ignores the first value of a counter. Without the 0 it would miss the first
+        error.
+        """
         self._failures.labels(subscription)
 
     def count_slices(self, source: str, slot: str, slices: int) -> None:
-        """Count slices that were appended to the change log."""
+        """Add to the number of slices that were appended to the change log."""
         self._slices.labels(source, slot).inc(slices)
 
     def count_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
-        """Count the changes of a slice that was applied to a subscription's tables."""
+        """Count the changes of a slice that was applied to the tables of a subscription."""
         for change in changes:
             for kind, count in change.received.items():
                 self._received.labels(subscription, *change.name, kind).inc(count)
@@ -279,7 +301,7 @@ class FollowMetrics:
                 self._conflicts.labels(subscription, *name, conflict).inc(count)
 
     def count_failures(self, subscriptions: Iterable[str]) -> None:
-        """Count an error that ended the work for some subscriptions."""
+        """Count an error that ended the work for these subscriptions."""
         for subscription in subscriptions:
             self._failures.labels(subscription).inc()
 
@@ -291,7 +313,7 @@ class FollowMetrics:
 
 
 def _jvm_pid() -> str:
-    """The process id of the JVM that this process has started; "none" without one."""
+    """The process id of the Java process that this process has started; "none" if there is none."""
     try:
         for entry in Path("/proc/self/task").iterdir():
             for child in (entry / "children").read_text(encoding="ascii").split():

@@ -1,9 +1,11 @@
-"""Watches a process that follows feeds: answers `/healthz`, and ends a stalled process.
+"""Watches the process of `pgsieve run --follow`: answers health checks, and ends the process if it has stalled.
 
-In: the progress of each feed, from the threads that do the work. Out: `Health`, and a StalledError if changes
-wait and a feed makes no progress for longer than a limit. Possible causes are a lock of another session, a
-connected server that sends nothing, and a disk that does not answer. A feed whose server cannot be reached
-is not stalled: it connects again.
+In: the activity of each feed (a slot with its subscriptions), which the feed's thread records
+Out: - `Health`, the answer to `/healthz`
+     - StalledError, if changes are waiting and a feed makes no progress for longer than a limit
+
+A feed may stall because another session holds a lock, because a connected server sends nothing, or because a disk does
+not answer. If a server cannot be reached, its feed is not stalled: it keeps trying to connect.
 """
 
 import json
@@ -25,25 +27,32 @@ from pgsieve.decoding.errors import PgsieveError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: A connection without a message for this long counts as lost.
+#: If no message has arrived for this time, the connection counts as lost.
 _MAX_SILENCE_SECONDS = 30.0
 
 
 class StalledError(PgsieveError):
-    """Changes wait, and a feed makes no progress."""
+    """Changes are waiting, and a feed makes no progress."""
 
 
 class StopTimeoutError(PgsieveError):
-    """The process has to end, but a feed has not reached a commit boundary in time."""
+    """The process has to end, but a feed did not reach the end of a transaction in time."""
 
 
 @dataclass
 class FeedActivity:
-    """The activity of the thread that follows one feed. Only this thread writes it; other threads read it.
+    """The activity of the thread that follows one feed. The thread writes it, and other threads read it.
 
-    `progress_count` grows with each progress that `stream` does not show. `progressed_at` is the time of the last
-    progress. `behind_since` is the time of the first check after the last progress that found the server with
-    unreceived WAL. `is_exempt` is true during work that may take long, such as a copy or maintenance.
+    - `stream`: the stream by which the thread reads the slot; None while it does not read
+    - `is_exempt`: true during work that may take long, such as a copy or maintenance. The feed does not count as
+      stalled in that time.
+    - `has_ended`: true if the feed is no longer followed
+    - `progress_count`: a number that grows with each progress that `stream` does not show
+    - `applying_since`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
+      it applies no slice
+    - `progressed_at`: the time of the last progress
+    - `behind_since`: the time of the first check after the last progress that found WAL on the server which had not
+      been received
     """
 
     source: str
@@ -59,7 +68,7 @@ class FeedActivity:
 
     @contextmanager
     def applying(self) -> Iterator[None]:
-        """A block in which the thread appends and applies a received slice."""
+        """Within the block, the thread appends a received slice to the change log, and applies it."""
         self.applying_since = (self.stream and self.stream.waiting_since) or time.monotonic()
         try:
             yield
@@ -69,7 +78,7 @@ class FeedActivity:
 
     @contextmanager
     def reading(self, stream: StreamedFeed) -> Iterator[None]:
-        """A block in which the thread reads the slot by streaming replication."""
+        """Within the block, the thread reads the slot by streaming replication."""
         self.stream, self.is_exempt, self.progressed_at = stream, False, time.monotonic()
         try:
             yield
@@ -78,7 +87,7 @@ class FeedActivity:
 
     @contextmanager
     def exempt(self) -> Iterator[None]:
-        """A block of work that may take long, in which the thread does not count as stalled."""
+        """Within the block, the thread does work that may take long, and does not count as stalled."""
         self.is_exempt = True
         try:
             yield
@@ -91,25 +100,25 @@ class FeedActivity:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server has sent a message lately, or a slice is being applied.
+        """True if the server has sent a message lately, or a slice is being applied.
 
-        During an apply this thread reads no message; another thread keeps the connection alive.
+        While the thread applies a slice, it reads no message. Another thread keeps the connection alive in that time.
         """
-        last = self.stream.last_message_at if self.stream else None
-        return last is not None and (
-            self.applying_since is not None or time.monotonic() - last < _MAX_SILENCE_SECONDS
+        last_message_at = self.stream.last_message_at if self.stream else None
+        return last_message_at is not None and (
+            self.applying_since is not None or time.monotonic() - last_message_at < _MAX_SILENCE_SECONDS
         )
 
     @property
     def waiting_seconds(self) -> float:
-        """How long received changes have been waiting to be applied."""
-        start_of_apply = self.applying_since
-        if start_of_apply is None and self.stream is not None and self.is_connected:
-            start_of_apply = self.stream.waiting_since
-        return 0.0 if start_of_apply is None else time.monotonic() - start_of_apply
+        """For how many seconds received changes have been waiting to be applied; 0 if none are waiting."""
+        waiting_since = self.applying_since
+        if waiting_since is None and self.stream is not None and self.is_connected:
+            waiting_since = self.stream.waiting_since
+        return 0.0 if waiting_since is None else time.monotonic() - waiting_since
 
     def seconds_without_progress(self) -> float:
-        """How long the feed has made no progress; 0 while it is exempt."""
+        """For how many seconds the feed has made no progress; 0 while it does work that may take long."""
         stream = self.stream
         progress = (self.progress_count, stream.position if stream else 0, stream.received if stream else 0)
         if progress != self._progress or self.is_exempt:
@@ -119,17 +128,18 @@ class FeedActivity:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer of `/healthz`: the state of each feed; `is_healthy` if none has stalled."""
+    """The answer to `/healthz`: the state of each feed. `is_healthy` is true if no feed has stalled."""
 
     is_healthy: bool
     feeds: Sequence[dict[str, object]]
 
 
 class Watch:
-    """Finds the stalled feeds of a process; any thread may call it.
+    """Watches the feeds of a process, and finds those that have stalled. Any thread may call it.
 
-    `is_behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the
-    server does not answer.
+    - `limit`: after this many seconds without progress a feed has stalled; None if there is no limit
+    - `is_behind`: returns true if the server has WAL that the feed has not received. It raises PgsieveError if the
+      server does not answer.
     """
 
     def __init__(self, limit: float | None, is_behind: Callable[[FeedActivity], bool]) -> None:
@@ -137,7 +147,7 @@ class Watch:
         self._activities: list[FeedActivity] = []
 
     def add(self, activity: FeedActivity) -> None:
-        """Watch another feed."""
+        """Watch another feed, too."""
         self._activities.append(activity)
 
     def check(self) -> None:
@@ -159,38 +169,43 @@ class Watch:
             return activity.seconds_without_progress()
 
     def _waiting_changes(self, activity: FeedActivity) -> str | None:
-        """A clause that says which changes wait; None if no changes wait, or if it is unknown whether any wait."""
+        """A clause that says which changes are waiting, for the message of an error.
+
+        None if no changes are waiting, or if this cannot be known because the server does not answer.
+        """
         if activity.waiting_seconds:
             return "changes that arrived wait to be applied"
         is_silent = activity.is_connected and self._stays_behind(activity)
         return "the server has WAL that it does not send" if is_silent else None
 
     def _stays_behind(self, activity: FeedActivity) -> bool:
-        """Whether the server has had unsent WAL for a while.
+        """True if the server has had WAL for a while that it has not sent.
 
-        After an idle time the first WAL is unsent for a moment, too, and that is no stall.
+        After an idle time, the first WAL is not sent for a moment either. That is not a stall.
         """
         try:
             is_behind = self._is_behind(activity)
         except PgsieveError:
             is_behind = False
-        time_of_check = time.monotonic()
-        activity.behind_since = (activity.behind_since or time_of_check) if is_behind else None
-        patience = min(self._limit or 0.0, _MAX_SILENCE_SECONDS)
-        return activity.behind_since is not None and time_of_check - activity.behind_since >= patience
+        present_time = time.monotonic()
+        activity.behind_since = (activity.behind_since or present_time) if is_behind else None
+        min_seconds = min(self._limit or 0.0, _MAX_SILENCE_SECONDS)
+        return activity.behind_since is not None and present_time - activity.behind_since >= min_seconds
 
     def health(self) -> Health:
         """The state of each feed."""
         feeds, is_healthy = [], True
         for activity in self._activities:
             idle_seconds = self._seconds_without_progress(activity)
-            stalled = self._limit is not None and activity.waiting_seconds > 0 and idle_seconds >= self._limit
-            is_healthy = is_healthy and not stalled
+            is_stalled = (
+                self._limit is not None and activity.waiting_seconds > 0 and idle_seconds >= self._limit
+            )
+            is_healthy = is_healthy and not is_stalled
             feeds.append(
                 {
                     "source": activity.source,
                     "slot": activity.slot,
-                    "state": _state(activity, stalled=stalled),
+                    "state": _state(activity, stalled=is_stalled),
                     "waiting_seconds": round(activity.waiting_seconds, 1),
                     "still_seconds": round(idle_seconds, 1),
                 }
@@ -209,35 +224,36 @@ def _state(activity: FeedActivity, *, stalled: bool) -> str:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """An HTTP server that can answer a probe during a scrape; `server_close` waits for all answers.
+    """An HTTP server with a thread for each request, so that it can answer a health check during a scrape.
 
-    Python's exit while a thread is in a driver's code would crash the process.
+    `server_close` waits for all these threads. If Python ended while a thread runs code of the database driver, the
+    process would crash.
     """
 
     daemon_threads = False
 
 
 class _QuietHandler(WSGIRequestHandler):
-    #: Seconds that a client has to send its request.
+    #: A client has to send its request within this many seconds.
     timeout = 10
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Write no line, as one per scrape would be too many."""
+        """Write nothing. The base class would write a line to stderr for each scrape."""
 
 
 @contextmanager
 def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watch) -> Iterator[int]:
-    """Serve /metrics and /healthz during the block; yields the port. For port 0 the system chooses one.
+    """Within the block, answer HTTP requests for /metrics and /healthz. Yields the port.
 
-    Raises PgsieveError if the address is not available.
+    For port 0, the system chooses a port. Raises PgsieveError if the address is not available.
     """
     metrics = make_wsgi_app(registry)
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if path == "/metrics":
-            answered: Iterable[bytes] = metrics(environ, start_response)
-            return answered
+            metrics_response: Iterable[bytes] = metrics(environ, start_response)
+            return metrics_response
         status, body = HTTPStatus.NOT_FOUND, '{"error": "there are /metrics and /healthz"}'
         if path == "/healthz":
             health = watch.health()
