@@ -1,1 +1,1 @@
-"""The command `pgsieve`: arguments and exit codes (`cli`), and the output of results (`console`)."""
+"""The command `pgsieve`: its arguments and exit codes (`app`, `cli`), and how results are printed (`console`, `reports`)."""

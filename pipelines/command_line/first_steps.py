@@ -1,4 +1,4 @@
-"""Commands for the first steps: `demo`, and `init`, which writes a first pgsieve.yaml."""
+"""The commands for the first steps: `demo`, and `init`, which writes a first pgsieve.yaml."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _PANEL = "First steps"
 
 
 class _DemoLake(StrEnum):
-    """Where the demo's Delta tables are."""
+    """Where the demo stores its Delta tables."""
 
     FOLDER = "folder"
     S3 = "s3"
@@ -55,7 +55,10 @@ Rows = Annotated[
 
 @contextmanager
 def _open_run_log(file: Path) -> Iterator[tuple[Progress, Callable[[RunSummary], None]]]:
-    """A progress and a printer of results that write into a file; the terminal shows the demo's own lines."""
+    """Open a log file; yields an object that writes progress into it, and a function that writes results of runs.
+
+    The terminal is left to the demo's own lines.
+    """
     with file.open("w", encoding="utf-8") as log:
 
         def show(summary: RunSummary) -> None:

@@ -1,8 +1,10 @@
-"""The questions of `pgsieve init`: on a terminal it asks for missing options.
+"""The questions of `pgsieve init`, which it asks on a terminal for options that were not given.
 
-In: options. Out: the connection, a survey of its database, and the user's choice. Questions go to stderr.
-Raises PgsieveError if an option is missing and stdin is no terminal, or if an option names an object that
-does not exist.
+In: the options
+Out: the connection, a survey of its database, and the user's choice
+
+Questions are printed on stderr. Raises PgsieveError if an option is missing and stdin is not a terminal, or if an
+option names something that does not exist.
 """
 
 import sys
@@ -41,7 +43,7 @@ def _ask_yes_no(question: str) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `pgsieve init` about source and tables; None for an option that is not given."""
+    """The options of `pgsieve init` about the source and its tables. An option that was not given is None or empty."""
 
     conninfo: str | None
     password_command: str | None
@@ -56,9 +58,9 @@ class Options:
 
 
 def connect_and_survey(options: Options) -> tuple[Connection, Survey]:
-    """Connect to the database and survey it; asks for the password if the server requires one.
+    """Connect to the database, and find out what it has. If the server requires a password, ask for it.
 
-    Raises `SourceUnreachableError`, with the source's name.
+    Raises SourceUnreachableError if the server does not answer.
     """
     conninfo, source = options.conninfo, options.source
     if conninfo is None:
@@ -81,7 +83,7 @@ def connect_and_survey(options: Options) -> tuple[Connection, Survey]:
 
 
 def choose(survey: Survey, options: Options) -> Choice:
-    """What to replicate, and under which names; a partition tree is replicated as its root by default."""
+    """Find out what to replicate, and under which names. By default, a partitioned table is replicated as one table."""
     publications, tables, via_root = options.publications, options.tables, options.via_root
     if publications and tables:
         raise PgsieveError(
@@ -90,14 +92,16 @@ def choose(survey: Survey, options: Options) -> Choice:
         )
     if not publications and not tables:
         publications, tables = _ask_what_to_replicate(survey)
-    names = [each.name for each in survey.publications]
+    publication_names = [each.name for each in survey.publications]
     for name in publications:
-        if name not in names:
-            raise unknown_name_error("publication", name, names)
+        if name not in publication_names:
+            raise unknown_name_error("publication", name, publication_names)
     survey_tables = tuple(_find_table(survey, table) for table in tables)
-    trees = [f"{each.schema}.{each.name}" for each in survey_tables if each.partitioned]
-    if via_root is None and trees and _is_interactive():
-        via_root = _ask_yes_no(f"publish {', '.join(trees)} as one table each, not as its partitions")
+    partitioned_tables = [f"{each.schema}.{each.name}" for each in survey_tables if each.partitioned]
+    if via_root is None and partitioned_tables and _is_interactive():
+        via_root = _ask_yes_no(
+            f"publish {', '.join(partitioned_tables)} as one table each, not as its partitions"
+        )
     source_name = options.source or safe_name(survey.database)
     default_name = safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
@@ -112,12 +116,13 @@ def choose(survey: Survey, options: Options) -> Choice:
 
 
 def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
-    """Ask for publications, or for tables; without a terminal, take every publication that has tables.
+    """Ask for publications, or for tables if there are no publications.
 
-    Returns both lists, one of them empty.
+    Returns the chosen publications and the chosen tables; one of the two lists is empty. Without a terminal, all
+    publications that have tables are chosen.
     """
     publications = [each.name for each in survey.publications if each.tables]
-    everything = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
+    all_tables = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
     if not _is_interactive():
         if not publications:
             raise PgsieveError(
@@ -128,10 +133,10 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
     reports.print_survey(survey.publications, survey.tables)
     if publications:
         return _split(_ask("publications, separated by commas", ", ".join(publications))), []
-    if not everything:
+    if not all_tables:
         raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
     answer = _ask("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
-    return [], everything if answer == "all" else _split(answer)
+    return [], all_tables if answer == "all" else _split(answer)
 
 
 def _split(answer: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""stderr as JSON: each line is an object, whichever part of the process writes it.
+"""Makes of stderr a log in which each line is a JSON object, whichever part of the process writes the line.
 
-In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to file
-descriptor 2. Out: lines on the original stderr. docs/monitoring.md has the keys. Raises nothing.
+In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to file descriptor
+    2
+Out: lines on the original stderr. docs/monitoring.md lists their keys. Nothing here raises an error.
 """
 
 import atexit
@@ -19,13 +20,16 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import escape_controls_in_json
 from pgsieve.resources.passwords import conceal_passwords
 
-#: Bytes that end the reading thread. A child process may keep the pipe open, so its end is no sign.
+#: These bytes end the thread that reads the pipe. The end of the pipe would not do: a child process may keep it open.
 _END_MARK = b"\0end of pgsieve's stderr\n"
 _STDERR = 2
 
 
 class JsonLog:
-    """Replaces file descriptor 2 until `close`: each line that other code writes there becomes an object."""
+    """Replaces file descriptor 2 (stderr) by a pipe until `close`.
+
+    Each line that other code writes to stderr becomes an object.
+    """
 
     def __init__(self) -> None:
         sys.stderr.flush()
@@ -41,12 +45,12 @@ class JsonLog:
         atexit.register(self.close)
 
     def write(self, level: str, **entries: object) -> None:
-        """Write one line; leave out entries that are None."""
+        """Write one line. Entries that are None are left out."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entries = {"time": time, "level": level, **{k: v for k, v in entries.items() if v is not None}}
         line = escape_controls_in_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
-            while line:  # A pipe may accept only a part.
+            while line:  # If stderr is a pipe, the system may accept only a part of the line at once.
                 try:
                     line = line[os.write(self._out, line) :]
                 except OSError:  # No process reads the pipe any more.
@@ -55,7 +59,10 @@ class JsonLog:
     def error(
         self, error: BaseException, *, subscriptions: tuple[str, ...] = (), verbose: bool = False
     ) -> None:
-        """Write an error; a fault of pgsieve only as its type, with `verbose` also as a traceback."""
+        """Write an error.
+
+        If it is a fault of pgsieve, only the type of the exception is written; with `verbose`, the traceback, too.
+        """
         names = list(subscriptions) or None
         if isinstance(error, PgsieveError):
             self.write(
@@ -72,11 +79,11 @@ class JsonLog:
         self.write("error", message=message, hint=hint, subscriptions=names, traceback=trace)
 
     def set_log_level(self, level: int) -> None:
-        """Write log records from this level on."""
+        """Write log records of this level and of higher levels."""
         self._handler.setLevel(level)
 
     def close(self) -> None:
-        """Restore stderr, after the last line was written."""
+        """Restore stderr, after all lines were written."""
         atexit.unregister(self.close)
         if self._write_end is None:
             return
@@ -90,10 +97,11 @@ class JsonLog:
         self._reader.join(2)
 
     def _copy_lines(self, read_end: int) -> None:
+        """Read lines from the pipe, and write them to the log, until the end mark."""
         with os.fdopen(read_end, "rb") as lines:
             for line in lines:
                 if line.endswith(_END_MARK):
-                    line = line[: -len(_END_MARK)]  # noqa: PLW2901 - text before the mark, without a line break
+                    line = line[: -len(_END_MARK)]  # noqa: PLW2901 - text that was written without a line break
                     if line:
                         self._write_foreign_line(line)
                     return
@@ -105,7 +113,7 @@ class JsonLog:
 
 
 class _Handler(logging.Handler):
-    """Writes Python's log records from the level of `set_log_level` on, by default from warnings on."""
+    """Writes Python's log records to a JSON log, by default warnings and errors."""
 
     def __init__(self, log: JsonLog) -> None:
         super().__init__(logging.WARNING)
@@ -123,7 +131,7 @@ class _Handler(logging.Handler):
 
 
 class JsonProgress:
-    """Progress as JSON: an object when a task starts, and another with its seconds when it ends."""
+    """Writes an object to a JSON log when a task starts, and another with the duration in seconds when it ends."""
 
     def __init__(self, log: JsonLog) -> None:
         self._log, self._lock = log, threading.Lock()
@@ -147,7 +155,7 @@ class JsonProgress:
 
 
 def to_json_value(value: object) -> object:
-    """A result as JSON: dataclasses by their fields, an error by its message."""
+    """Convert a result to values that JSON has. A dataclass becomes a mapping of its fields, and an error its message."""
     if isinstance(value, PgsieveError):
         return {"message": value.message, "hint": value.hint, "sqlstate": value.sqlstate}
     if isinstance(value, BaseException):

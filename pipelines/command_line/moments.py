@@ -1,4 +1,4 @@
-"""Commands that read replicas as of a moment, or make replicas from them: `read`, `restore`, `refilter`."""
+"""The commands that read replicas as they were at a moment, or make replicas from others: `read`, `restore`, `refilter`."""
 
 from typing import Annotated
 
@@ -133,7 +133,7 @@ def refilter(
 
 
 def print_refiltered(report: RefilterReport) -> None:
-    """Print for each table the replica that it is made from, or the reason against it."""
+    """Print for each table from which replica it is made, or why it cannot be made."""
     summary = (
         "would be made"
         if report.planned
@@ -154,7 +154,7 @@ def print_refiltered(report: RefilterReport) -> None:
 
 
 def print_moment(report: MomentReport) -> None:
-    """Print the tables as of a moment, with their paths."""
+    """Print the tables as they were at a moment, with their paths."""
     console.print_out(console.Text(f"{report.subscription} as of LSN {report.lsn}", style="bold"))
     tables = console.table_of(
         "table", "rows", "changes applied", "version", "path", right=("rows", "changes applied", "version")

@@ -1,4 +1,4 @@
-"""Commands for operation: maintenance, Dagster's web interface and definitions, jars, and the engine."""
+"""The commands for operation: maintenance, Dagster's web interface and definitions, jars, and the warm engine."""
 
 from pathlib import Path
 from typing import Annotated

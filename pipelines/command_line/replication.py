@@ -140,7 +140,10 @@ def _follow(
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
-    """Follow the subscriptions; returns the failures. If threads do not end in time, ends the process."""
+    """Follow the subscriptions until the process is stopped; returns the failures.
+
+    If threads do not end in time, this process is ended, and the function does not return.
+    """
     from pgsieve.pipelines.following.follow import follow
     from pgsieve.pipelines.following.watch import StalledError, StopTimeoutError
 
@@ -158,7 +161,7 @@ def _follow(
         code = EXIT_REFUSED
     console.log_as_text()
     sys.stdout.flush()
-    os._exit(code)  # sys.exit would wait for the threads.
+    os._exit(code)  # `sys.exit` would wait until the threads have ended.
 
 
 def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:

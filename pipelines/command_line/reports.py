@@ -1,6 +1,8 @@
-"""Prints the results of commands for a person.
+"""Prints the results of commands for people.
 
-In: results (`pgsieve.pipelines.commands.results`). Out: lines and tables. Nothing here raises.
+In: results (`pgsieve.pipelines.commands.results`)
+Out: lines and tables on stdout. Nothing here raises an error.
+
 `console.print_json` prints the same results as JSON.
 """
 
@@ -53,7 +55,7 @@ from pgsieve.pipelines.commands.results import (
 
 
 def print_run(summary: RunSummary, *, verbose: bool = False) -> None:
-    """Print what a run copied and applied, per subscription, and what failed."""
+    """Print for each subscription what a run has copied and applied, and print what has failed."""
     for run in summary.subscriptions:
         if not run.changed:
             print_out(Text(f"{run.name}: nothing new: everything up to LSN {run.to_lsn} is already applied"))
@@ -95,25 +97,25 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print what UPDATEs became: a row filter, or partitions, may turn them into INSERT or DELETE."""
+    """Print what became of UPDATEs, for tables where a row filter or partitions may turn them into INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
-    lines = table_of("transformed", "through", *numbers, "row filter", right=numbers)
-    for each in tables:
-        table = quote_qualified(each.schema, each.name)
-        if each.updates and (each.row_filter is not None or each.source != table):
+    table = table_of("transformed", "through", *numbers, "row filter", right=numbers)
+    for entry in tables:
+        table_name = quote_qualified(entry.schema, entry.name)
+        if entry.updates and (entry.row_filter is not None or entry.source != table_name):
             add_row(
-                lines,
                 table,
-                each.source,
-                each.updates,
-                each.updates_sent_as_insert,
-                each.updates_sent_as_update,
-                each.updates_sent_as_delete,
-                each.updates_not_sent,
-                each.row_filter,
+                table_name,
+                entry.source,
+                entry.updates,
+                entry.updates_sent_as_insert,
+                entry.updates_sent_as_update,
+                entry.updates_sent_as_delete,
+                entry.updates_not_sent,
+                entry.row_filter,
             )
-    if lines.row_count:
-        print_out(lines)
+    if table.row_count:
+        print_out(table)
 
 
 def print_explanation(explanation: Explanation) -> None:
@@ -130,7 +132,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 
 def print_resync(report: ResyncReport) -> None:
-    """Print the tables that were copied again, the changes of their publications, and the run's result."""
+    """Print the tables that were copied again, how their publications had changed, and the result of the run."""
     name = report.subscription
     if report.lost:
         print_out(Text.assemble(("slot replaced: ", "bold"), report.lost))
@@ -155,15 +157,15 @@ def print_enabled(report: EnableReport) -> None:
 
 
 def print_skip(report: SkipReport) -> None:
-    """Print the transaction that a subscription will skip."""
+    """Print which transaction a subscription will skip."""
     lsn = report.skip_lsn
     outcome = f"will skip the transaction finished at LSN {lsn}" if lsn else "skips no transaction"
     print_out(Text(f"{report.subscription}: {outcome}"))
 
 
 def print_drop(report: DropReport) -> None:
-    """Print the objects that were removed, and those that remain."""
-    lines = [
+    """Print what was removed, and what remains."""
+    removed_objects = [
         *([f"replication slot {report.slot}"] if report.slot else []),
         *(f"publication {name}" for name in report.publications),
         *(f"tables no longer needed in publication {name}" for name in report.altered),
@@ -171,7 +173,7 @@ def print_drop(report: DropReport) -> None:
         *(f"{name} of the catalog" for name in report.unregistered),
     ]
     print_out(Text(f"{report.subscription}: dropped", style="bold"))
-    for each in lines:
+    for each in removed_objects:
         print_out(Text(f"  removed: {each}"))
     if report.kept_for:
         print_out(Text(f"  kept: the slot, for {', '.join(report.kept_for)}"))
@@ -183,7 +185,7 @@ def print_drop(report: DropReport) -> None:
 
 
 def print_maintenance(folders: Sequence[MaintainedFolder]) -> None:
-    """Print what maintenance deleted and compacted."""
+    """Print what maintenance has deleted and compacted."""
     table = table_of(
         "maintained", "rows deleted", "files compacted", right=("rows deleted", "files compacted")
     )
@@ -193,7 +195,7 @@ def print_maintenance(folders: Sequence[MaintainedFolder]) -> None:
 
 
 def print_status(report: StatusReport) -> None:
-    """Print slots and replica tables."""
+    """Print the slots and the replicas."""
     slots = table_of(
         "source", "slot", "state", "WAL", "confirmed", "change log", "lag", title="slots", right=("lag",)
     )
@@ -257,7 +259,7 @@ def _print_problem(name: str, problem: str) -> None:
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
-    """How long a subscription is behind, and when it was last up to date; empty before the first run."""
+    """How far a subscription is behind, and when it was last up to date. Empty before the first run."""
     parts = []
     if subscription.seconds_behind is not None:
         waiting = timedelta(seconds=round(subscription.seconds_behind))
@@ -268,7 +270,7 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
 
 
 def print_check(report: CheckReport) -> None:
-    """Print the comparison, some keys of each table that differs, and why a table was not compared."""
+    """Print the comparison of each table, the keys of some rows that differ, and why a table could not be compared."""
     columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
     tables = table_of(*columns, right=("publisher", "replica"))
     for table in report.tables:
@@ -303,24 +305,26 @@ def _difference_label(table: CheckedTable) -> str:
 
 
 def _summary_of(tables: Sequence[CheckedTable]) -> Text:
-    """How many tables differ, and how many could not be compared."""
+    """A sentence that says how many tables differ, and how many could not be compared."""
     differing = sum(table.is_compared and not table.equal for table in tables)
-    unknown, total = sum(not table.is_compared for table in tables), quantity(len(tables), "table")
+    uncompared, total = sum(not table.is_compared for table in tables), quantity(len(tables), "table")
     parts = [f"{differing:,} of {total} {'differs' if differing == 1 else 'differ'}"] if differing else []
-    parts += [f"{_NOT_COMPARED}: {unknown:,} of {total}"] if unknown else []
+    parts += [f"{_NOT_COMPARED}: {uncompared:,} of {total}"] if uncompared else []
     if parts:
         return Text("; ".join(parts), style="bold red")
     return Text("every table equals the publisher", style="bold green")
 
 
-def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[SurveyedTable]) -> None:
-    """Print a database's publications and tables on stderr, before the questions about them."""
+def print_survey(
+    surveyed_publications: Sequence[SurveyedPublication], surveyed_tables: Sequence[SurveyedTable]
+) -> None:
+    """Print the publications and tables of a database on stderr, before the questions about them."""
     publications = table_of("publication", "publishes", "tables")
-    for each in listed:
+    for each in surveyed_publications:
         names = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
         add_row(publications, each.name, ", ".join(each.operations), names or None)
     tables = table_of("table", "replica identity")
-    for table in surveyed:
+    for table in surveyed_tables:
         add_row(
             tables,
             quote_qualified(table.schema, table.name),
@@ -332,7 +336,7 @@ def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[Surve
 
 
 def print_init(report: InitReport) -> None:
-    """Print the written files, validate's findings, and the next step."""
+    """Print which files were written, what `validate` has found, and what to do next."""
     print_validation(report.validation)
     if report.inserts_only:
         print_out(
@@ -358,12 +362,12 @@ def print_init(report: InitReport) -> None:
             review_file,
             "pgsieve validate, then pgsieve run",
         ]
-    numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    print_out("", Text("written; next:", style="bold"), *map(Text, numbered))
+    numbered_steps = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+    print_out("", Text("written; next:", style="bold"), *map(Text, numbered_steps))
 
 
 def print_live_demo(demo: LiveDemo) -> None:
-    """Print the pages to open and the buttons to click."""
+    """Print which pages to open, and what to click there."""
     lines = (
         ("Look at it:", demo.url),
         (
@@ -398,7 +402,7 @@ def print_live_demo(demo: LiveDemo) -> None:
 
 
 def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
-    """Print the tables after one step of the demo, side by side."""
+    """Print the tables after a step of the demo: the publisher's, pgsieve's and the subscriber's rows, side by side."""
     print_out("", Text(title, style="bold"))
     for compared in tables:
         verdict = Text("equal", style="green") if compared.equal else Text("DIFFERENT", style="bold red")
@@ -412,14 +416,15 @@ def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
 
 
 def _print_sized(report: LargeTableReport) -> None:
-    """Print the seconds and rows per second of both for the large table, and the result of `check`."""
+    """Print how long each of the two has taken for the large table, and what `check` has found."""
     table = table_of(
         *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
         right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
     )
     for step in report.steps:
         speeds = (
-            f"{took:.1f} s, {step.rows / took:,.0f} a second" for took in (step.subscriber, step.pgsieve)
+            f"{seconds:.1f} s, {step.rows / seconds:,.0f} a second"
+            for seconds in (step.subscriber, step.pgsieve)
         )
         engine = f"{step.spent.engine}, {quantity(step.spent.tasks, 'task')}" if step.spent else ""
         add_row(table, step.title, f"{step.rows:,}", *speeds, engine)
@@ -428,7 +433,7 @@ def _print_sized(report: LargeTableReport) -> None:
 
 
 def print_demo(report: DemoReport) -> None:
-    """Print whether all replicas are equal, and the paths of the demo's files."""
+    """Print whether all replicas equal those of PostgreSQL's subscriber, and where the demo's files are."""
     if report.sized is not None:
         _print_sized(report.sized)
     verdict = (
@@ -449,7 +454,7 @@ def print_demo(report: DemoReport) -> None:
 
 
 def print_jars(report: JarsReport) -> None:
-    """Print the jars, and how a machine without network uses the copy."""
+    """Print the packages and their jars, and how to use the copy on a machine without a network."""
     table = table_of("package", "files", "size", right=("files", "size"))
     for each in report.packages:
         add_row(table, each.package, each.files, format_bytes(each.bytes))
@@ -459,7 +464,7 @@ def print_jars(report: JarsReport) -> None:
 
 
 def print_engine(report: EngineReport) -> None:
-    """Print whether the engine runs, and whether runs use it."""
+    """Print whether the engine is running, and whether runs use it."""
     if not report.serving:
         print_out("the engine does not run; start it: pgsieve engine start")
         return
@@ -475,5 +480,5 @@ def print_engine(report: EngineReport) -> None:
 
 
 def print_engine_stopped(report: EngineStopReport) -> None:
-    """Print whether an engine was ended."""
+    """Print whether an engine was running and has ended."""
     print_out("the engine has ended" if report.stopped else "no engine ran")

@@ -1,6 +1,9 @@
-"""Prints the rows of a replica on stdout, from Arrow batches: as CSV, or as one JSON object a line.
+"""Prints the rows of a replica on stdout, as CSV or as JSON.
 
-Only `pgsieve read` imports this module: it imports pyarrow, which would slow down `--help`.
+In: batches of rows (Arrow)
+Out: CSV with a header line, or one JSON object for each row
+
+Only `pgsieve read` imports this module. The module imports pyarrow, and that would slow down `pgsieve --help`.
 """
 
 import json
@@ -12,37 +15,42 @@ import pyarrow.csv as pacsv
 
 
 def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json: bool) -> None:
-    """Print rows on stdout: as CSV with a header line, or one JSON object a line."""
-    flat = pa.schema(
+    """Print rows on stdout: as CSV with a header line, or as one JSON object for each row."""
+    schema_to_print = pa.schema(
         [(name, _text_or_number_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
     )
     if as_json:
         for batch in batches:
-            for row in _flatten(batch, flat).to_pylist():
+            for row in _flatten(batch, schema_to_print).to_pylist():
                 sys.stdout.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         return
-    with pacsv.CSVWriter(sys.stdout.buffer, flat) as writer:
+    with pacsv.CSVWriter(sys.stdout.buffer, schema_to_print) as writer:
         for batch in batches:
-            writer.write_batch(_flatten(batch, flat))
+            writer.write_batch(_flatten(batch, schema_to_print))
 
 
 def _text_or_number_type(kind: pa.DataType) -> pa.DataType:
-    """The type for printing: numbers and booleans as they are, all others as text."""
-    plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-    return kind if plain else pa.string()
+    """The type in which a column is printed. Numbers and booleans keep their type, and all other types become text."""
+    is_kept = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    return kind if is_kept else pa.string()
 
 
-def _flatten(batch: pa.RecordBatch, flat: pa.Schema) -> pa.RecordBatch:
-    columns = [_convert(column, kind) for column, kind in zip(batch.columns, flat.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=flat)
+def _flatten(batch: pa.RecordBatch, schema_to_print: pa.Schema) -> pa.RecordBatch:
+    """Convert the columns of a batch to the types in which they are printed."""
+    columns = [
+        _convert(column, kind) for column, kind in zip(batch.columns, schema_to_print.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema_to_print)
 
 
 def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a column to the type in which it is printed: nested values to JSON, binary values to hexadecimal text."""
     if column.type.equals(kind):
         return column
     if pa.types.is_nested(column.type):
         values = (
-            None if v is None else json.dumps(v, ensure_ascii=False, default=str) for v in column.to_pylist()
+            None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+            for value in column.to_pylist()
         )
         return pa.array(values, kind)
     if (
@@ -50,5 +58,7 @@ def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
         or pa.types.is_large_binary(column.type)
         or pa.types.is_binary_view(column.type)
     ):
-        return pa.array([None if v is None else f"\\x{v.hex()}" for v in column.to_pylist()], kind)
+        return pa.array(
+            [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()], kind
+        )
     return column.cast(kind)

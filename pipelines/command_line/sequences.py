@@ -1,4 +1,4 @@
-"""Prints the sequences in a command's result (`pgsieve.pipelines.commands.sequences`). Raises nothing."""
+"""Prints the sequences in a command's result (`pgsieve.pipelines.commands.sequences`). Nothing here raises an error."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def print_sequences(sequences: Sequence[ListedSequence]) -> None:
 
 
 def print_compared_sequences(sequences: Sequence[CheckedSequence]) -> None:
-    """Print a line for each sequence: whether the recorded value equals the publisher's."""
+    """Print a line for each sequence, which says whether the recorded value equals the publisher's value."""
     for each in sequences:
         result = "moved on" if each.moved else "equal" if each.equal else "differs"
         lake_value, publisher = (

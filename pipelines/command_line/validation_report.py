@@ -1,6 +1,7 @@
-"""Prints the result of `validate` for a person: publications, and what each subscription will receive.
+"""Prints the result of `pgsieve validate` for people: the publications, and what each subscription will receive.
 
-In: results (`pgsieve.pipelines.commands.validation_results`). Out: lines. Nothing here raises.
+In: a result (`pgsieve.pipelines.commands.validation_results`)
+Out: lines on stdout. Nothing here raises an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from pgsieve.pipelines.commands.validation_results import (
 
 
 def print_validation(report: ValidationReport) -> None:
-    """Print publications, what each subscription will receive, problems, and statements to run."""
+    """Print the publications, what each subscription will receive, the problems, and the statements to run."""
     for publication in report.publications:
         _print_publication(publication)
     for subscription in report.subscriptions:
@@ -59,7 +60,7 @@ def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:
 
 
 def _print_publication(publication: PublicationDescription) -> None:
-    r"""Print the contents of psql's `\dRp+`, in lines that fit any width."""
+    r"""Print what psql shows about a publication for `\dRp+`, in lines that fit a terminal of any width."""
     origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
     print_out(
         Text(
@@ -111,7 +112,7 @@ def _print_received(table: ReceivedTable) -> None:
 
 
 def _print_updates(changes: ReceivedChanges) -> None:
-    """Print the operations that a row filter may turn UPDATEs into; each run counts these."""
+    """Print what the row filter may make of an UPDATE. Each run counts what became of its UPDATEs."""
     operations = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
     if len(operations) > 1:
         described = f"sent as {', '.join(operations)}, or not sent, by {changes.row_filters['update']}; each run counts which"
@@ -139,12 +140,15 @@ def _print_moments(received: ReceivedTables) -> None:
 
 
 def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """Each row filter with its operations; TRUNCATE concerns the whole table, so it has no row filter."""
-    tables_by_filter: dict[str | None, list[str]] = {}
+    """Lists each row filter with the operations to which it applies.
+
+    TRUNCATE is listed as "the whole table", because no row filter applies to it.
+    """
+    operations_by_filter: dict[str | None, list[str]] = {}
     for operation, row_filter in row_filters.items():
         if operation != "truncate":
-            tables_by_filter.setdefault(row_filter, []).append(operation)
-    filters = list(tables_by_filter.items())
+            operations_by_filter.setdefault(row_filter, []).append(operation)
+    filters = list(operations_by_filter.items())
     return [*filters, ("the whole table", ["truncate"])] if "truncate" in row_filters else filters
 
 
@@ -153,6 +157,6 @@ def _names(names: Sequence[str], separator: str = ", ") -> str:
 
 
 def print_since_copy(table: TableStatus | ReceivedTable) -> None:
-    """Print what changed in a table's publications since it was copied."""
+    """Print how a table's publications have changed since it was copied."""
     for change in table.since_copy:
         print_out(Text(f"{quote_qualified(table.schema, table.name)}: changed since its copy: {change}"))

@@ -1,1 +1,1 @@
-"""`pgsieve demo`: an embedded server, its replicas, and a comparison; with `--ui` until it is stopped."""
+"""`pgsieve demo`: an embedded server, its replicas, and a comparison; with `--ui`, a demo that runs until it is stopped."""

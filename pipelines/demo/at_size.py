@@ -1,7 +1,8 @@
-"""The demo's large table, with a row filter and a partition root: a first copy and a catch-up.
+"""The large table of the demo, which has a row filter and partitions: its first copy, and a catch-up after changes.
 
-In: two servers, a folder, and a number of rows. Out: the seconds that CREATE SUBSCRIPTION and pgsieve take
-for the copy and for the catch-up, and whether `check` finds no difference. Raises the error of a failed run.
+In: two servers, a folder, and a number of rows
+Out: how many seconds CREATE SUBSCRIPTION and pgsieve take for the copy and for the catch-up, and whether `check` finds
+     a difference. Raises the error of a run that fails.
 """
 
 from collections.abc import Mapping
@@ -48,9 +49,9 @@ def at_size(
     rows: int,
     progress: Progress,
 ) -> LargeTableReport:
-    """Let CREATE SUBSCRIPTION and pgsieve copy `rows` rows, and apply half as many changes.
+    """Let CREATE SUBSCRIPTION and pgsieve each copy `rows` rows, and apply half as many changes.
 
-    `store` are the keys `lake` and `storage` of pgsieve.yaml, empty for a lake in the folder.
+    `store` has the keys `lake` and `storage` of pgsieve.yaml; it is empty if the lake is in the folder.
     """
     publisher, _ = servers
     with ExitStack() as stack:
@@ -65,20 +66,20 @@ def at_size(
         config = _configuration(home, publisher, spark, store)
         engine = build_project(config).lake.engine
         if engine.threads is None:
-            # Not measured, as a machine needs it only once.
+            # A machine has to fetch the jars only once, so the time for that is not measured.
             engine.fetch_jars()
         conninfo = literal(publisher.conninfo(dbname=_DATABASE))
-        began = monotonic()
+        start_time = monotonic()
         target.execute(f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}")
         _wait_for_subscriber(source, target)
-        copy_step = _measure_step("first copy", rows, monotonic() - began, config, progress)
+        copy_step = _measure_step("first copy", rows, monotonic() - start_time, config, progress)
         target.execute(f"alter subscription {_DATABASE} disable")
         _wait_until(source, f"select not active from pg_replication_slots where slot_name = '{_DATABASE}'")
         changes = _commit_changes(source, rows)
-        began = monotonic()
+        start_time = monotonic()
         target.execute(f"alter subscription {_DATABASE} enable")
         _wait_for_subscriber(source, target)
-        apply_step = _measure_step("catch-up", changes, monotonic() - began, config, progress)
+        apply_step = _measure_step("catch-up", changes, monotonic() - start_time, config, progress)
         report = check(config, config.select([]), progress)
         for failure in report.failures:
             raise failure.error
@@ -87,7 +88,7 @@ def at_size(
 
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
-    """Make a database with the table; returns a session there."""
+    """Create a database with the table; returns a session there."""
     with session(server) as connection:
         connection.execute(f"create database {_DATABASE}")
     connection = session(server, dbname=_DATABASE)
@@ -98,6 +99,7 @@ def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
 def _configuration(
     home: Path, publisher: EmbeddedServer, spark: Mapping[str, Any], store: Mapping[str, Any]
 ) -> Config:
+    """Write the configuration file for the large table, and load it."""
     content = {
         "lake": f"./lake_{_DATABASE}",
         "spark": dict(spark),
@@ -105,16 +107,17 @@ def _configuration(
         "subscriptions": {"orders": {"source": _DATABASE, "publications": [_DATABASE]}},
         **({**store, "lake": f"{store['lake']}_{_DATABASE}"} if store else {}),
     }
-    # Beside the demo's pgsieve.yaml, so that both share Dagster's records.
+    # The file is in the folder of the demo's pgsieve.yaml, so that both use the same records of Dagster.
     path = home / f"{_DATABASE}.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 
 def _commit_changes(source: psycopg.Connection[Any], rows: int) -> int:
-    """Commit half as many changes as there are rows, in a hundred transactions; returns their number.
+    """Commit about half as many changes as there are rows, in a hundred transactions; returns the number of changes.
 
-    Half of the changes are INSERTs, one in ten is a DELETE, and some UPDATEs move a row across the row filter.
+    About half of the changes are INSERTs, and one in ten is a DELETE. The others are UPDATEs, some of which move a row
+    out of the row filter.
     """
     inserts, updates, deletes = rows // 400, rows // 500, rows // 2000
     source.execute(
@@ -130,17 +133,17 @@ def _commit_changes(source: psycopg.Connection[Any], rows: int) -> int:
 def _measure_step(
     title: str, rows: int, subscriber: float, config: Config, progress: Progress
 ) -> LargeTableStep:
-    """Measure pgsieve with the work for which the built-in subscription took `subscriber` seconds."""
-    began = monotonic()
+    """Measure how long pgsieve takes for the work for which PostgreSQL's subscriber took `subscriber` seconds."""
+    start_time = monotonic()
     summary = run(config, config.select([]), progress)
     for failure in summary.failures:
         raise failure.error
-    (work,) = (each.spent for each in summary.subscriptions)
-    return LargeTableStep(title, rows, subscriber, monotonic() - began, work)
+    (cost,) = (each.spent for each in summary.subscriptions)
+    return LargeTableStep(title, rows, subscriber, monotonic() - start_time, cost)
 
 
 def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
-    """Wait until the built-in subscription has copied its table and applied all changes."""
+    """Wait until PostgreSQL's subscriber has copied its table and applied all changes."""
     _wait_until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
@@ -152,6 +155,7 @@ def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connec
 
 
 def _wait_until(connection: psycopg.Connection[Any], query: str) -> None:
+    """Repeat a query until it returns true. Raises PgsieveError if that takes too long."""
     deadline = monotonic() + _MAX_WAIT_SECONDS
     while (row := connection.execute(query).fetchone()) is None or not row[0]:
         if monotonic() > deadline:

@@ -1,9 +1,12 @@
-"""`pgsieve demo`: replays the manual's row filter examples on an embedded PostgreSQL 18; then a large table.
+"""`pgsieve demo`: replays the row filter examples of PostgreSQL's manual, and then copies a large table.
 
-In: a folder, or None for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
-subscribes with CREATE SUBSCRIPTION, and pgsieve replicates the same publications into Delta with `row_filter:
-pipeline` and `row_filter: publisher`. After each step the three results are compared. The statements are from
-the PostgreSQL documentation, 29.4.7. The large table (`at_size`) comes last.
+In: a folder, or None for a temporary one
+Out: a `DemoReport`
+
+Two embedded PostgreSQL servers are started. The first one publishes, and the second one subscribes with CREATE
+SUBSCRIPTION. pgsieve replicates the same publications into Delta tables, both with `row_filter: pipeline` and with
+`row_filter: publisher`. After each step the three results are compared. The statements are those of the PostgreSQL
+documentation, 29.4.7. The large table (`at_size`) comes last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +58,12 @@ insert into parent values (1), (8)
 
 @dataclass(frozen=True)
 class Step:
-    """Statements, and the tables to show after them; `publications` are statements that come first."""
+    """A step of the demo.
+
+    - `statements`: the statements of the step
+    - `tables`: the tables to show after the step
+    - `publications`: statements that change publications, to be executed before `statements`
+    """
 
     title: str
     statements: str
@@ -88,24 +96,25 @@ STEPS = (
     ),
 )
 
-#: The publications of each subscription.
+#: Maps each subscription to its publications.
 _SUBSCRIPTIONS = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
-#: The subscription whose table is shown; s23 has t1, too, without a row filter.
+#: Maps each table to the subscription whose table is shown. Subscription s23 has t1, too, but without a row filter.
 _SUBSCRIPTION_OF = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 
-#: Settings of Spark for tables with few rows, where compiling code takes longer than reading the rows.
+#: Settings of Spark for tables with few rows. For these, Spark would take longer to compile code than to read the rows.
 SMALL_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
-    # With its first compiler only, the JVM's default code cache would be 48 MB, which is too small.
+    # If the JVM has only its first compiler (TieredStopAtLevel=1), its code cache has 48 MB by default. That is too
+    # small for Spark.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
-#: How long the built-in subscriptions may take to catch up.
+#: How long PostgreSQL's subscriptions may take to apply all changes.
 _MAX_WAIT_SECONDS = 60.0
-#: The rows of the large table; half as many changes follow its copy.
+#: The number of rows of the large table. After its copy, half as many changes are applied.
 ROWS = 1_000_000
 
 ShowStep = Callable[[str, Sequence[ComparedTable]], None]
@@ -120,11 +129,14 @@ def demo(
     rows: int = ROWS,
     without_spark: bool = False,
 ) -> DemoReport:
-    """Run the demo; all files are in `folder`, or in a temporary folder that stays for inspection.
+    """Run the demo. All its files are in `folder`, or in a temporary folder, which is not deleted.
 
-    With `on_s3` the lake is on an embedded S3 server. `rows` is the size of the large table; 0 leaves it out.
-    With `without_spark` threads replace Spark for this table. Raises SparkUnavailableError if Java is missing,
-    EmbeddedS3Error if the S3 server is not installed, and the error of a failed run.
+    - `on_s3`: true if the lake is on an embedded S3 server
+    - `rows`: the number of rows of the large table; 0 leaves the table out
+    - `without_spark`: true if threads do the work of Spark for the large table
+
+    Raises SparkUnavailableError if Java is missing, EmbeddedS3Error if the S3 server is not installed, and the error of
+    a run that fails.
     """
     start_time = monotonic()
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
@@ -152,8 +164,8 @@ def demo(
 def _replay_steps(
     config: Config, publisher: EmbeddedServer, subscriber: EmbeddedServer, progress: Progress, show: ShowStep
 ) -> tuple[ComparedTable, ...]:
-    """Replay the manual's examples step by step; returns the tables of all sides after each step."""
-    compared: list[ComparedTable] = []
+    """Replay the manual's examples step by step. Returns the comparisons of tables after each step."""
+    comparisons: list[ComparedTable] = []
     with ExitStack() as stack:
         source = stack.enter_context(session(publisher))
         execute_all(source, _TABLES + ";" + _PUBLICATIONS)
@@ -171,19 +183,19 @@ def _replay_steps(
             for target in targets.values():
                 _wait_for_subscriber(source, target)
             tables = [
-                c
+                comparison
                 for table in step.tables
-                for c in _compare(config, table, source, targets[_SUBSCRIPTION_OF[table]])
+                for comparison in _compare(config, table, source, targets[_SUBSCRIPTION_OF[table]])
             ]
             show(step.title, tables)
-            compared += tables
+            comparisons += tables
         for name, target in targets.items():
             target.execute(f"drop subscription {quote(name)}")
-    return tuple(compared)
+    return tuple(comparisons)
 
 
 def _check_java() -> None:
-    """Raise SparkUnavailableError without Java, with a hint for the demo."""
+    """Raise SparkUnavailableError if there is no Java. The hint says how to run the demo without it."""
     try:
         SparkEngine().check_java()
     except SparkUnavailableError as error:
@@ -195,7 +207,7 @@ def _check_java() -> None:
 
 @contextmanager
 def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
-    """Start an S3 server with its data in the folder; yields `lake` and `storage` for pgsieve.yaml."""
+    """Within the block, run an S3 server with its data in the folder; yields `lake` and `storage` for pgsieve.yaml."""
     key, secret = token_hex(10), token_hex(20)
     with embedded_s3(home / "s3", key, secret) as url:
         storage = {"endpoint": url, "region": REGION, "access_key_id": key, "secret_access_key": secret}
@@ -203,7 +215,7 @@ def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, Any]) -> Config:
-    """Write pgsieve.yaml: each of the manual's subscriptions in both modes, in a folder or on a store."""
+    """Write pgsieve.yaml, and load it. It has each of the manual's subscriptions in both modes of `row_filter`."""
     subscriptions = {
         f"{name}_{mode}": {"source": "demo", "publications": list(publications), "row_filter": mode}
         for name, publications in _SUBSCRIPTIONS.items()
@@ -222,14 +234,17 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
 
 
 def _changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
-    """The subscriptions whose tables a step changes."""
-    owners = {_SUBSCRIPTION_OF[table] for table in step.tables}
-    return config.select([f"{name}_{mode}" for name in sorted(owners) for mode in _MODES])
+    """The subscriptions whose tables are changed by a step."""
+    names = {_SUBSCRIPTION_OF[table] for table in step.tables}
+    return config.select([f"{name}_{mode}" for name in sorted(names) for mode in _MODES])
 
 
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
-    """Make a database for a built-in subscription; with both in one database, t1 would get its rows twice."""
+    """Create a database for one of PostgreSQL's subscriptions, and open a session there.
+
+    If both subscriptions were in the same database, its table t1 would get each row twice.
+    """
     with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
     with session(subscriber, dbname=name) as connection:
@@ -238,7 +253,7 @@ def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connect
 
 
 def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
-    """Run CREATE SUBSCRIPTION on the second server."""
+    """Execute CREATE SUBSCRIPTION on the second server."""
     for name, publications in _SUBSCRIPTIONS.items():
         names = ", ".join(quote(p) for p in publications)
         targets[name].execute(
@@ -247,7 +262,7 @@ def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: Embedd
 
 
 def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
-    """Wait until the built-in subscriptions have copied their tables and applied all changes."""
+    """Wait until PostgreSQL's subscriptions have copied their tables and applied all changes."""
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
     deadline = monotonic() + _MAX_WAIT_SECONDS
@@ -269,7 +284,7 @@ def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connec
 def _compare(
     config: Config, table: str, source: psycopg.Connection[Any], target: psycopg.Connection[Any]
 ) -> list[ComparedTable]:
-    """Compare a table of the publisher, of the built-in subscriber, and of pgsieve in each mode."""
+    """Compare a table of the publisher with PostgreSQL's subscriber, and with pgsieve's replica in each mode."""
     query = f"select * from {quote(table)} order by 1"
     names = tuple(d.name for d in source.execute(query).description or ())
 
@@ -277,10 +292,10 @@ def _compare(
         return tuple(tuple(str(value) for value in row) for row in connection.execute(query))
 
     lake = build_project(config).lake.open()
-    compared = []
+    comparisons = []
     for mode in _MODES:
         path = lake.paths.replica(f"{_SUBSCRIPTION_OF[table]}_{mode}", "public", table)
         replica_rows = sorted(tuple(row.values()) for row in lake.records.rows(path))
         replica = tuple(tuple(str(value) for value in row) for row in replica_rows)
-        compared.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))
-    return compared
+        comparisons.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))
+    return comparisons

@@ -1,9 +1,12 @@
 """`pgsieve demo --ui`: a server with invented traffic, its replicas, and Dagster's web interface.
 
-In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo`, from which the
-caller prints the pages to open. The results of runs go to a log file, so that the list of pages stays in sight. A
-run every few seconds applies the changes, as a schedule would; Dagster records each run. SIGINT and SIGTERM end
-the demo with all processes that it started. Raises PgsieveError if a process does not start, or ends.
+In: - a folder, or None for a temporary one
+    - an address for the web interface
+Out: a `LiveDemo`, by which the caller prints which pages to open
+
+A run every few seconds applies the changes, as a schedule would do, and Dagster records each run. The results of the
+runs go to a log file, so that the list of pages stays visible. SIGINT and SIGTERM end the demo, with all processes that
+it has started. Raises PgsieveError if a process does not start, or ends by itself.
 """
 
 import os
@@ -29,13 +32,14 @@ from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
-#: The time between two runs, long enough to see a result and click.
+#: The time between two runs. It is long enough to see a result and click.
 RUN_SECONDS = 10.0
-#: How long Dagster's processes may take to start, on a busy machine.
+#: How long Dagster's processes may take to start. The machine may be busy.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 
-#: Opens a log file; its block has a progress, and a printer of runs' results, that write there.
+#: A function that opens a log file. Its block gets an object that writes progress into the file, and a function that
+#: writes the results of runs there.
 RunLog = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
 
 
@@ -47,9 +51,9 @@ def live_demo(
     ready: Callable[[LiveDemo], None],
     open_run_log: RunLog,
 ) -> None:
-    """Run the demo until a signal ends it; `ready` is called once the web interface answers."""
+    """Run the demo until a signal ends it. When the web interface answers, `ready` is called."""
     home = make_demo_folder(folder)
-    # The demo's Dagster records are apart from the user's.
+    # The demo has Dagster records of its own, so that it does not write into those of the user.
     os.environ.pop("DAGSTER_HOME", None)
     stop = Stop()
     with ExitStack() as stack:
@@ -57,7 +61,7 @@ def live_demo(
         progress.start("start PostgreSQL")
         server = EmbeddedServer(home / "publisher")
         wait_until_started = stack.enter_context(start_servers(server))
-        # The server starts during these imports, which take seconds.
+        # These imports take seconds, and the server starts meanwhile.
         from pgsieve.pipelines.commands import engine
         from pgsieve.pipelines.commands.in_process import instance
         from pgsieve.pipelines.definitions import register_tables
@@ -68,8 +72,8 @@ def live_demo(
         progress.finish("start PostgreSQL")
         config = _configuration(home, server)
         stack.callback(engine.stop, config)
-        with instance(config) as records:
-            register_tables(config, records)
+        with instance(config) as dagster:
+            register_tables(config, dagster)
         dagster_server = stack.enter_context(
             start_dagster(config, host, port, stop=stop, log=home / "dagster.log")
         )
@@ -80,18 +84,18 @@ def live_demo(
         if not stop.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             ready(LiveDemo(group, config.path, server.conninfo(), log))
-        # Runs begin only now, as the first one starts Spark, which would slow down Dagster's start.
+        # The first run starts Spark. If it began earlier, Dagster would take longer to start.
         stack.enter_context(traffic(server.conninfo()))
         log_line, show = stack.enter_context(open_run_log(log))
-        runs = threading.Thread(
+        run_thread = threading.Thread(
             target=_run_repeatedly, args=(config, log_line, show, stop), name="runs", daemon=True
         )
-        runs.start()
-        stack.callback(runs.join, _STOP_SECONDS)
+        run_thread.start()
+        stack.callback(run_thread.join, _STOP_SECONDS)
         while not stop.wait_awake(1.0):
             if dagster_server.poll() is not None:
                 raise _dagster_error(home)
-            if not runs.is_alive():
+            if not run_thread.is_alive():
                 raise PgsieveError(
                     "the runs of the demo have ended", hint=f"{log} shows the reason; start the demo again"
                 )
@@ -100,7 +104,7 @@ def live_demo(
 
 
 def _configuration(home: Path, server: EmbeddedServer) -> Config:
-    """Write pgsieve.yaml: one subscription with row filters and column lists, and one of whole tables."""
+    """Write pgsieve.yaml, and load it. One subscription has row filters and column lists, the other has whole tables."""
     from pgsieve.pipelines.demo.demo import SMALL_DATA
 
     content = {
@@ -124,12 +128,15 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
 def _run_repeatedly(
     config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop
 ) -> None:
-    """Run every few seconds; if a run from the web interface reads the slot, try again at the next time."""
+    """Do a run every few seconds.
+
+    If a run from the web interface is reading the slot, this run fails, and the next one tries again.
+    """
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. Among them are the processes that Dagster starts
-    # for each step: `tail`, and `watch_orphans`, which would show a traceback. They inherit this thread's mask,
-    # so they ignore the signal, and end with their step.
+    # Ctrl-C in a terminal reaches all processes of this group. For each step Dagster starts two processes, and one of
+    # them, `watch_orphans`, would print a traceback. They inherit from this thread that SIGINT is blocked, so they
+    # ignore it, and end with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:
@@ -143,6 +150,7 @@ def _run_repeatedly(
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path) -> None:
+    """Wait until the web interface answers. Raises PgsieveError if Dagster has ended, or takes too long to start."""
     deadline = monotonic() + _START_SECONDS
     while not stop.wait_awake(0.5):
         if process.poll() is not None or monotonic() > deadline:
@@ -156,9 +164,10 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path
 
 
 def _dagster_error(home: Path) -> PgsieveError:
+    """The error that Dagster has ended or does not start, with the last line of its log."""
     lines = (home / "dagster.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing in its log")
+    last_line = next((line.strip() for line in reversed(lines) if line.strip()), "nothing in its log")
     return PgsieveError(
-        f"Dagster has ended, or does not start: {last}",
+        f"Dagster has ended, or does not start: {last_line}",
         hint=f"see {home / 'dagster.log'}; if the port is taken, choose another --port",
     )

@@ -1,4 +1,4 @@
-"""The demo's folder, its servers, and sessions on them."""
+"""The folder of a demo, its servers, and sessions on the servers."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from pgsieve.resources.postgres.sessions import Conninfo
 
 
 def make_demo_folder(folder: Path | None) -> Path:
-    """Make the folder of a demo; raises PgsieveError if it exists and is not empty."""
+    """Make the folder of a demo, or a temporary folder. Raises PgsieveError if the folder exists and is not empty."""
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
     if home.exists() and any(home.iterdir()):
         raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
@@ -25,9 +25,9 @@ def make_demo_folder(folder: Path | None) -> Path:
 
 @contextmanager
 def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
-    """Start servers in parallel to the block, and stop them at its end.
+    """Start servers while the block runs, and stop them at its end.
 
-    Yields a function that waits until they run, or raises EmbeddedServerError.
+    Yields a function that waits until they have started. The function raises EmbeddedServerError if one does not start.
     """
     with ExitStack() as stack:
         for server in servers:
@@ -36,21 +36,21 @@ def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
         starts = [threads.submit(server.start) for server in servers]
 
         def wait() -> None:
-            for each in starts:
-                each.result()
+            for start in starts:
+                start.result()
 
         yield wait
 
 
 def session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
-    """A session of the demo's user, in which names of tables need no schema."""
+    """Open a session of the demo's user. Names of tables need no schema there."""
     connection = Conninfo(server.conninfo(**extra)).connect()
     connection.execute("set search_path = public")
     return connection
 
 
 def execute_all(connection: psycopg.Connection[Any], statements: str) -> None:
-    """Execute statements, which semicolons separate."""
+    """Execute statements that are separated by semicolons, each in a transaction of its own."""
     for statement in statements.split(";"):
         if statement.strip():
             connection.execute(statement)

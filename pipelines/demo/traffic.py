@@ -1,7 +1,10 @@
-"""Invented traffic of a shop: tables, publications, and a writer that changes some rows a second.
+"""Invented traffic of a shop: its tables, publications of them, and a writer that changes some rows each second.
 
-In: an empty database. Out: committed transactions with INSERT, UPDATE and DELETE. Some move rows into a row
-filter or out of it, and some change a partitioned table. The writer continues after an error of the server.
+In: an empty database
+Out: transactions with INSERT, UPDATE and DELETE. Some of them move a row into a row filter or out of it, and some
+     change a partitioned table.
+
+After an error of the server, the writer goes on.
 """
 
 import random
@@ -39,7 +42,7 @@ create publication everything for tables in schema shop with (publish_via_partit
 
 _REGIONS = ("EMEA", "AMER", "APAC")
 
-#: The statements with their weights; each transaction executes one of them at random.
+#: Statements, each with its weight. A transaction executes one of them, chosen at random by the weights.
 _WRITES: tuple[tuple[int, str], ...] = (
     (
         6,
@@ -73,32 +76,32 @@ _WRITES: tuple[tuple[int, str], ...] = (
 
 
 def make_tables(connection: psycopg.Connection[Any]) -> None:
-    """Create the shop's tables with their first rows, and two publications of them."""
+    """Create the shop's tables with their first rows, and two publications."""
     connection.execute(TABLES)
 
 
 @contextmanager
 def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
-    """Within the block, write a transaction every `seconds`.
+    """Within the block, a thread commits a transaction each time this number of seconds has passed.
 
-    Yields a function that returns their number so far.
+    Yields a function that returns how many transactions there were so far.
     """
     stop_event, count = threading.Event(), 0
 
     def write() -> None:
         nonlocal count
-        choice = random.Random(0)  # noqa: S311 - invented traffic
+        random_numbers = random.Random(0)  # noqa: S311 - invented traffic
         weights, statements = zip(*_WRITES, strict=True)
         while not stop_event.is_set():
             try:
                 with Conninfo(conninfo).connect(application_name="traffic") as connection:
                     while not stop_event.wait(seconds):
                         connection.execute(
-                            choice.choices(statements, weights)[0],
+                            random_numbers.choices(statements, weights)[0],
                             {
-                                "customer": choice.randint(1, 200),
-                                "region": choice.choice(_REGIONS),
-                                "amount": choice.randint(100, 50_000) / 100,
+                                "customer": random_numbers.randint(1, 200),
+                                "region": random_numbers.choice(_REGIONS),
+                                "amount": random_numbers.randint(100, 50_000) / 100,
                             },
                         )
                         count += 1
