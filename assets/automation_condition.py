@@ -1,4 +1,4 @@
-"""A Dagster automation condition that runs the user's own assets at each new cut.
+"""A Dagster automation condition, by which a user's own assets are materialised at each new cut.
 
 A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
 """
@@ -9,10 +9,11 @@ import dagster as dg
 
 
 def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.AutomationCondition[dg.AssetKey]:
-    """True once for each new cut of a subscription: all replicas agree, and at least one of them has changed.
+    """True once for each new cut of a subscription. A new cut means that at least one replica has changed.
 
-    It waits until the run that wrote the cut has ended, and until no run of the asset itself is in progress. Pass the
-    key of the cut's asset as `key` if a translator changed it. The asset need not depend on the cut or on all replicas.
+    The condition waits until the run that wrote the cut has ended, and until no run of the user's asset is in progress.
+    If a translator has changed the key of the cut's asset, pass it as `key`. The user's asset does not have to depend
+    on the cut, or on all replicas.
     """
     # Dagster's operators accept more types than their annotations say.
     condition: Any = dg.AutomationCondition

@@ -1,8 +1,8 @@
-"""Asset checks: consistency, row filters, freshness and state of replica tables, health of slots.
+"""The asset checks: consistency, row filters, freshness and sync state of the replicas, and the health of slots.
 
-One op evaluates a check for all tables of a subscription. There are several ops if Dagster would give two tables the
-same name. Each run evaluates some checks within its steps (`assets/slot_consumption.py`,
-`assets/partition_roots.py`), which take the results from the functions here.
+For each check there is one op, which evaluates it for all tables of a subscription. There are several ops only if
+Dagster would give two of the tables the same name. The steps of each run evaluate some checks, too. These steps
+(`assets/slot_consumption.py`, `assets/partition_roots.py`) get the results from functions in this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,12 +31,13 @@ from pgsieve.resources.postgres.slot import SlotState, slot_state
 
 Keys = Mapping[dg.AssetKey, Name]
 
-#: The names of the checks that each run evaluates.
+#: The names of the checks that each run evaluates for the cut.
 SYNC_STATE, FRESHNESS = "sync_state", "freshness"
-#: The metadata entry of a cut's check `sync_state` with the problems for which runs have failed.
+#: The result of the check `sync_state` of a cut has a metadata entry of this name. It lists the problems for which a
+#: run has already failed.
 _REPORTED = "runs have failed for"
 
-#: The check `slot_health` and the lag sensor report a slot that retains this many bytes of WAL.
+#: If a slot retains this many bytes of WAL, the check `slot_health` and the sensor of the slot report it.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 
@@ -45,13 +46,18 @@ def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.
 
 
 def _tables_by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
+    """Maps the asset key of each replica to the name of its table."""
     return {naming.key(replica_asset(subscription, table)): name for name, table in tables.items()}
 
 
 def _checks_in_ops(
     name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
-    """The checks of some tables, in ops called `name`, `<name>_2`, ..., each without two tables of the same Dagster name."""
+    """Make the checks of some tables.
+
+    The ops are called `name`, `<name>_2` and so on. No op has two tables to which Dagster gives the same name. `checks`
+    makes one op, for its name and its tables.
+    """
     return [
         checks(name if number == 1 else f"{name}_{number}", group)
         for number, group in enumerate(groups_of_distinct_names(keys), 1)
@@ -59,13 +65,14 @@ def _checks_in_ops(
 
 
 def _selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
+    """The asset keys of the checks that the run evaluates."""
     return sorted(check.asset_key for check in context.selected_asset_check_keys)
 
 
 def consistency_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
+    """Make the check `subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
     tables_by_key = _tables_by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
@@ -86,60 +93,64 @@ def consistency_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             names = [keys[key] for key in _selected_keys(context)]
-            by_name = {name: key for key, name in keys.items()}
+            keys_by_name = {name: key for key, name in keys.items()}
             with as_step(context):
                 lake = open_lake(context, naming)
                 compared_tables = check_consistency(
                     subscription, lake, context.log.info, names, context.log.warning
                 )
-                for compared in compared_tables:
-                    yield _consistency_result(by_name[compared.schema, compared.table], compared)
+                for result in compared_tables:
+                    yield _consistency_result(keys_by_name[result.schema, result.table], result)
 
         return consistency
 
     return _checks_in_ops(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
 
 
-def _consistency_result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult:
+def _consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetCheckResult:
+    """The result of the check `subscriber_consistency` for a table."""
     return dg.AssetCheckResult(
         check_name="subscriber_consistency",
         asset_key=key,
-        passed=compared.equal,
+        passed=result.equal,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=compared.problem or _difference(compared),
+        description=result.problem or _difference(result),
         metadata={
-            "LSN": format_lsn(compared.lsn),
-            "rows at the publisher": compared.publisher_rows,
-            "rows in the replica": compared.replica_rows,
-            "differing rows": compared.differing,
-            "keys": list(map(escape_controls, compared.keys)),
+            "LSN": format_lsn(result.lsn),
+            "rows at the publisher": result.publisher_rows,
+            "rows in the replica": result.replica_rows,
+            "differing rows": result.differing,
+            "keys": list(map(escape_controls, result.keys)),
         },
     )
 
 
-def _difference(compared: TableConsistency) -> str | None:
-    """The number of differing rows, the keys of some, and the command that repairs them; None if no row differs."""
-    if compared.equal:
+def _difference(result: TableConsistency) -> str | None:
+    """A sentence with the number of rows that differ, the keys of some, and the command that repairs them.
+
+    None if no row differs.
+    """
+    if result.equal:
         return None
-    keys = escape_controls(", ".join(compared.keys))
-    ellipsis = ", …" if len(compared.keys) < compared.differing else ""
-    rows = f"{quantity(compared.differing, 'row')} {'differs' if compared.differing == 1 else 'differ'}"
+    keys = escape_controls(", ".join(result.keys))
+    ellipsis = ", …" if len(result.keys) < result.differing else ""
+    rows = f"{quantity(result.differing, 'row')} {'differs' if result.differing == 1 else 'differ'}"
     return f"{rows}: {keys}{ellipsis}. `pgsieve check --repair` writes what the publisher has."
 
 
 def conformity_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`row_filter_conformity`: no row of the replica fails the row filter.
+    """Make the check `row_filter_conformity`: each row of the replica matches the row filter.
 
     Only tables with a row filter that pgsieve can evaluate have this check.
     """
-    checkable = {
+    checkable_tables = {
         name: table
         for name, table in tables.items()
         if table.replicated and is_checkable(subscription, table.replicated)
     }
-    tables_by_key = _tables_by_key(subscription, checkable, naming)
+    tables_by_key = _tables_by_key(subscription, checkable_tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
@@ -160,7 +171,7 @@ def conformity_checks(
     return _checks_in_ops(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
 
 
-#: Why rows of a correct replica may fail its row filter.
+#: The reason why rows of a correct replica may not match its row filter.
 _ALTERED_FILTER = (
     "the row filter or its publications were altered since the table was copied: earlier rows stay, as in"
     " PostgreSQL, until `pgsieve resync`"
@@ -168,12 +179,13 @@ _ALTERED_FILTER = (
 
 
 def _conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckResult:
-    uncertain = conformity.altered or conformity.problem is not None
+    """The result of the check `row_filter_conformity` for a table."""
+    is_uncertain = conformity.altered or conformity.problem is not None
     return dg.AssetCheckResult(
         check_name="row_filter_conformity",
         asset_key=key,
         passed=conformity.failing == 0 and conformity.problem is None,
-        severity=dg.AssetCheckSeverity.WARN if uncertain else dg.AssetCheckSeverity.ERROR,
+        severity=dg.AssetCheckSeverity.WARN if is_uncertain else dg.AssetCheckSeverity.ERROR,
         description=conformity.problem
         or (_ALTERED_FILTER if conformity.failing and conformity.altered else None),
         metadata={"rows": conformity.rows, "failing rows": conformity.failing, "keys": list(conformity.keys)},
@@ -183,7 +195,10 @@ def _conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.Asse
 def freshness_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`freshness`: how long the oldest commit that the replicas lack has been waiting. No replica is read."""
+    """Make the check `freshness`: how long the oldest commit that the replicas do not have yet has been waiting.
+
+    The check reads no replica.
+    """
     tables_by_key = _tables_by_key(subscription, tables, naming)
     limit = subscription.freshness.total_seconds()
 
@@ -204,10 +219,10 @@ def freshness_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
                 lake = open_lake(context, naming)
-                measured = check_freshness(subscription, lake)
+                freshness_of_replicas = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).newest()
             for key in _selected_keys(context):
-                yield table_freshness_result(key, subscription, measured, states.get(keys[key]))
+                yield table_freshness_result(key, subscription, freshness_of_replicas, states.get(keys[key]))
 
         return freshness
 
@@ -217,7 +232,7 @@ def freshness_checks(
 def sync_state_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`sync_state`: the table is ready, and the subscription is enabled. No rows are read."""
+    """Make the check `sync_state`: the table is ready, and the subscription is enabled. The check reads no rows."""
     tables_by_key = _tables_by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
@@ -248,13 +263,16 @@ def sync_state_checks(
 def sync_state_result(
     key: dg.AssetKey, state: TableState | None, subscription_state: SubscriptionState | None = None
 ) -> dg.AssetCheckResult:
-    """`sync_state` of one table; with `subscription_state`, the subscription has to be enabled too."""
-    enabled = subscription_state is None or subscription_state.enabled
+    """The result of the check `sync_state` for a table.
+
+    With `subscription_state`, the check also requires that the subscription is enabled.
+    """
+    is_enabled = subscription_state is None or subscription_state.enabled
     reason = subscription_state.reason if subscription_state else None
     return dg.AssetCheckResult(
         check_name=SYNC_STATE,
         asset_key=key,
-        passed=enabled and state is not None and state.state == SyncState.READY,
+        passed=is_enabled and state is not None and state.state == SyncState.READY,
         description=reason or (state.reason if state else None),
         metadata={"state": (state.state if state else SyncState.INITIALIZE).meaning},
     )
@@ -266,35 +284,45 @@ def cut_sync_state_result(
     subscription_state: SubscriptionState,
     reported: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
-    """`sync_state` of all tables of a subscription together; only a warning if tables merely wait for a copy.
+    """The result of the check `sync_state` for a cut, which concerns all tables of the subscription.
 
-    `reported` are the problems for which a run has failed; see `reported_problems`.
+    If tables only wait for a copy, the result is a warning. `reported` lists the problems for which a run has already
+    failed (see `reported_problems`).
     """
-    waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
-    set_aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
-    enabled, reason = subscription_state.enabled, subscription_state.reason
-    reasons = [reason] if reason and not enabled else []
+    waiting_tables = {
+        name: state
+        for name, state in states.items()
+        if state.state not in {SyncState.READY, SyncState.REMOVED}
+    }
+    tables_set_aside = [name for name, state in waiting_tables.items() if state.state == SyncState.SET_ASIDE]
+    is_enabled, reason = subscription_state.enabled, subscription_state.reason
+    reasons = [reason] if reason and not is_enabled else []
     reasons += [
         f"{quote_qualified(*name)} is {state.state.meaning}" + (f": {state.reason}" if state.reason else "")
-        for name, state in sorted(waiting.items())
+        for name, state in sorted(waiting_tables.items())
     ]
     return dg.AssetCheckResult(
         check_name=SYNC_STATE,
         asset_key=key,
-        passed=enabled and not waiting,
-        severity=dg.AssetCheckSeverity.ERROR if set_aside or not enabled else dg.AssetCheckSeverity.WARN,
+        passed=is_enabled and not waiting_tables,
+        severity=dg.AssetCheckSeverity.ERROR
+        if tables_set_aside or not is_enabled
+        else dg.AssetCheckSeverity.WARN,
         description="; ".join(reasons) or None,
         metadata={
-            "tables ready": sum(s.state == SyncState.READY for s in states.values()),
-            "tables waiting": len(waiting) - len(set_aside),
-            "tables set aside": len(set_aside),
+            "tables ready": sum(state.state == SyncState.READY for state in states.values()),
+            "tables waiting": len(waiting_tables) - len(tables_set_aside),
+            "tables set aside": len(tables_set_aside),
             **({_REPORTED: dg.MetadataValue.json(sorted(reported))} if reported else {}),
         },
     )
 
 
 def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """The problems for which an earlier run has failed, as the last result of the cut's check `sync_state` records them."""
+    """The problems for which an earlier run has failed.
+
+    They are recorded in the last result of the check `sync_state` of the cut; `key` is the cut's asset.
+    """
     outcomes = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = dagster.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=outcomes
@@ -309,7 +337,10 @@ def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]
 def freshness_result(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
 ) -> dg.AssetCheckResult:
-    """The result of `freshness`; `measured` is a text with the reason if the freshness could not be measured."""
+    """The result of the check `freshness`.
+
+    `measured` is how far the replicas are behind. If that could not be measured, it is a text with the reason.
+    """
     is_fresh, description = False, measured if isinstance(measured, str) else measured.problem
     metadata: dict[str, float | str] = {}
     if not isinstance(measured, str):
@@ -328,7 +359,7 @@ def freshness_result(
 def table_freshness_result(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str, state: TableState | None
 ) -> dg.AssetCheckResult:
-    """`freshness` of one table; a table that is not ready receives no changes."""
+    """The result of the check `freshness` for one table. It fails if the table is not ready, since it receives no changes."""
     if state is not None and state.state == SyncState.READY:
         return freshness_result(key, subscription, measured)
     meaning = state.state.meaning if state else "not copied yet"
@@ -337,7 +368,10 @@ def table_freshness_result(
 
 
 def slot_problem(slot: str, state: SlotState | None) -> str | None:
-    """The problem of a replication slot: it is missing, has lost WAL, or lags too far behind; None if it has none."""
+    """The problem of a replication slot; None if it has none.
+
+    A slot has a problem if it does not exist, has lost WAL, or lags too far behind.
+    """
     if state is None:
         return f'replication slot "{slot}" does not exist'
     if state.wal_status not in {"reserved", "extended"}:
@@ -348,7 +382,7 @@ def slot_problem(slot: str, state: SlotState | None) -> str | None:
 
 
 def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
-    """`slot_health`: the slot exists, has the WAL that it needs, and does not lag too far behind."""
+    """The spec of the check `slot_health`: the slot exists, has the WAL that it needs, and does not lag too far behind."""
     return dg.AssetCheckSpec(
         "slot_health",
         asset=naming.key(feed_asset(feed, AssetKind.CHANGE_LOG)),
@@ -357,7 +391,7 @@ def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
 
 
 def slot_health_result(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
-    """The result of `slot_health` for the slot as it is now."""
+    """Evaluate the check `slot_health` for the slot as it is now."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
     metadata: dict[str, Any] = (

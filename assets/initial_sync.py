@@ -1,4 +1,4 @@
-"""Initial row-filtered sync as an asset: its Dagster partitions are the published tables."""
+"""The asset of the initial sync, which copies published tables. Each published table is one of its Dagster partitions."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -37,25 +37,27 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measure
 
-#: The tag of a run that was started because tables lacked a copy. By the time this run begins, another run may have
-#: copied them.
+#: The tag of a run that was started because tables had no copy yet. Another run may have copied some of them by the
+#: time at which this run begins.
 LACKING_TAG = "pgsieve/lacking"
 
-#: The events of the op.
+#: What the op yields to Dagster.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization
 
 
 def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
-    """The Dagster partitions of a subscription's initial sync: one per published table."""
+    """The Dagster partitions of a subscription's initial sync. Each published table is a partition."""
     return dg.DynamicPartitionsDefinition(name=f"{subscription}_tables")
 
 
 def partition_ranges(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
-    """Divide the Dagster partitions `keys` into ranges without a gap in the order of all partitions.
+    """Divide the Dagster partitions `keys` into ranges. One run can copy one range.
 
-    One run copies a range.
+    A range has no gap in `order`, the order of all partitions.
     """
-    return [list(stretch) for is_chosen, stretch in groupby(order, key=set(keys).__contains__) if is_chosen]
+    return [
+        list(key_range) for is_in_keys, key_range in groupby(order, key=set(keys).__contains__) if is_in_keys
+    ]
 
 
 def range_tags(stretch: Sequence[str]) -> dict[str, str]:
@@ -75,15 +77,18 @@ def initial_sync_asset(
     seconds: float = PATIENT_SECONDS,
     callbacks: StepCallbacks[Sequence[CopyResult]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
-    """The asset `<subscription>/initial_sync`: materialising a partition copies its table anew.
+    """Make the asset `<subscription>/initial_sync`. When a partition is materialised, its table is copied anew.
 
-    `tell` gets the lines of progress, which also go to the run's log. The copy waits at most `seconds` for open
-    transactions. A run with the tag LACKING copies only tables that still lack a copy when it begins. A table that
-    cannot be copied is not materialised, and fails the run after the others are copied. With `names`, the template of
-    the replicas' names, the replicas are registered in the catalog at the end.
+    - `names`: the template for the names of the replicas in Spark's catalog, where they are registered at the end; None
+      if they are not registered
+    - `tell`: gets lines about the progress, which also go to the log of the run
+    - `seconds`: the copy waits at most this long for open transactions
+
+    A run with the tag `LACKING_TAG` copies only tables that still have no copy when it begins. If a table cannot be
+    copied, its partition is not materialised, and the run fails after it has copied the others.
     """
-    data = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
-    key = naming.key(data)
+    asset = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
+    key = naming.key(asset)
     partitions = tables_partitions(subscription.name)
 
     def copy_and_measure(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
@@ -92,16 +97,17 @@ def initial_sync_asset(
             tell(line)
 
         tables = [decode_partition_key(key) for key in context.partition_keys]
-        lacking = LACKING_TAG in context.run.tags
+        is_lacking = LACKING_TAG in context.run.tags
         with measure() as work:
-            return copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds), work
+            return copy_tables(subscription, lake, tables, log, lacking=is_lacking, seconds=seconds), work
 
     with warnings.catch_warnings():
-        # Dagster calls the policy's parameter beta; a backfill has to copy its tables in one run.
+        # Dagster warns that this parameter of the policy is a beta feature. It is needed so that a backfill copies its
+        # tables in one run.
         warnings.simplefilter("ignore", dg.BetaWarning)
 
         @dg.multi_asset(
-            specs=[naming.spec(data).replace_attributes(partitions_def=partitions)],
+            specs=[naming.spec(asset).replace_attributes(partitions_def=partitions)],
             name=naming.name(f"{subscription.name}__initial_sync"),
             partitions_def=partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
@@ -116,8 +122,8 @@ def initial_sync_asset(
                 callbacks.add_work(work)
                 callbacks.report(tables)
                 yield from _partition_events(key, context.partition_keys, tables, work)
-                copies = (each for each in tables if not (each.problem or each.overtaken))
-                yield from (_replica_event(context, subscription, naming, each, work) for each in copies)
+                copies = (copy for copy in tables if not (copy.problem or copy.overtaken))
+                yield from (_replica_event(context, subscription, naming, copy, work) for copy in copies)
                 if names is not None:
                     Registration(subscription, lake, names).register()
                 if problems := list(_problems(tables).values()):
@@ -129,23 +135,29 @@ def initial_sync_asset(
 def _partition_events(
     key: dg.AssetKey, partitions: Sequence[str], copies: Sequence[CopyResult], work: Work
 ) -> Iterator[Event]:
-    """The events for the Dagster partitions that a run has copied: one for all, or one for each if a table failed."""
+    """The events for the Dagster partitions that a run has copied.
+
+    There is one event for all partitions together. If a table could not be copied, there is one for each of the others.
+    """
     metadata = {**_metadata(copies), **work_metadata(work)}
-    failed = {encode_partition_key(name) for name in _problems(copies)}
-    if not failed:
+    failed_partitions = {encode_partition_key(name) for name in _problems(copies)}
+    if not failed_partitions:
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         return
     for partition in partitions:
-        if partition not in failed:
+        if partition not in failed_partitions:
             yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
 
 
 def _problems(copies: Sequence[CopyResult]) -> dict[Name, str]:
-    """The tables that could not be copied, and why."""
+    """Maps each table that could not be copied to the reason."""
     return {
-        (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
-        for c in copies
-        if c.problem
+        (
+            copy.schema,
+            copy.table,
+        ): f"{quote_qualified(copy.schema, copy.table)} cannot be copied: {copy.problem}"
+        for copy in copies
+        if copy.problem
     }
 
 
@@ -156,7 +168,10 @@ def _replica_event(
     copy: CopyResult,
     work: Work,
 ) -> dg.AssetMaterialization:
-    """The materialization of a replica after its copy, which cost `work` together with others; increments report the later materializations."""
+    """The materialization of a replica after its copy. Later materializations are reported by increments.
+
+    `work` is what the copy has cost, together with the other copies of the run.
+    """
     name = copy.schema, copy.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copy.row_filter or NO_FILTER)
@@ -183,20 +198,20 @@ def _metadata(copies: Sequence[CopyResult]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
-                "table": escape_controls(quote_qualified(c.schema, c.table)),
-                "rows": c.rows,
-                "seconds": round(c.seconds, 2),
-                "row filter": escape_controls(c.row_filter or ""),
-                "LSN": format_lsn(c.lsn),
-                "Delta version": c.version,
-                "problem": escape_controls(c.problem or ""),
+                "table": escape_controls(quote_qualified(copy.schema, copy.table)),
+                "rows": copy.rows,
+                "seconds": round(copy.seconds, 2),
+                "row filter": escape_controls(copy.row_filter or ""),
+                "LSN": format_lsn(copy.lsn),
+                "Delta version": copy.version,
+                "problem": escape_controls(copy.problem or ""),
             }
         )
-        for c in copies
+        for copy in copies
     ]
     metadata: dict[str, Any] = {
         "tables": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
-        "dagster/row_count": dg.MetadataValue.int(sum(c.rows for c in copies)),
+        "dagster/row_count": dg.MetadataValue.int(sum(copy.rows for copy in copies)),
     }
     if len(copies) == 1:
         metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(copies[0].columns))

@@ -1,9 +1,12 @@
-"""The lake as a Dagster resource: the steps write it, and the user's own assets read replicas at a cut or at any moment.
+"""The lake as a Dagster resource: the steps write it, and a user's own assets read replicas from it.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
-In: a run with its resources, or a subscription's name. Out: the opened lake; a subscription's replicas
-as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError if there is no cut, and MomentError
-if a moment cannot be read.
+In: the resources of a run, or the name of a subscription
+Out: - the opened lake
+     - the replicas of a subscription at a cut or at any moment, as Spark DataFrames, or as delta-rs tables without a
+       JVM
+
+A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN. Raises
+LakeError if there is no cut, and MomentError if a moment cannot be read.
 """
 
 from collections.abc import Mapping
@@ -23,20 +26,20 @@ from pgsieve.resources.lake.session import SparkEngine
 
 
 class PgsieveLake(LakeResource):
-    """The lake of a pgsieve.yaml, for the steps and for assets that read the replicas."""
+    """The lake of a pgsieve.yaml, for the steps, and for assets that read the replicas."""
 
     def read_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DataFrame]:
-        """The replicas of a subscription as they were at one LSN, as `pgsieve.read_at_cut` returns them.
+        """The replicas of a subscription as they were at one LSN, in the same form as `pgsieve.read_at_cut` returns them.
 
-        They are DataFrames of the configured Spark session, by the table's name, such as `public.orders`.
+        Maps the name of each table, such as `public.orders`, to a DataFrame of the configured Spark session.
         """
         cuts = Cuts(self.open(), subscription)
         return cuts.frames(cuts.newest(lsn))
 
     def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
-        """The same replicas as tables of the package `deltalake`, for DuckDB, Polars or Arrow; needs no JVM.
+        """The same replicas as `read_at_cut` returns, as tables of the package `deltalake`, for DuckDB, Polars or Arrow.
 
-        Only for lakes that delta-rs can reach.
+        No JVM is needed, but delta-rs has to be able to reach the lake.
         """
         cuts = Cuts(self.open(), subscription)
         return cuts.tables(cuts.newest(lsn))
@@ -44,22 +47,23 @@ class PgsieveLake(LakeResource):
     def read_at(
         self, subscription: str, moment: str | datetime, scratch: str | None = None
     ) -> dict[str, DataFrame]:
-        """The replicas of a subscription as they were at any moment, as `pgsieve.read_at` returns them."""
+        """The replicas of a subscription as they were at any moment, in the same form as `pgsieve.read_at` returns them."""
         return frames(Moment.of(self.open(), subscription, moment), scratch)
 
     def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:
-        """The same replicas as tables of the package `deltalake`, without a JVM; only for lakes that delta-rs reaches.
+        """The same replicas as `read_at` returns, as tables of the package `deltalake`.
 
-        The tables are clones beside the lake or on this machine, and are deleted when this process ends.
+        No JVM is needed, but delta-rs has to be able to reach the lake. The tables are clones beside the lake or on
+        this machine, and are deleted when this process ends.
         """
         tables = tables_at(Moment.of(self.open(), subscription, moment))
         return {each.qualified: each.table() for each in tables}
 
 
 def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
-    """The lake of a run.
+    """Open the lake for a run.
 
-    Its Spark jobs use the run's Spark resource, whose session starts with the first job.
+    Its Spark jobs use the run's Spark resource. The resource starts a session for the first job.
     """
     resource, spark = (getattr(context.resources, name) for name in (naming.lake, naming.spark))
     assert isinstance(resource, LakeResource)
@@ -67,5 +71,5 @@ def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
 
 
 def lake_resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource | SparkEngine]:
-    """The resources that the steps need."""
+    """The resources that the steps need, by the keys under which they are defined."""
     return {naming.lake: lake, naming.spark: lake.engine}

@@ -1,6 +1,7 @@
-"""Retention, compaction and vacuum as assets: one per feed, one per subscription.
+"""The maintenance assets, which delete old changes, compact tables, and delete old files.
 
-The asset of a subscription also registers new replicas in the catalog, and updates comments.
+There is one for each feed (a slot with the subscriptions that read it), and one for each subscription. The asset of a
+subscription also registers new replicas in Spark's catalog, and updates their comments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,20 +27,20 @@ from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscriptio
 def feed_maintenance_asset(
     feed: Feed, subscriptions: Sequence[Subscription], retention: Retention, naming: Naming
 ) -> dg.AssetsDefinition:
-    """The asset `<source>/change_log_maintenance`; `subscriptions` are all subscriptions that read the feed."""
-    data = feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
+    """Make the asset `<source>/change_log_maintenance`. `subscriptions` are all subscriptions that read the feed."""
+    asset = feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
 
     @dg.multi_asset(
-        specs=[naming.spec(data, [naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))])],
+        specs=[naming.spec(asset, [naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))])],
         name=naming.name(f"{feed.name}__change_log_maintenance"),
         required_resource_keys=naming.resources,
         pool=f"slot_{feed.slot}",
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        begin = monotonic()
+        start_time = monotonic()
         with as_step(context):
             lake = open_lake(context, naming)
-            return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), begin)
+            return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), start_time)
 
     return change_log_maintenance
 
@@ -47,32 +48,39 @@ def feed_maintenance_asset(
 def subscription_maintenance_asset(
     subscription: Subscription, retention: Retention, naming: Naming, *, names: str | None = None
 ) -> dg.AssetsDefinition:
-    """The asset `<subscription>/maintenance`; `names` is the template of the replicas' names in the catalog."""
-    data = subscription_asset(subscription, AssetKind.MAINTENANCE)
+    """Make the asset `<subscription>/maintenance`.
+
+    `names` is the template for the names of the replicas in Spark's catalog; None if they are not registered there.
+    """
+    asset = subscription_asset(subscription, AssetKind.MAINTENANCE)
 
     @dg.multi_asset(
-        specs=[naming.spec(data, [naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))])],
+        specs=[naming.spec(asset, [naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))])],
         name=naming.name(f"{subscription.name}__maintenance"),
         required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
     )
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        begin = monotonic()
+        start_time = monotonic()
         with as_step(context):
             lake = open_lake(context, naming)
-            yield _result(maintain_subscription(subscription, lake, retention, context.log.info), begin)
+            yield _result(maintain_subscription(subscription, lake, retention, context.log.info), start_time)
             if names is not None:
                 Registration(subscription, lake, names).register()
 
     return maintenance
 
 
-def _result(maintained: Sequence[MaintainedTable], begin: float) -> dg.MaterializeResult[None]:
-    tables = [{"path": t.path, "rows deleted": t.rows, "files compacted": t.files} for t in maintained]
+def _result(maintained_tables: Sequence[MaintainedTable], start_time: float) -> dg.MaterializeResult[None]:
+    """Report what maintenance has done to each table. `start_time` is the time at which it began."""
+    tables = [
+        {"path": table.path, "rows deleted": table.rows, "files compacted": table.files}
+        for table in maintained_tables
+    ]
     totals: dict[str, Any] = {
-        "rows deleted": sum(t.rows for t in maintained),
-        "files compacted": sum(t.files for t in maintained),
+        "rows deleted": sum(table.rows for table in maintained_tables),
+        "files compacted": sum(table.files for table in maintained_tables),
         "tables": dg.MetadataValue.json(tables),
-        SECONDS: monotonic() - begin,
+        SECONDS: monotonic() - start_time,
     }
     return dg.MaterializeResult(metadata=totals)

@@ -1,4 +1,7 @@
-"""Asset metadata under Dagster's standard names. Metadata that Dagster plots has the same name in every run."""
+"""Metadata of assets, under the standard names of Dagster where there are any.
+
+Dagster plots numbers in the metadata, so the name of such an entry is the same in each run.
+"""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -23,21 +26,27 @@ from pgsieve.resources.work import Work
 
 NO_COMMENTS = Comments()
 
-#: Shown for a table without a row filter.
+#: The text that is shown for a table without a row filter.
 NO_FILTER = "none"
-#: The number of relations that are listed, those with the most changes: a partition tree may have thousands.
+#: A table of metadata lists at most this many relations, those with the most changes. A partition tree may have
+#: thousands.
 MAX_RELATIONS = 100
-#: The names of: a step's duration, how far the replicas are behind, and how much WAL the slot retains.
+#: The names of the entries for the duration of a step, for how far the replicas are behind, and for how much WAL a slot
+#: retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
 def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
-    """The data version of a replica; it changes only if rows may have changed, so that only then readers become stale."""
+    """The data version of a replica.
+
+    It changes only if rows of the replica may have changed. Otherwise Dagster would show the assets that read the
+    replica as stale for no reason.
+    """
     return dg.DataVersion(f"{format_lsn(lsn)} {version}")
 
 
 def work_metadata(work: Work) -> dict[str, Any]:
-    """The costs of a step's work: its engine, tasks, bytes written, and seconds."""
+    """What the work of a step has cost: its engine, tasks, bytes written, and seconds."""
     return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
 
 
@@ -71,7 +80,11 @@ def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
 
 
 def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
-    """The number of UPDATEs by the operation they were sent as, the number of changed relations, and a table of both."""
+    """Entries about the UPDATE transformation, which may turn an UPDATE into an INSERT or a DELETE.
+
+    They say how many UPDATEs were sent as each operation, and through how many relations changes came. A table has both
+    for each relation.
+    """
     origins = counts_by_origin(counts)
     records = [
         dg.TableRecord(
@@ -98,6 +111,7 @@ def _change_count(origin: tuple[object, SentCounts]) -> int:
 
 
 def _update_counts(counts: SentCounts) -> dict[str, int]:
+    """How many UPDATEs were sent as INSERT, UPDATE and DELETE, and how many were not sent."""
     updates = counts_by_result(counts)
     entries = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
     return {**entries, "UPDATEs not sent": updates[None]}
@@ -106,7 +120,7 @@ def _update_counts(counts: SentCounts) -> dict[str, int]:
 def column_schema(
     columns: Iterable[tuple[str, str]], comments: Mapping[str, str] = MappingProxyType({})
 ) -> dg.TableSchema:
-    """Columns and Spark types as Dagster shows them, with the publisher's comments."""
+    """Columns and their Spark types as Dagster shows them, with the publisher's comments."""
     return dg.TableSchema(
         [dg.TableColumn(name, spark, description=_description(comments.get(name))) for name, spark in columns]
     )
@@ -122,11 +136,12 @@ def column_metadata(
     comments: Comments,
     published_names: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A replica's columns with the publisher's comments, and the column of the asset `source` that each comes from.
+    """Entries about the columns of a replica, with the publisher's comments.
 
-    `published_names` maps the replica's name of each table column to the publisher's name. It has no metadata columns.
+    They also have the lineage: for each column, the column of the asset `source` from which it comes. `published_names`
+    maps each column of the replica to its name at the publisher. It does not have metadata columns.
     """
-    of_column = {
+    comments_by_column = {
         name: comments.columns[published_name]
         for name, published_name in published_names.items()
         if published_name in comments.columns
@@ -134,7 +149,7 @@ def column_metadata(
     comment = {} if comments.table is None else {"comment": escape_controls(comments.table)}
     return {
         **comment,
-        "dagster/column_schema": column_schema(columns, of_column),
+        "dagster/column_schema": column_schema(columns, comments_by_column),
         "dagster/column_lineage": dg.TableColumnLineage(
             {
                 name: [dg.TableColumnDep(source, published_name)]
@@ -147,6 +162,6 @@ def column_metadata(
 def standard_metadata(
     *, rows: int | None = None, table: str | None = None, uri: str | None = None
 ) -> dict[str, Any]:
-    """Dagster's standard metadata entries; a None is left out."""
+    """The standard entries of Dagster. An entry that is None is left out."""
     entries: Mapping[str, Any] = {"dagster/row_count": rows, "dagster/table_name": table, "dagster/uri": uri}
     return {key: value for key, value in entries.items() if value is not None}

@@ -9,7 +9,7 @@ before any traceback, and the description contains the reason. Nothing is rolled
 stay applied.
 
 A problem of a table fails the first run that finds it, and each run for which the user selects this table. Other
-runs succeed until there is another problem. Meanwhile the asset check `sync_state` still reports the old problem.
+runs succeed until there is another problem. Meanwhile the asset check `sync_state` still reports the first problem.
 """
 
 import logging

@@ -1,17 +1,18 @@
-"""Partition roots and other replica tables as assets: changes are applied to them in parallel, then a cut is written.
+"""The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN. The
-UPDATE transformation has already routed changes of partitions to their root
+A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN. Before this
+step, the UPDATE transformation has given the changes of partitions to the replica of their root
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
-If a run fails, Dagster shows every asset that the run has planned as failed. So runs plan only the cut, and report the
-tables that they changed. A table without changes, or one that is set aside, keeps its last materialization; the check
-`sync_state` tells them apart. Tables that a user selects are materialised if they are ready. Every run that has
-brought all tables up to date materialises the cut, even without changes.
+If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the
+replicas that they have changed. A replica without changes keeps its last materialization, and so does one that is set
+aside (its changes are not applied, because of an error); the check `sync_state` says which of the two it is. Replicas
+that a user selects are materialised if they are ready. A run that has brought all replicas up to date materialises the
+cut, even if there were no changes.
 
-Each run evaluates the checks `sync_state` and `freshness` of the cut, which cover all tables. It reports the checks of
-a single table only if it has materialised the table, or if the table has a new problem. A table that is set aside, or
-a disabled subscription, fails one run, at its end, and every later run in which a user selects it.
+Each run evaluates the checks `sync_state` and `freshness` of the cut, which cover all tables. The checks of a single
+table are reported only if the run has materialised the table, or if the table has a new problem. A table that is set
+aside, or a disabled subscription, fails one run, at its end. If a user selects the table, it also fails that run.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.work import Work, measure
 
-#: The events of the op.
+#: What the op yields to Dagster.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetCheckResult
 
 
@@ -91,10 +92,13 @@ def replica_tables_asset(
     prefetched: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None = None,
     callbacks: StepCallbacks[ApplyResult] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
-    """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
+    """Make the assets `<subscription>/<schema>/<table>` and `<subscription>/cut`. Their step applies the changes.
 
-    `prefetched` returns the cut before an apply that ran before the step, and the result of that apply; the step then only
-    reports them. `unchanged` are the tables of the cut that are not among `tables`. `freshness_policy` is the cut's.
+    - `tables`: the tables with an asset
+    - `unchanged`: the tables of the cut that are not among `tables`
+    - `freshness_policy`: the policy of the cut, if any
+    - `prefetched`: a function that waits for an apply that was done before the step. It returns the cut before that
+      apply, and the result; the step only reports them.
     """
     assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
 
@@ -137,12 +141,12 @@ class _ReplicaAssets:
         freshness_policy: dg.FreshnessPolicy | None,
     ) -> None:
         self.subscription, self.tables, self.naming = subscription, tables, naming
-        #: The tables by their assets' keys, and the keys of the assets of tables without changes.
+        #: `names` maps the asset key of each table to its name. `unchanged` has the keys of tables without changes.
         self.names = {naming.key(replica_asset(subscription, table)): name for name, table in tables.items()}
         self.unchanged = {naming.key(replica_asset(subscription, table)) for table in unchanged.values()}
-        cut_data = subscription_asset(subscription, AssetKind.CUT)
-        self.cut = naming.key(cut_data)
-        #: The names of the outputs by key.
+        cut_asset = subscription_asset(subscription, AssetKind.CUT)
+        self.cut = naming.key(cut_asset)
+        #: Maps each asset key to the name of its output.
         self.outputs = output_names([*self.names, self.cut])
         changes = naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
         groups = group_paths(tables)
@@ -152,22 +156,24 @@ class _ReplicaAssets:
             )
             for key, name in self.names.items()
         }
-        cut = naming.spec(cut_data, [changes, *self.names])
+        cut_spec = naming.spec(cut_asset, [changes, *self.names])
         self._specs[self.cut] = (
-            cut if freshness_policy is None else cut.replace_attributes(freshness_policy=freshness_policy)
+            cut_spec
+            if freshness_policy is None
+            else cut_spec.replace_attributes(freshness_policy=freshness_policy)
         )
-        #: The assets upstream of each output.
+        #: Maps the name of each output to the keys of the assets upstream of it.
         self.upstream = {
             self.outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
             for key, spec in self._specs.items()
         }
 
     def source(self, name: Name) -> dg.AssetKey:
-        """The asset of the table at the publisher."""
+        """The key of the table's asset at the publisher."""
         return self.naming.key(source_table_asset(self.subscription.feed.source.name, name))
 
     def outs(self) -> dict[str, dg.AssetOut]:
-        """The outputs of the op by their names."""
+        """Maps the name of each output of the op to its definition."""
         return {
             self.outputs[key]: dg.AssetOut.from_spec(
                 spec.replace_attributes(deps=[]), dagster_type=dg.Nothing, is_required=False
@@ -176,7 +182,10 @@ class _ReplicaAssets:
         }
 
     def ins(self) -> dict[str, dg.AssetIn]:
-        """The inputs of the op, named here: Dagster's names for two keys may be equal."""
+        """Maps the name of each input of the op to its definition.
+
+        The names are made here, because Dagster might give two inputs the same name.
+        """
         keys = set().union(*self.upstream.values()) - self._specs.keys()
         return {
             name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
@@ -191,26 +200,31 @@ class _Request:
         self.assets, self.context = assets, context
         selected_keys = context.selected_asset_keys
         self.has_assets = bool(selected_keys)
-        #: The keys of the selected tables, by table.
-        self.chosen = {assets.names[key]: key for key in sorted(selected_keys & assets.names.keys())}
+        #: Maps each selected table to its asset key.
+        self.selected_tables = {assets.names[key]: key for key in sorted(selected_keys & assets.names.keys())}
         self.has_cut = assets.cut in selected_keys
-        self.has_all_tables = self.has_cut or len(self.chosen) == len(assets.names)
-        #: The keys of the tables that the run may materialise, by table.
-        self.tables = {name: key for key, name in assets.names.items()} if self.has_cut else self.chosen
+        self.has_all_tables = self.has_cut or len(self.selected_tables) == len(assets.names)
+        #: Maps each table that the run may materialise to its asset key.
+        self.tables = (
+            {name: key for key, name in assets.names.items()} if self.has_cut else self.selected_tables
+        )
 
     def apply(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
-        """Apply the changes of the tables; returns the cut before the apply and its result, and the costs."""
+        """Apply the changes of the selected tables.
+
+        Returns the cut before the apply, and the result of the apply; and the cost of the work.
+        """
         subscription = self.assets.subscription
         former_cut, result = Cuts(lake, subscription.name).last(), ApplyResult()
         with measure() as work:
             if self.has_assets:
-                chosen_tables = None if self.has_all_tables else list(self.chosen)
-                result = apply(subscription, lake, self.context.log.info, chosen_tables)
+                names = None if self.has_all_tables else list(self.selected_tables)
+                result = apply(subscription, lake, self.context.log.info, names)
         return (former_cut, result), work
 
 
 class _Increment:
-    """The report of a run whose changes are applied: materializations, check results, and a failure."""
+    """What a run reports to Dagster after it has applied the changes: materializations, check results, and a failure."""
 
     def __init__(
         self, request: _Request, lake: Lake, former_cut: Cut | None, result: ApplyResult, work: Work
@@ -223,20 +237,26 @@ class _Increment:
         self._problems = subscription_problems(name, lake, self._states, self._subscription_state)
         self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
         former_problems = self._reported if request.has_all_tables else None
-        self._failing = (
-            _failing_problems(self._problems, request.chosen, former_problems) if request.has_assets else {}
+        self._failing_problems = (
+            _failing_problems(self._problems, request.selected_tables, former_problems)
+            if request.has_assets
+            else {}
         )
-        self._materialised = self._choose_materialised(
+        self._states_to_report = self._choose_states(
             former_cut, tables_with_failed_check(instance, set(request.tables.values()))
         )
-        self._behind = measured_freshness(self._subscription, lake)
-        #: Metadata of all assets of the run.
-        self._run_metadata = {**work_metadata(work), **lag_metadata(self._behind)}
+        self._freshness = measured_freshness(self._subscription, lake)
+        #: The metadata entries that all assets of the run get.
+        self._run_metadata = {**work_metadata(work), **lag_metadata(self._freshness)}
 
-    def _choose_materialised(
-        self, former_cut: Cut | None, failed: Container[dg.AssetKey]
+    def _choose_states(
+        self, former_cut: Cut | None, keys_with_failed_check: Container[dg.AssetKey]
     ) -> dict[Name, TableState]:
-        """The ready tables that have changed or that a user selected."""
+        """The states of the ready tables that have changed, or that a user has selected.
+
+        `keys_with_failed_check` has the tables whose last check `sync_state` has failed. Those that are ready by now
+        are reported, too, so that Dagster no longer shows the failure.
+        """
         request, tables = self._request, self._request.tables
         return {
             name: state
@@ -245,38 +265,43 @@ class _Increment:
             and state.state == SyncState.READY
             and (
                 is_changed(name, self._result, former_cut)
-                or tables[name] in failed
-                or (name in request.chosen and bool(self._failing or not request.has_all_tables))
+                or tables[name] in keys_with_failed_check
+                or (
+                    name in request.selected_tables
+                    and bool(self._failing_problems or not request.has_all_tables)
+                )
             )
         }
 
     def events(self) -> Iterator[Event]:
-        """The run's events for Dagster.
+        """Yields the events of the run for Dagster.
 
-        Raises IncompleteError after the last event if a problem fails the run.
+        If a problem fails the run, raises IncompleteError after the last event.
         """
         yield from self._replica_events()
         report_checks(self._context.instance, list(self._checks_of_tables()))
         if self._request.has_cut and self._result.cut and not cut_obstacles(self._problems):
             yield self._cut_event(self._result.cut)
         yield from self._checks_of_cut()
-        if self._failing:
-            chosen_names, tables = self._request.chosen, self._request.tables
-            failing = [
-                key for name, key in tables.items() if name in self._failing and name not in chosen_names
+        if self._failing_problems:
+            selected_tables, tables = self._request.selected_tables, self._request.tables
+            keys = [
+                key
+                for name, key in tables.items()
+                if name in self._failing_problems and name not in selected_tables
             ]
-            plan_assets(self._context, failing)
-            raise IncompleteError(self._subscription.name, list(self._failing.values()))
+            plan_assets(self._context, keys)
+            raise IncompleteError(self._subscription.name, list(self._failing_problems.values()))
 
     def _replica_events(self) -> Iterator[Event]:
-        """The materializations of replicas, with those that the run did not plan."""
+        """Yields the materializations of the replicas, including those that the run did not plan."""
         lake, assets, tables = self._lake, self._assets, self._request.tables
-        comments = _comments(self._subscription, list(self._materialised))
-        paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._materialised}
+        comments = _comments(self._subscription, list(self._states_to_report))
+        paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._states_to_report}
         with lake.consistent_read(*paths.values()):
             versions = {
                 name: replica_version(state.lsn, lake.records.version(paths[name]))
-                for name, state in self._materialised.items()
+                for name, state in self._states_to_report.items()
             }
             metadata = {
                 name: {
@@ -288,68 +313,79 @@ class _Increment:
                         self._published_names(name, state),
                     ),
                 }
-                for name, state in self._materialised.items()
+                for name, state in self._states_to_report.items()
             }
         for name, version in versions.items():
             key = tables[name]
             event = dg.MaterializeResult[None](
                 asset_key=key, data_version=version, metadata={**metadata[name], **self._run_metadata}
             )
-            is_asked = key in self._context.selected_asset_keys
+            is_planned = key in self._context.selected_asset_keys
             yield (
                 event
-                if is_asked
+                if is_planned
                 else unplanned_event(self._context, event, assets.upstream[assets.outputs[key]])
             )
 
     def _published_names(self, name: Name, state: TableState) -> Mapping[str, str]:
-        """The publisher's names of a replica's columns."""
+        """Maps each column of a replica to its name at the publisher."""
         replicated = self._assets.tables[name].replicated
         column_names = self._subscription.published_names(replicated.table) if replicated else {}
         columns = state.definition.table_columns if state.definition else ()
         return {column: column_names.get(column, column) for column, _ in columns}
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
-        """The checks of tables whose results have changed."""
-        of_others = self._problems.keys() - self._failing.keys() - self._request.chosen.keys()
-        unreported = (_ready_tables(self._states) - self._materialised.keys()) | of_others
+        """Yields the checks of tables whose results have changed."""
+        other_problems = (
+            self._problems.keys() - self._failing_problems.keys() - self._request.selected_tables.keys()
+        )
+        unreported_names = (_ready_tables(self._states) - self._states_to_report.keys()) | other_problems
         for name, key in self._request.tables.items():
-            if name in unreported:
+            if name in unreported_names:
                 continue
             state = self._states.get(name)
             if state is None or state.state != SyncState.READY:
                 self._context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
             yield sync_state_result(key, state)
-            yield table_freshness_result(key, self._subscription, self._behind, state)
+            yield table_freshness_result(key, self._subscription, self._freshness, state)
 
     def _cut_event(self, cut: Cut) -> Event:
-        """The materialization of the cut; its tags repeat the versions of inputs that this run has not materialised."""
+        """The materialization of the cut.
+
+        Its tags repeat the recorded versions of inputs that this run has not materialised. Otherwise Dagster would show
+        the cut as unsynced, because it would take these inputs for new.
+        """
         instance, key, request = self._context.instance, self._assets.cut, self._request
-        unchosen_tables = [request.tables[name] for name in self._materialised if name not in request.chosen]
+        unselected_keys = [
+            request.tables[name] for name in self._states_to_report if name not in request.selected_tables
+        ]
         return dg.MaterializeResult(
             asset_key=key,
             data_version=cut_data_version(cut),
             tags=recorded_input_tags(instance, key, self._assets.unchanged)
-            | current_input_tags(instance, unchosen_tables),
+            | current_input_tags(instance, unselected_keys),
             metadata={**cut_metadata(cut, self._result), **self._run_metadata},
         )
 
     def _checks_of_cut(self) -> Iterator[dg.AssetCheckResult]:
-        """The selected checks of the cut."""
+        """Yields those checks of the cut that the run evaluates."""
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
-                reported_problems = self._reported.intersection(self._problems.values()) | set(
-                    self._failing.values()
+                problems = self._reported.intersection(self._problems.values()) | set(
+                    self._failing_problems.values()
                 )
                 yield cut_sync_state_result(
-                    self._assets.cut, self._states, self._subscription_state, reported_problems
+                    self._assets.cut, self._states, self._subscription_state, problems
                 )
             else:
-                yield freshness_result(self._assets.cut, self._subscription, self._behind)
+                yield freshness_result(self._assets.cut, self._subscription, self._freshness)
 
 
 def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
-    """The publisher's comments on tables and their columns; empty if the publisher does not answer, as comments are optional."""
+    """The publisher's comments on tables and their columns.
+
+    Empty if the publisher does not answer, because the report can do without comments.
+    """
     if not names:
         return {}
     try:
@@ -360,22 +396,23 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 
 
 def _failing_problems(
-    problems: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
+    problems: Mapping[Name | None, str], selected_tables: Container[Name], reported: Container[str] | None
 ) -> dict[Name | None, str]:
     """The problems for which a run fails: those of selected tables, and those that are not in `reported`.
 
-    `reported` are the problems for which a run has failed. It is None for a run of selected tables, which fails only
-    for problems of these tables and of the subscription itself.
+    `reported` has the problems for which a run has already failed. It is None if a user has selected some tables for
+    the run. Such a run fails only for problems of these tables and of the subscription itself.
     """
     return {
         name: problem
         for name, problem in problems.items()
-        if (name is not None and name in chosen)
+        if (name is not None and name in selected_tables)
         or (name is None if reported is None else problem not in reported)
     }
 
 
 def _ready_tables(states: Mapping[Name, TableState]) -> set[Name | None]:
+    """The names of the tables that are ready, which means that changes are applied to them."""
     return {name for name, state in states.items() if state.state == SyncState.READY}
 
 
@@ -386,7 +423,7 @@ def freshness_description(subscription: Subscription) -> str:
 
 
 def is_changed(name: Name, result: ApplyResult, former_cut: Cut | None) -> bool:
-    """Whether a table got changes, or got another Delta version by a copy or a new definition."""
+    """True if a table got changes, or if a copy or a new definition gave it another Delta version."""
     version = former_cut.tables.get(name) if former_cut else None
     return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)
 
@@ -402,6 +439,7 @@ def _reason(state: TableState | None) -> str:
 def _replica_metadata(
     lake: Lake, path: str, table: PublishedTable, result: ApplyResult, state: TableState
 ) -> dict[str, Any]:
+    """Entries about a replica: how much was changed, the row filter, and the Delta version."""
     name = (table.schema, table.name)
     table_result = result.tables.get(name, TableResult(*name))
     cut = result.cut
@@ -412,7 +450,7 @@ def _replica_metadata(
     )
     properties = {
         "LSN": format_lsn(cut.lsn) if cut else None,
-        # As text: Dagster plots each number.
+        # The version is a text, because Dagster would plot a number.
         "Delta version": None if version is None else str(version),
         "row filter": row_filter,
         "changes came through": escape_controls(", ".join(table_result.through)) or None,

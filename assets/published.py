@@ -1,7 +1,8 @@
-"""A published table as Dagster shows it: read from a catalog, or from the lake if there is no catalog.
+"""A published table as Dagster shows it.
 
-In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names, publications and the row
-filter as text. An unknown filter is shown as unknown, never as "none".
+In: a `ReplicatedTable` of a catalog; or, if there is no catalog, the state of the table in the lake
+Out: names, publications, and the row filter as text. A row filter that is not known is shown as unknown, and not as
+     "none".
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -20,8 +21,9 @@ UNKNOWN_FILTER = "not known before the source has been read"
 class PublishedTable:
     """A table that a subscription replicates.
 
-    `row_filter` is None if it is unknown. `replicated` is None if there is no catalog. `comment` is the publisher's
-    comment on the table.
+    - `row_filter`: the row filter as text; None if it is not known
+    - `replicated`: the table in the catalog; None if there is no catalog
+    - `comment`: the publisher's comment on the table
     """
 
     schema: str
@@ -33,14 +35,17 @@ class PublishedTable:
 
     @classmethod
     def of_catalog(cls, replicated: ReplicatedTable, comment: str | None = None) -> "PublishedTable":
-        """A table as a catalog has it, with its comment."""
+        """Make it from a table of a catalog, and the comment on the table."""
         table = replicated.table
         filters = filter_text(replicated.row_filters)
         return cls(table.schema, table.name, replicated.publications, filters, replicated, comment)
 
     @classmethod
     def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
-        """A table as it was when it was copied; `publications` are the subscription's, for a table without a record."""
+        """Make it from the state of a table, as it was when the table was copied.
+
+        If the state does not record the publications of the table, those of the subscription are used (`publications`).
+        """
         published_columns = state.definition.published if state.definition else None
         if published_columns is None:
             return cls(state.schema, state.table, publications, None)
@@ -56,7 +61,7 @@ Tables = Mapping[Name, PublishedTable]
 
 
 def split_tables(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
-    """The tables whose names are in `names`, and the others."""
+    """Divide the tables into those whose names are in `names`, and the others."""
     return (
         {name: table for name, table in tables.items() if name in names},
         {name: table for name, table in tables.items() if name not in names},
@@ -64,5 +69,5 @@ def split_tables(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables
 
 
 def filter_text(row_filters: Iterable[str] | None) -> str:
-    """The text of row filters that are ORed; None stands for no filter."""
+    """Write row filters as text. A row is sent if it matches one of them. None stands for no row filter."""
     return NO_FILTER if row_filters is None else " OR ".join(row_filters)

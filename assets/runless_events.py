@@ -1,10 +1,11 @@
-"""Events in Dagster's records for assets that no run has planned: changed tables, their checks, an unchanged cut.
+"""Writes events into Dagster's records for assets that no run has planned: changed tables, their checks, unchanged cuts.
 
-When a run fails, Dagster shows the assets that the run has planned, and not materialised, as failed. An increment
-knows only at its end which tables it has changed. So it plans no tables, and reports the changed tables by the
-events of this module. A run of Dagster costs 0.2 s, an event without a run some milliseconds.
+If a run fails, Dagster shows all assets as failed that the run has planned and not materialised. An increment learns
+only at its end which tables it has changed. So it plans no tables, and reports the changed tables by events of this
+module. A Dagster run costs 0.2 seconds, and an event without a run only some milliseconds.
 
-In: results, or a subscription that has nothing to apply. Out: events in Dagster's records.
+In: results, or a subscription that has nothing to apply
+Out: events in Dagster's records
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,19 +50,20 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import Work
 
-#: How often an unchanged cut is reported within a subscription's `freshness`: so no freshness policy fails.
+#: How often an unchanged cut is reported within the time that a subscription's `freshness` allows. So a freshness
+#: policy that allows the same time does not fail.
 _REPORTS_PER_FRESHNESS = 4
-#: A run repeats the recorded versions of inputs that it does not materialise, if they are no more than this.
+#: A run repeats the recorded versions of inputs that it does not materialise, but only if there are at most this many.
 _MAX_INPUTS = 100
 
 
 def cut_data_version(cut: Cut) -> dg.DataVersion:
-    """The data version of a cut: it changes only with the replicas."""
+    """The data version of a cut. It changes only if a replica has changed."""
     return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
 
 
 def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """How far the replicas are behind; a text with the reason if that cannot be measured."""
+    """How far the replicas are behind. If that cannot be measured, a text with the reason."""
     try:
         return check_freshness(subscription, lake)
     except PgsieveError as error:
@@ -69,19 +71,21 @@ def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | st
 
 
 def lag_metadata(lag: Freshness | str) -> dict[str, float]:
-    """The lag as metadata; empty if it is not known."""
+    """The metadata entry about how far the replicas are behind. Empty if that is not known."""
     return {} if isinstance(lag, str) or lag.problem else {LAG_SECONDS: round(lag.seconds, 2)}
 
 
 def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckResult]) -> None:
     """Record results of checks that are not part of a run.
 
-    Each result names the materialization that it checks. Otherwise Dagster compares times, which SQLite stores in
-    whole seconds, and shows a check as "not evaluated" if it came within a second of its table.
+    Each result names the materialization that it checks. Otherwise Dagster would compare times, which SQLite stores in
+    whole seconds. If a check came within a second of the materialization, Dagster would show it as "not evaluated".
     """
     keys = {result.asset_key for result in results if result.asset_key is not None}
     records = dagster.get_asset_records(sorted(keys)) if keys else ()
-    targets = {r.asset_entry.asset_key: r.asset_entry.last_materialization_record for r in records}
+    targets = {
+        record.asset_entry.asset_key: record.asset_entry.last_materialization_record for record in records
+    }
     for result in results:
         assert result.asset_key is not None
         assert result.check_name is not None
@@ -103,11 +107,14 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
 
 
 def tables_with_failed_check(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-    """The tables whose last check `sync_state` failed; a run of another Dagster instance may have made some ready since."""
+    """Those of these tables whose last check `sync_state` has failed.
+
+    Such a table may be ready by now. For example, a run of another Dagster instance may have copied it.
+    """
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
-    last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
-    failed = AssetCheckExecutionRecordStatus.FAILED
-    return {key.asset_key for key, record in last.items() if record.status == failed}
+    records = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
+    failed_status = AssetCheckExecutionRecordStatus.FAILED
+    return {key.asset_key for key, record in records.items() if record.status == failed_status}
 
 
 def report_cut(
@@ -117,28 +124,28 @@ def report_cut(
     naming: Naming,
     lag: Freshness | None = None,
 ) -> None:
-    """Report the cut and its checks for a subscription that has nothing to apply, as an increment's run does.
+    """Report the cut and its checks for a subscription that has nothing to apply, as the run of an increment does.
 
-    Each report makes Dagster's records grow. So nothing is reported unless a fourth of `freshness` has passed since
-    the last report, or the cut or a table's state has changed. `lag` is how far the replicas are behind, if the
-    caller has measured it.
+    Each report makes Dagster's records grow. So the cut is reported only if it or the state of a table has changed, or
+    if a fourth of `freshness` has passed since the last report. `lag` is how far the replicas are behind, if the caller
+    has measured it.
     """
-    cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
+    cuts, table_states = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
-    with lake.consistent_read(cuts.path, states_of.path, record.path):
+    with lake.consistent_read(cuts.path, table_states.path, record.path):
         cut = cuts.last()
         if cut is None:
             return
-        states, subscription_state = states_of.newest(), record.state()
+        states, subscription_state = table_states.newest(), record.state()
     key = naming.key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
-    # Problems for which no run has failed are left out: the next run has to fail for them.
+    # Problems for which no run has failed yet are not reported here, because the next run has to fail for them.
     former_problems = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
-    state = cut_sync_state_result(key, states, subscription_state, former_problems)
-    if _is_reported(dagster, subscription, state, version):
+    state_result = cut_sync_state_result(key, states, subscription_state, former_problems)
+    if _is_reported(dagster, subscription, state_result, version):
         return
-    measured = measured_freshness(subscription, lake) if lag is None else lag
+    measured_lag = measured_freshness(subscription, lake) if lag is None else lag
     if not cut_obstacles(problems):
         dagster.report_runless_asset_event(
             dg.AssetMaterialization(
@@ -146,18 +153,21 @@ def report_cut(
                 metadata={
                     **cut_metadata(cut, ApplyResult()),
                     **work_metadata(Work()),
-                    **lag_metadata(measured),
+                    **lag_metadata(measured_lag),
                 },
                 tags={DATA_VERSION_TAG: version.value, **_renewed_input_tags(dagster, key)},
             )
         )
-    report_checks(dagster, [state, freshness_result(key, subscription, measured)])
+    report_checks(dagster, [state_result, freshness_result(key, subscription, measured_lag)])
 
 
 def report_if_disabled(
     dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, naming: Naming
 ) -> bool:
-    """Report the check `sync_state` if a subscription is disabled; returns whether an earlier run has failed for that."""
+    """If a subscription is disabled, report its check `sync_state`. Returns true if a run has already failed for that.
+
+    Returns false if the subscription is enabled.
+    """
     subscription_state = SubscriptionRecord(lake, subscription.name).state()
     if subscription_state.enabled:
         return False
@@ -173,18 +183,20 @@ def report_if_disabled(
 def recorded_input_tags(
     dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
 ) -> dict[str, str]:
-    """The tags with the versions of some inputs from the asset's last materialization; none for too many inputs.
+    """The tags with the versions of some inputs, as they were recorded with the last materialization of the asset.
 
-    A materialization repeats them for inputs that its run does not materialise. Without them Dagster calls the asset
-    "unsynced", as if these inputs were new. Dagster stores two tags per input with each materialization, hence
-    `_MAX_INPUTS`.
+    A materialization repeats these tags for inputs that its run does not materialise. Otherwise Dagster would show the
+    asset as unsynced, because it would take the inputs for new. Dagster stores two tags for each input with each
+    materialization, so for more than `_MAX_INPUTS` inputs there are no tags.
     """
     if not 0 < len(inputs) <= _MAX_INPUTS:
         return {}
-    newest = dagster.get_latest_data_version_record(key)
-    former_tags = (newest and newest.event_log_entry.tags) or {}
+    last_record = dagster.get_latest_data_version_record(key)
+    former_tags = (last_record and last_record.event_log_entry.tags) or {}
     names = [
-        tag(each) for each in inputs for tag in (get_input_data_version_tag, get_input_event_pointer_tag)
+        tag(input_key)
+        for input_key in inputs
+        for tag in (get_input_data_version_tag, get_input_event_pointer_tag)
     ]
     return {name: former_tags[name] for name in names if name in former_tags}
 
@@ -192,24 +204,30 @@ def recorded_input_tags(
 def current_input_tags(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
-    """A materialization's tags with the versions of its inputs; `inputs` has the version of one never materialised."""
+    """The tags with the present versions of an asset's inputs.
+
+    If an input was never materialised, its version in `inputs` is used.
+    """
     versions = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
     tags = {}
-    for each, version in versions.items():
-        record = dagster.get_latest_data_version_record(each)
-        present = record and extract_data_version_from_entry(record.event_log_entry)
-        tags[get_input_data_version_tag(each)] = (present or version).value
-        tags[get_input_event_pointer_tag(each)] = str(record.storage_id) if record else NULL_EVENT_POINTER
+    for input_key, version in versions.items():
+        record = dagster.get_latest_data_version_record(input_key)
+        present_version = record and extract_data_version_from_entry(record.event_log_entry)
+        tags[get_input_data_version_tag(input_key)] = (present_version or version).value
+        tags[get_input_event_pointer_tag(input_key)] = (
+            str(record.storage_id) if record else NULL_EVENT_POINTER
+        )
     return tags
 
 
 def _renewed_input_tags(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
-    """A materialization's tags for the inputs of its asset's last materialization as they are now; empty if it had none.
+    """The tags with the present versions of those inputs that the last materialization of an asset had.
 
-    Without them Dagster compares times, and calls the asset "unsynced" once an input is materialised again.
+    Empty if the asset had no materialization with inputs. Without these tags, Dagster would compare times, and show the
+    asset as unsynced as soon as an input is materialised again.
     """
-    newest = dagster.get_latest_data_version_record(key)
-    former_tags = newest and extract_data_provenance_from_entry(newest.event_log_entry)
+    last_record = dagster.get_latest_data_version_record(key)
+    former_tags = last_record and extract_data_provenance_from_entry(last_record.event_log_entry)
     if not former_tags:
         return {}
     return _version_tags(former_tags.code_version) | current_input_tags(
@@ -224,10 +242,10 @@ def _version_tags(code_version: str) -> dict[str, str]:
 def unplanned_event(
     context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
 ) -> dg.AssetMaterialization:
-    """The event for an asset that a step has materialised although its run did not plan it; `inputs` are its inputs.
+    """The materialization of an asset that a step has made, although its run did not plan it.
 
-    An asset that Dagster shows as failed stays so until a run that has planned it materialises it. So this run adds
-    such an asset to its plan.
+    `inputs` are the inputs of the asset. If Dagster shows an asset as failed, that remains so until a run that has
+    planned it materialises it. So in this case the asset is added to the plan of this run.
     """
     assert result.asset_key is not None
     assert result.data_version is not None
@@ -239,7 +257,7 @@ def unplanned_event(
 
 
 def plan_assets(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Plan these assets for this run: if it fails before it materialises them, Dagster shows them as failed."""
+    """Add assets to the plan of this run. If the run fails before it materialises them, Dagster shows them as failed."""
     step = context.get_step_execution_context().step.key
     for key in keys:
         plan_event = DagsterEvent.build_asset_materialization_planned_event(
@@ -249,7 +267,7 @@ def plan_assets(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) 
 
 
 def _is_shown_failed(dagster: dg.DagsterInstance, key: dg.AssetKey) -> bool:
-    """Whether the last run that planned an asset has failed without materialising it."""
+    """True if the last run that had planned an asset has failed, and has not materialised it."""
     plan = dagster.get_latest_planned_materialization_info(key)
     run = dagster.get_run_by_id(plan.run_id) if plan else None
     materialization = dagster.get_latest_materialization_event(key)
@@ -266,19 +284,19 @@ def _is_reported(
     state: dg.AssetCheckResult,
     version: dg.DataVersion,
 ) -> bool:
-    """Whether Dagster's records of the cut are recent and still true."""
+    """True if Dagster's records of the cut are recent, and still say what is the case."""
     assert state.asset_key is not None
     checks = [dg.AssetCheckKey(state.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
-    last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)
+    records = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)
     oldest_time = (
         datetime.now(UTC).timestamp() - subscription.freshness.total_seconds() / _REPORTS_PER_FRESHNESS
     )
     for check in checks:
-        record = last.get(check)
+        record = records.get(check)
         if record is None or record.event is None or record.event.timestamp < oldest_time:
             return False
         if record.status == AssetCheckExecutionRecordStatus.PLANNED:
-            return True  # The run of another process is about to report it.
+            return True  # A run of another process will report the check in a moment.
         evaluation = record.evaluation
         if check.name == SYNC_STATE and (
             evaluation is None
@@ -287,11 +305,11 @@ def _is_reported(
             return False
     if not state.passed:
         return True
-    newest = dagster.get_latest_materialization_event(state.asset_key)
-    materialization = newest and newest.asset_materialization
+    last_event = dagster.get_latest_materialization_event(state.asset_key)
+    materialization = last_event and last_event.asset_materialization
     return (
-        newest is not None
-        and newest.timestamp >= oldest_time
+        last_event is not None
+        and last_event.timestamp >= oldest_time
         and materialization is not None
         and (materialization.tags or {}).get(DATA_VERSION_TAG) == version.value
     )

@@ -1,4 +1,4 @@
-"""The asset `change_log`, the undecoded messages of one slot; and the check of the slot's health."""
+"""The asset `change_log`, which has the undecoded messages of one slot, and the check of the slot's health."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,16 +24,17 @@ def change_log_asset(
     *,
     append: Callable[[], DrainResult] | None = None,
 ) -> dg.AssetsDefinition:
-    """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm them.
+    """Make the asset `<source>/change_log`.
 
-    A continuous run passes `append`, which appends the messages that the run has received.
+    Its step appends the committed transactions up to the current LSN to the change log, and then confirms them to the
+    slot. `pgsieve run --follow` passes `append`, which appends the messages that it has received.
     """
-    data = feed_asset(feed, AssetKind.CHANGE_LOG)
-    key = naming.key(data)
+    asset = feed_asset(feed, AssetKind.CHANGE_LOG)
+    key = naming.key(asset)
     upstream = [naming.key(subscription_asset(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
 
     @dg.multi_asset(
-        specs=[naming.spec(data, upstream)],
+        specs=[naming.spec(asset, upstream)],
         check_specs=[slot_health_spec(feed, naming)],
         name=naming.name(f"{feed.name}__change_log"),
         required_resource_keys=naming.resources,

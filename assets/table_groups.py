@@ -1,8 +1,11 @@
-"""Dagster groups for many tables, nested in the group of their source or subscription.
+"""Groups for many tables in Dagster. They are nested in the group of the tables' source or subscription.
 
-Dagster's graph draws every asset of an expanded group in one column, so a group should be small. In: the names of
-tables. Out: the path of nested groups of each table, which is empty if there are few tables. A path depends only on the
-prefixes of names, so few paths change when tables come and go.
+If a group is expanded in Dagster's graph, all of its assets are drawn in one column, so a group should be small.
+
+In: the names of tables
+Out: for each table the path of its nested groups. The path is empty if there are few tables.
+
+A path depends only on the beginnings of names. So if tables are added or removed, few paths change.
 """
 
 import re
@@ -14,7 +17,7 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
 
-#: The most tables in a group: this many fit on a screen.
+#: The largest number of tables in a group. This many fit on a screen.
 _MAX_TABLES = 30
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 
@@ -22,7 +25,7 @@ GroupPath = tuple[str, ...]
 
 
 def group_paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
-    """The group path of each table: its schema if there are several schemas, then prefixes of its name."""
+    """Maps each table to the path of its groups: its schema if there are several schemas, and then beginnings of its name."""
     tables = sorted(set(names))
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())
@@ -37,11 +40,14 @@ def group_paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
 
 
 def _paths_by_prefix(tables: list[Name]) -> dict[Name, GroupPath]:
-    """Divide sorted tables of a schema by the first character in which names differ, until all groups are small."""
+    """Divide sorted tables of one schema into groups by the beginnings of their names, until all groups are small.
+
+    The beginning of a group ends with the first character in which names differ.
+    """
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())
-    first, last = tables[0][1], tables[-1][1]
-    length = next(i for i, (a, b) in enumerate(zip_longest(first, last), 1) if a != b)
+    first_name, last_name = tables[0][1], tables[-1][1]
+    length = next(i for i, (a, b) in enumerate(zip_longest(first_name, last_name), 1) if a != b)
     beginnings = defaultdict[str, list[Name]](list)
     for name in tables:
         beginnings[name[1][:length]].append(name)
@@ -53,16 +59,20 @@ def _paths_by_prefix(tables: list[Name]) -> dict[Name, GroupPath]:
 
 
 def _label(text: str) -> str:
-    """The text in the characters that Dagster allows in the name of a group."""
+    """Replace the characters that Dagster does not allow in the name of a group by their codes."""
     return _SPECIAL.sub(lambda special: f"_{ord(special.group()):X}_", text)
 
 
 def nested_group(group: str, path: GroupPath) -> str:
-    """The name of the group at a path within a group; the outer group's name if this Dagster has no nested groups."""
+    """The name of the group at a path within another group.
+
+    If this version of Dagster has no nested groups, it is the name of the outer group.
+    """
     return "/".join((group, *path)) if _NESTED else group
 
 
 def _is_nested() -> bool:
+    """True if this version of Dagster has nested groups."""
     try:
         dg.AssetSpec("any", group_name="outer/inner")
     except dg.DagsterInvalidDefinitionError:

@@ -1,8 +1,11 @@
-"""How replication appears in Dagster: the asset specs of its steps and tables, and the names of everything else.
+"""How replication appears in Dagster: the specs of the assets, and the names of everything else.
 
-In: `PgsieveAsset`, which says what an asset stands for. Out: its `AssetSpec`. Users subclass `PgsieveTranslator`, like
-the translators of other integrations, to change keys, groups, tags, owners, kinds, descriptions and automation
-conditions, or to add deps. `Naming.spec` adds the deps between the steps afterwards, by the translated keys.
+In: a `PgsieveAsset`, which says what an asset stands for
+Out: the `AssetSpec` of the asset
+
+A user can write a subclass of `PgsieveTranslator` to change keys, groups, tags, owners, kinds, descriptions and
+automation conditions, or to add deps. Other integrations of Dagster have such translators, too. After the translator,
+`Naming.spec` adds the deps between the steps, by the keys that the translator has given.
 """
 
 import re
@@ -22,15 +25,15 @@ from pgsieve.decoding.visible import escape_controls
 
 
 class AssetKind(StrEnum):
-    """What an asset stands for; a `translation` in YAML compares with these values."""
+    """What an asset stands for. A `translation` in YAML can compare with these values."""
 
-    #: A published table at the publisher: nothing materialises it.
+    #: A published table at the publisher. Nothing in Dagster materialises it.
     SOURCE_TABLE = "source_table"
     INITIAL_SYNC = "initial_sync"
     CHANGE_LOG = "change_log"
     TABLE_CHANGES = "table_changes"
     REPLICA = "replica"
-    #: The LSN at which all replicas of a subscription agree.
+    #: A version of each replica of a subscription, so that together they equal the publisher at one LSN.
     CUT = "cut"
     CHANGE_LOG_MAINTENANCE = "change_log_maintenance"
     MAINTENANCE = "maintenance"
@@ -40,10 +43,12 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    `name` is the subscription's name. For the change log and its maintenance it is the feed's: the source's name, or
-    the slot's if a subscription has its own slot. `subscription`, `schema` and `table` are None where the asset has
-    none. `row_filter` is None if it is not known, and the text `none` if there is no filter. `path` is the path of
-    groups within the group of the source or subscription. `comment` is the publisher's comment on the table.
+    - `name`: the name of the subscription. For the change log and its maintenance it is the name of the feed (a slot
+      with its subscriptions): that of the source, or that of the slot if a subscription has a slot of its own.
+    - `subscription`, `schema`, `table`: None if the asset does not belong to one
+    - `row_filter`: the row filter as text; None if it is not known, and `none` if there is none
+    - `path`: the path of groups within the group of the source or subscription
+    - `comment`: the publisher's comment on the table
     """
 
     kind: AssetKind
@@ -60,7 +65,7 @@ class PgsieveAsset:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The key that the asset has unless it is translated."""
+        """The key that the asset has, unless a translator changes it."""
         if self.schema is None or self.table is None:
             return dg.AssetKey([self.name, self.kind.value])
         table = encode_identifier(self.schema), encode_identifier(self.table)
@@ -70,7 +75,7 @@ class PgsieveAsset:
 
 
 def feed_asset(feed: Feed, kind: AssetKind) -> PgsieveAsset:
-    """The change log of a feed, or its maintenance."""
+    """The change log of a feed (a slot with its subscriptions), or the maintenance of the change log."""
     return PgsieveAsset(kind, feed.source.name, feed.name, feed.slot)
 
 
@@ -88,7 +93,7 @@ def subscription_asset(subscription: Subscription, kind: AssetKind) -> PgsieveAs
 
 
 def replica_asset(subscription: Subscription, table: PublishedTable, path: GroupPath = ()) -> PgsieveAsset:
-    """A replica; `path` and the table's comment are needed only for its spec, not for its key."""
+    """A replica. `path` and the comment on the table are needed only for the spec of the asset, not for its key."""
     return PgsieveAsset(
         AssetKind.REPLICA,
         subscription.feed.source.name,
@@ -107,35 +112,36 @@ def replica_asset(subscription: Subscription, table: PublishedTable, path: Group
 def source_table_asset(
     source: str, name: Name, path: GroupPath = (), comment: str | None = None
 ) -> PgsieveAsset:
-    """A table at the publisher; `path` and `comment` are needed only for its spec, not for its key."""
+    """A table at the publisher. `path` and `comment` are needed only for the spec of the asset, not for its key."""
     kind = AssetKind.SOURCE_TABLE
     return PgsieveAsset(kind, source, source, schema=name[0], table=name[1], path=path, comment=comment)
 
 
-#: The kinds that Dagster shows for an asset. Its materialisations name the engine that made it.
+#: Maps what an asset stands for to the kinds that Dagster shows for it. They do not name an engine; each
+#: materialization names the engine that made it.
 _KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
     AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
 }
-#: The kinds of assets that are not in the group of the steps, so that it stays small.
+#: These assets are not in the group of the steps, so that this group stays small.
 _TABLE_KINDS = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
 
 
 class PgsieveTranslator:
     """Makes the asset spec of each step and table.
 
-    Subclass it, and change what `super().get_asset_spec` returns.
+    To change the specs, write a subclass that changes what `super().get_asset_spec` returns:
 
         class Mine(pgsieve.PgsieveTranslator):
             def get_asset_spec(self, data):
                 return super().get_asset_spec(data).replace_attributes(owners=["team:data"])
 
-    A spec's `deps` are added to the asset's own. No two assets may get the same key.
+    The `deps` of the returned spec are added to those that the asset has anyway. No two assets may get the same key.
     """
 
     def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec of an asset. Its deps are only those that a subclass adds."""
+        """Make the spec of an asset. It has no deps, except those that a subclass adds."""
         return dg.AssetSpec(
             key=data.key,
             group_name=_group(data),
@@ -144,32 +150,34 @@ class PgsieveTranslator:
         )
 
 
-def _group(data: PgsieveAsset) -> str:
-    if data.kind not in _TABLE_KINDS:
-        return f"{data.source}_replication"
-    return nested_group(data.source if data.kind is AssetKind.SOURCE_TABLE else data.name, data.path)
+def _group(asset: PgsieveAsset) -> str:
+    """The group of an asset."""
+    if asset.kind not in _TABLE_KINDS:
+        return f"{asset.source}_replication"
+    return nested_group(asset.source if asset.kind is AssetKind.SOURCE_TABLE else asset.name, asset.path)
 
 
-def _description(data: PgsieveAsset) -> str:
-    match data.kind:
+def _description(asset: PgsieveAsset) -> str:
+    """The description of an asset."""
+    match asset.kind:
         case AssetKind.SOURCE_TABLE:
-            return f"{_qualified_name(data)} of source {data.source}."
+            return f"{_qualified_name(asset)} of source {asset.source}."
         case AssetKind.INITIAL_SYNC:
             return (
-                f"Copies the published tables of {', '.join(data.publications)}"
+                f"Copies the published tables of {', '.join(asset.publications)}"
                 " at one snapshot, row filters evaluated by the publisher. A backfill copies the chosen tables again."
             )
         case AssetKind.CHANGE_LOG:
             return (
-                f"The messages of replication slot {data.slot}, appended whole transaction by transaction;"
+                f"The messages of replication slot {asset.slot}, appended whole transaction by transaction;"
                 " the slot is confirmed only after they are durable."
             )
         case AssetKind.TABLE_CHANGES:
             return "The changes of each table after row filters and the UPDATE transformation."
         case AssetKind.REPLICA:
             return (
-                f"Replica of {_qualified_name(data)}. Publications: {', '.join(data.publications)}."
-                f" Row filter: {data.row_filter or UNKNOWN_FILTER}"
+                f"Replica of {_qualified_name(asset)}. Publications: {', '.join(asset.publications)}."
+                f" Row filter: {asset.row_filter or UNKNOWN_FILTER}"
             )
         case AssetKind.CUT:
             return (
@@ -188,18 +196,19 @@ def _description(data: PgsieveAsset) -> str:
             )
 
 
-def _qualified_name(data: PgsieveAsset) -> str:
-    assert data.schema is not None
-    assert data.table is not None
-    return quote_qualified(data.schema, data.table)
+def _qualified_name(asset: PgsieveAsset) -> str:
+    assert asset.schema is not None
+    assert asset.table is not None
+    return quote_qualified(asset.schema, asset.table)
 
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of everything that pgsieve defines in Dagster. Names of jobs, schedules, sensors, ops begin with `prefix`.
+    """The names of everything that pgsieve defines in Dagster.
 
-    If it is empty, only resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that is invalid in
-    Dagster's names, and if a translator gives two assets the same key.
+    The names of jobs, schedules, sensors and ops begin with `prefix`. If it is empty, only the resources have a prefix,
+    which is `pgsieve`. Raises PgsieveError if Dagster does not allow the prefix in names, or if a translator gives two
+    assets the same key.
     """
 
     prefix: str = ""
@@ -217,17 +226,17 @@ class Naming:
 
     @property
     def lake(self) -> str:
-        """The key of the lake's resource."""
+        """The key of the resource that opens the lake."""
         return f"{self.prefix or 'pgsieve'}_lake"
 
     @property
     def spark(self) -> str:
-        """The key of the resource that has the steps' Spark session."""
+        """The key of the resource that has the Spark session of the steps."""
         return f"{self.prefix or 'pgsieve'}_spark"
 
     @property
     def resources(self) -> set[str]:
-        """The resources of each step: the lake, and its Spark."""
+        """The keys of the resources that each step needs."""
         return {self.lake, self.spark}
 
     def name(self, own: str) -> str:
@@ -235,7 +244,7 @@ class Naming:
         return f"{self.prefix}_{own}" if self.prefix else own
 
     def spec(self, data: PgsieveAsset, deps: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
-        """The translated spec of an asset, with its own deps added."""
+        """The translated spec of an asset, with its deps added to those of the translator."""
         spec = self._translate(data)
         dep_keys = {dep.asset_key for dep in spec.deps}
         return spec.replace_attributes(deps=[*spec.deps, *(key for key in deps if key not in dep_keys)])
@@ -244,14 +253,14 @@ class Naming:
         """The translated key of an asset."""
         return self._translate(data).key
 
-    def _translate(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The translator's spec of an asset; the translator is asked once."""
-        if (spec := self._specs.get(data)) is None:
-            spec = self._specs[data] = self.translator.get_asset_spec(data)
-            first_data = self._keys.setdefault(spec.key, data)
-            if first_data.key != data.key:
+    def _translate(self, asset: PgsieveAsset) -> dg.AssetSpec:
+        """The spec that the translator makes of an asset. The translator is asked only once for each asset."""
+        if (spec := self._specs.get(asset)) is None:
+            spec = self._specs[asset] = self.translator.get_asset_spec(asset)
+            first_asset = self._keys.setdefault(spec.key, asset)
+            if first_asset.key != asset.key:
                 raise PgsieveError(
-                    f"the translation gives {data.key.to_user_string()} and {first_data.key.to_user_string()} one key,"
+                    f"the translation gives {asset.key.to_user_string()} and {first_asset.key.to_user_string()} one key,"
                     f" {spec.key.to_user_string()}",
                     hint="give the two assets different keys: put a `key_prefix` before one",
                     sqlstate="42710",

@@ -1,4 +1,8 @@
-"""UPDATE transformation as an asset: a subscription's changes in the slices appended since the last run."""
+"""The asset of the UPDATE transformation: the changes of a subscription, in the slices since the last run.
+
+A slice is the changes from one position of the slot to another. Row filters are applied to the changes, so an UPDATE
+may become an INSERT or a DELETE.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +23,8 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.work import measure
 
-#: The data version is the same in each run. With a new version, Dagster would call every replica "unsynced" whose table
-#: has no new changes. The check `freshness` reports changes that wait.
+#: Each run reports the same data version. If it changed, Dagster would show all replicas as unsynced, although most
+#: have no new changes. The check `freshness` reports changes that are waiting.
 _APPENDED = dg.DataVersion("appended")
 
 
@@ -31,17 +35,17 @@ def table_changes_asset(
     prefetched: PrefetchedWork[Sequence[TableChanges]] | None = None,
     callbacks: StepCallbacks[Sequence[TableChanges]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
-    """The asset `<subscription>/table_changes`: decode, filter, transform.
+    """Make the asset `<subscription>/table_changes`. Its step decodes changes, and applies the row filters to them.
 
-    `prefetched` returns changes that a command has transformed before the step; the step then only reports them. The problem
-    of a table is only logged: the later step of the replicas fails the run. A disabled subscription fails one run, and
-    is left out by later runs.
+    `prefetched` is a function that waits for changes that were transformed before the step. The step only reports them.
+    If a table has a problem, it is only logged here, and the later step of the replicas fails the run. A disabled
+    subscription fails one run, and later runs leave it out.
     """
-    data = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
+    asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(feed_asset(subscription.feed, AssetKind.CHANGE_LOG))]
 
     @dg.multi_asset(
-        specs=[naming.spec(data, upstream).replace_attributes(skippable=True)],
+        specs=[naming.spec(asset, upstream).replace_attributes(skippable=True)],
         name=naming.name(f"{subscription.name}__table_changes"),
         required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
@@ -60,7 +64,7 @@ def table_changes_asset(
                 changes, work = prefetched(log)
         callbacks.add_work(work)
         callbacks.report(changes)
-        for table in (c for c in changes if c.problem):
+        for table in (change for change in changes if change.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
         yield dg.MaterializeResult(
             metadata={**_metadata(changes), **work_metadata(work)}, data_version=_APPENDED
@@ -70,30 +74,37 @@ def table_changes_asset(
 
 
 def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
+    """Entries with the number of changes before and after the transformation, for each table and in total."""
     records = [
         dg.TableRecord(
             {
-                "table": escape_controls(quote_qualified(*c.name)),
+                "table": escape_controls(quote_qualified(*change.name)),
                 **{
-                    f"{operation}s received": c.received.get(operation, 0)
+                    f"{operation}s received": change.received.get(operation, 0)
                     for operation in ("insert", "update", "delete")
                 },
                 **{
-                    f"{operation}s sent": c.sent.get(operation, 0)
+                    f"{operation}s sent": change.sent.get(operation, 0)
                     for operation in ("insert", "update", "delete")
                 },
-                "truncates": c.truncates,
-                "partitions": escape_controls(", ".join(c.through)),
-                "problem": escape_controls(c.problem or ""),
+                "truncates": change.truncates,
+                "partitions": escape_controls(", ".join(change.through)),
+                "problem": escape_controls(change.problem or ""),
             }
         )
-        for c in changes
+        for change in changes
     ]
     totals = {}
     for operation in ("insert", "update", "delete"):
         totals[f"{operation}s before"] = dg.MetadataValue.int(
-            sum(c.received.get(operation, 0) for c in changes)
+            sum(change.received.get(operation, 0) for change in changes)
         )
-        totals[f"{operation}s after"] = dg.MetadataValue.int(sum(c.sent.get(operation, 0) for c in changes))
+        totals[f"{operation}s after"] = dg.MetadataValue.int(
+            sum(change.sent.get(operation, 0) for change in changes)
+        )
     table = dg.MetadataValue.table(records) if records else dg.MetadataValue.text("no changes")
-    return {"tables": table, **totals, **transformation_metadata(sum_counts(*(c.sent_as for c in changes)))}
+    return {
+        "tables": table,
+        **totals,
+        **transformation_metadata(sum_counts(*(change.sent_as for change in changes))),
+    }
