@@ -1,4 +1,4 @@
-"""The steps of replication, one folder each: functions over resources, without Dagster.
+"""The steps of replication, in one folder each: functions that use resources, but not Dagster.
 
-Each step reads the durable output of the step before. `records` has the tables that several steps read and write.
+Each step reads what the step before has written durably. `records` has the tables that several steps read and write.
 """

@@ -1,14 +1,14 @@
-"""Computes a DataFrame once, so that later queries read its result instead of computing it again."""
+"""Computes a DataFrame once, so that later queries read its rows instead of computing them again."""
 
 from pyspark.sql import DataFrame
 
 
 def checkpoint(frame: DataFrame) -> DataFrame:
-    """The DataFrame's rows as a local checkpoint; on Spark Connect the DataFrame itself, which is computed again.
+    """The same rows as a local checkpoint. On Spark Connect, the DataFrame itself, which each query computes again.
 
-    A cache would not do: Delta's MERGE reads its source twice, and refuses a cached one. A Spark Connect
-    server 4.1 loses checkpoints ("No DataFrame with id ... is found in the session"); the write to `noop` only
-    fills the observations.
+    A cache cannot be used instead: Delta's MERGE reads its source twice, and refuses a source that is cached. A Spark
+    Connect server 4.1 loses checkpoints ("No DataFrame with id ... is found in the session"). There the rows are only
+    written to `noop`, so that the observations get their values.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         frame.write.format("noop").mode("overwrite").save()

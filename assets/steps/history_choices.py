@@ -1,4 +1,4 @@
-"""The user's choice of histories of rows, by table: `history` in pgsieve.yaml."""
+"""The user's choice which histories of rows are kept, by table. It is the section `history` in pgsieve.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class HistoryChoice:
-    """The choice for one table; a None leaves it to the subscription's choice, where None means no.
+    """The choice for one table. If a field is None, the choice for the whole subscription applies, where None means no.
 
-    `initial`: the change history begins with the copied rows. `scd2`: a table of its own has all versions of the rows,
-    with their validity.
+    - `initial`: the change history of the table begins with the rows that were copied
+    - `scd2`: a table of its own has all versions of each row, with the times between which each was valid
     """
 
     initial: bool | None = None
@@ -19,11 +19,11 @@ class HistoryChoice:
 
     @property
     def is_kept(self) -> bool:
-        """Whether one of the histories is kept."""
+        """True if one of the histories is kept."""
         return bool(self.initial or self.scd2)
 
     def or_else(self, other: "HistoryChoice") -> "HistoryChoice":
-        """The choice with each None replaced by the value of the other one."""
+        """The same choice, in which each None is replaced by the value of `other`."""
         return HistoryChoice(
             other.initial if self.initial is None else self.initial,
             other.scd2 if self.scd2 is None else self.scd2,
@@ -32,7 +32,7 @@ class HistoryChoice:
 
 @dataclass(frozen=True)
 class HistoryChoices:
-    """The choices of a subscription: one for all tables (`every`), and others for single tables."""
+    """The choices of a subscription: `every` for all tables, and `tables` for single tables."""
 
     every: HistoryChoice = field(default_factory=HistoryChoice)
     tables: Mapping[Name, HistoryChoice] = field(default_factory=dict)

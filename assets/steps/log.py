@@ -6,4 +6,4 @@ Log = Callable[[str], None]
 
 
 def no_log(_: str) -> None:
-    """A log that drops its lines."""
+    """A log that ignores its lines."""

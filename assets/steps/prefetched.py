@@ -1,7 +1,9 @@
-"""Work that a command does before the step that reports it: its result and its log lines reach that step.
+"""Work that a command does before the step that reports it. The step gets the result of the work, and its log lines.
 
-The work is a function. In: the step's log, which receives the lines. Out: the result, and the costs. Raises the error
-of the work.
+Such work is a function (`PrefetchedWork`).
+
+In: the log of the step, which gets the lines
+Out: the result and the cost of the work. Raises the error of the work.
 """
 
 import logging
@@ -16,12 +18,12 @@ T = TypeVar("T")
 
 PrefetchedWork = Callable[[Log], tuple[T, Work]]
 
-#: Receives the log records of work for a later step; None for the work of the step that is running.
+#: While work is done for a later step: the function that receives its log records. None while a step does its own work.
 PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar(
     "prefetch_log", default=None
 )
 
 
 def finished_work(result: T) -> PrefetchedWork[T]:
-    """The result of work that has written its log lines itself."""
+    """Make a `PrefetchedWork` of a result. The lines of the work were already written to the log."""
     return lambda _: (result, Work())

@@ -1,4 +1,5 @@
-"""Checks of a replica: consistency with the publisher, conformity with row filters, freshness; and repair.
+"""Checks of a replica: whether it equals the publisher's table, matches its row filters, and is fresh; and its repair.
 
-`comparison` first compares checksums of segments; `difference` then compares the rows of segments that differ.
+`comparison` compares checksums of segments (parts of the rows), and `difference` then compares the rows of segments
+that differ.
 """

@@ -1,9 +1,9 @@
-"""Compares a replica with its table at one LSN: which segments differ, and in which rows.
+"""Compares a replica with the publisher's table at one LSN: finds which segments differ, and then which rows.
 
-A segment is the rows whose hashes have the same low bits. For each segment the server adds up the hashes of the
-published rows at a snapshot, and pgsieve those of the replica's rows. Rows are read and compared value by value only in
-segments that differ. Small tables, and all tables of a server that hashes otherwise, as a big-endian one does, are
-compared directly.
+A segment is the rows whose hashes end with the same bits. For each segment, the server adds up the hashes of the
+published rows in a snapshot, and pgsieve adds up the hashes of the replica's rows. If the two sums differ, the rows of
+the segment are read and compared value by value. Small tables are compared row by row without hashes. So are all tables
+of a server that computes other hashes, as a big-endian server does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,17 +43,20 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
-#: The largest sample of differing rows.
+#: A sample has at most this many of the rows that differ.
 SAMPLE_ROWS = 10
-#: The number of sessions in which the server computes checksums in parallel.
+#: The server computes checksums in this many sessions at the same time.
 CHECKSUM_SESSIONS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How many rows the publisher and the replica have, how many differ (`rows`), and some of these (`sample`).
+    """The result of a comparison.
 
-    A row of the sample has the columns c0, c1, … and `count`, as in `pgsieve.assets.steps.checks.difference`.
+    - `publisher_rows`, `replica_rows`: how many rows the two sides have
+    - `rows`: how many rows differ
+    - `sample`: some of these rows. Each has the columns c0, c1 and so on, and `count`, as in
+      `pgsieve.assets.steps.checks.difference`.
     """
 
     publisher_rows: int
@@ -64,11 +67,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class TableSides:
-    """The publisher's rows at a snapshot, and the rows of one version of the replica.
+    """The publisher's rows of a table in a snapshot, and the rows of one version of its replica.
 
-    `chunks` makes the queries for given expressions of the table's published rows. `selected` are the expressions that
-    a copy selects, named c0, c1, … `row_hash` is None if the server hashes otherwise than pgsieve, or the table has no
-    columns. `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows; neither is compared.
+    - `chunks`: makes the queries that select some expressions from the published rows of the table
+    - `selected`: the expressions that a copy selects, named c0, c1 and so on
+    - `row_hash`: hashes rows; None if the server computes other hashes than pgsieve, or if the table has no columns
+    - `soft_delete_columns`: the metadata columns of a replica that keeps deleted rows. Deleted rows and these columns
+      are not compared.
     """
 
     lake: Lake
@@ -90,16 +95,18 @@ class TableSides:
         if (reader := self._local_reader(size)) is not None:
             return self._compare_in_process(reader, None)
         publisher, replica = self._checksums(self.row_hash)
-        rows, differing = (
+        rows, differing_segments = (
             (int(publisher.rows.sum()), int(replica.rows.sum())),
             publisher.differing_segments(replica),
         )
-        if not differing.any():
+        if not differing_segments.any():
             return Difference(*rows)
-        segment_share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
+        segment_share = max(int(side.rows[differing_segments].sum()) for side in (publisher, replica)) / max(
+            rows
+        )
         reader, segments = (
             self._local_reader(int(size * segment_share)),
-            ChosenSegments(self.row_hash, differing),
+            ChosenSegments(self.row_hash, differing_segments),
         )
         difference = (
             self._compare_by_spark(segments) if reader is None else self._compare_in_process(reader, segments)
@@ -107,15 +114,15 @@ class TableSides:
         return Difference(*rows, difference.rows, difference.sample)
 
     def differing_segments(self) -> ChosenSegments | None:
-        """The segments that differ; None if only rows can be compared."""
+        """The segments that differ. None if there are no checksums, so that only rows can be compared."""
         if self.row_hash is None:
             return None
         publisher, replica = self._checksums(self.row_hash)
         return ChosenSegments(self.row_hash, publisher.differing_segments(replica))
 
     def _checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
-        """The checksums of the publisher and the replica, computed in parallel."""
-        queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
+        """The checksums of the publisher and of the replica, which are computed at the same time."""
+        queries = [checksums_query(query) for query in self.chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
         with ThreadPoolExecutor(CHECKSUM_SESSIONS) as pool:
             answers = [pool.submit(self._read, query) for query in queries]
@@ -126,7 +133,10 @@ class TableSides:
         return publisher, replica
 
     def frames(self, segments: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
-        """The publisher's and the replica's rows as Spark DataFrames, in the chosen segments or all (None)."""
+        """The publisher's and the replica's rows as Spark DataFrames.
+
+        They are the rows in the chosen segments, or all rows if `segments` is None.
+        """
         replica = self._replica()
         selected_rows = SelectedRows(self.conninfo, self.snapshot.name, self._queries(segments), self.columns)
         publisher_rows = copied_rows(self.lake.spark, selected_rows)
@@ -134,7 +144,7 @@ class TableSides:
 
     @property
     def _deleted_column(self) -> str | None:
-        """The column that marks deleted rows, if the replica keeps them."""
+        """The column that marks deleted rows; None if the replica does not keep them."""
         return metadata_column(self.soft_delete_columns, DELETED)
 
     def _replica(self) -> DataFrame:
@@ -142,7 +152,10 @@ class TableSides:
         return living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
     def _local_reader(self, size: int) -> LocalRecords | None:
-        """The replica's reader in this process; None if `size` bytes are too many, or only Spark can read the replica."""
+        """An object that reads the replica in this process.
+
+        None if `size` bytes are too many for this process, or if only Spark can read the replica.
+        """
         return self.lake.policy.reader(self.path, size)
 
     def _read(self, query: str) -> list[pa.RecordBatch]:
@@ -175,7 +188,7 @@ class TableSides:
         differences = differing_rows(publisher_rows, replica, [c.name for c in self.columns])
         counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
-            # The publisher's number of rows follows from this, so that the publisher is read only once.
+            # The publisher's number of rows is computed from this, so that the publisher's rows are read only once.
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
         assert counts is not None
@@ -194,7 +207,9 @@ class TableSides:
         replica_batches = self._batches(reader)
         if segments is not None:
             replica_batches = map(segments.select, replica_batches)
-        publisher_rows, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
+        publisher_rows, replica = (
+            pa.Table.from_batches(batches, schema) for batches in (batches, replica_batches)
+        )
         differences = few_differing_rows(publisher_rows, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
         sample = _row_texts(differences.slice(0, SAMPLE_ROWS))
@@ -202,7 +217,7 @@ class TableSides:
 
 
 def _row_texts(differences: pa.Table) -> list[dict[str, Any]]:
-    """Rows with their values as PostgreSQL prints them, since Python cannot represent some dates."""
+    """Rows with their values as text, as PostgreSQL prints them. Python could not represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
     texts = zip(*(value_texts(differences[name]) for name in names), strict=True)
@@ -217,7 +232,10 @@ def _hash_column(row_hash: RowHash) -> str:
 
 
 def hashes_alike(connection: psycopg.Connection[Any], seed: int) -> bool:
-    """Whether the server hashes as `pgsieve.decoding.checksums.hash_bytes` does; a big-endian one does not."""
+    """True if the server computes the same hashes as `pgsieve.decoding.checksums.hash_bytes`.
+
+    A big-endian server does not.
+    """
     sample = bytes(range(47))
     row = connection.execute(f"SELECT {hash_expression('%s::bytea', seed)}", [sample]).fetchone()
     assert row is not None

@@ -1,12 +1,16 @@
-"""Row-filter conformity: no row of a replica fails its table's row filter.
+"""Row-filter conformity: checks that each row of a replica matches the row filter of its table.
 
-In: the publications, as the publisher has them now, and the replicas. Out: the number of rows that fail, and keys of
-some of these rows. The initial copy takes the rows that pass the filter of any publication, whatever operations it
-publishes. An INSERT or UPDATE has to pass the filter of a publication that publishes this operation (PostgreSQL
-documentation, 29.4 Row Filters). So each row has to pass at least one of all these filters. The filters are evaluated
-over the replica's values, since unpublished operations may have changed the publisher's values. If the filter was
-altered since the copy, earlier rows stay, as in PostgreSQL, and `altered` is true. Raises SourceError, and
-PublicationError if a publication is missing.
+In: the publications, as the publisher has them now, and the replicas
+Out: the number of rows that do not match, and the keys of some of these rows
+
+The initial copy takes the rows that match the filter of any publication, whatever operations that publication
+publishes. An INSERT or UPDATE has to match the filter of a publication that publishes this operation (PostgreSQL
+documentation, 29.4 Row Filters). So each row has to match at least one of all these filters.
+
+The filters are evaluated with the values in the replica, because operations that are not published may have changed the
+values on the publisher. If the filter was altered since the copy, rows from before that stay, as in PostgreSQL; in that
+case `altered` is true. Raises SourceError if the publisher does not answer, and PublicationError if a publication is
+missing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,17 +39,22 @@ from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
-#: The most keys of failing rows that are reported.
+#: The keys of at most this many rows are reported.
 MAX_KEYS = 10
 
+#: Row filters, of which a row has to match at least one. None means that all rows are allowed.
 Filters = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class TableConformity:
-    """The number of rows of a table, the number of rows that fail its row filter, and keys of some of these.
+    """The result for a table.
 
-    `altered` says that the filter may have been altered since the copy. `problem` says why it cannot be evaluated.
+    - `rows`: the number of its rows
+    - `failing`: the number of rows that do not match its row filter
+    - `keys`: the keys of some of these rows
+    - `altered`: true if the filter may have been altered since the copy
+    - `problem`: the reason why the filter cannot be evaluated
     """
 
     rows: int = 0
@@ -56,17 +65,17 @@ class TableConformity:
 
 
 def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
-    """The row filters for a replica (each row has to pass at least one); None if all rows are allowed."""
+    """The row filters that apply to a replica."""
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated.row_filters]
     for relation in changed_relations(catalog):
-        relation_published = published_relation(relation, publications, catalog)
-        if relation_published is not None and relation_published.publish_as.oid == replicated.table.oid:
+        published = published_relation(relation, publications, catalog)
+        if published is not None and published.publish_as.oid == replicated.table.oid:
             sources += [
-                relation_published.filters[o]
-                for o in ("insert", "update")
-                if o in relation_published.operations
+                published.filters[operation]
+                for operation in ("insert", "update")
+                if operation in published.operations
             ]
     for texts in sources:
         if texts is None:
@@ -76,7 +85,7 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
 
 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
-    """Whether the table has a row filter that can be evaluated over the columns of the replica."""
+    """True if the table has a row filter, and it can be evaluated with the columns of the replica."""
     try:
         return bool(parsed_filters(subscription, replicated, replicated.row_filters or (), MappingRequests()))
     except PgsieveError:
@@ -89,29 +98,30 @@ def parsed_filters(
     texts: Sequence[str],
     mappings: CaseMappings | None = None,
 ) -> list[RowFilter]:
-    """The parsed row filters.
+    """Parse row filters.
 
-    Raises PgsieveError if the replica lacks one of their columns, or has it in a type that the user chose.
+    Raises PgsieveError if the replica does not have a column of a filter, or has it in another type that the user has
+    chosen.
     """
     table = replicated.table
     filters = [parse_table_filter(table, text, mappings) for text in texts]
-    plain = {
+    usable_columns = {
         name
         for name in replicated.columns
         if subscription.chosen_type((table.schema, table.name), name) is None
     }
-    for lacking in (f.columns - plain for f in filters):
-        if lacking:
+    for missing_columns in (row_filter.columns - usable_columns for row_filter in filters):
+        if missing_columns:
             raise PgsieveError(
                 f"the row filter of {table.qualified} reads columns that the replica lacks, or has in another type:"
-                f" {', '.join(sorted(lacking))}",
+                f" {', '.join(sorted(missing_columns))}",
                 sqlstate="42703",
             )
     return filters
 
 
 def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> TableConformity:
-    """Evaluate the row filters of a table over its replica."""
+    """Evaluate the row filters of a table for all rows of its replica."""
     feed = subscription.feed
     with feed.source.connect() as connection:
         catalog = feed.with_defined_publications(read_catalog(connection))
@@ -126,16 +136,16 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
         return TableConformity(problem=lock_error.message)
     filters = applicable_filters(subscription, replicated, catalog)
     replica = _FilteredReplica(subscription, lake, state, replicated, filters)
-    altered = replica.is_altered()
+    is_altered = replica.is_altered()
     try:
-        return replace(replica.evaluate(), altered=altered)
+        return replace(replica.evaluate(), altered=is_altered)
     except TABLE_ERRORS as error:
         return TableConformity(problem=reason(lake, error))
 
 
 @dataclass(frozen=True)
 class _FilteredReplica:
-    """The replica of a table, and its row filters (each row has to pass at least one)."""
+    """The replica of a table, and its row filters."""
 
     subscription: Subscription
     lake: Lake
@@ -144,7 +154,7 @@ class _FilteredReplica:
     filters: Filters
 
     def is_altered(self) -> bool:
-        """Whether the filter was, or may have been, altered since the copy."""
+        """True if the filter was, or may have been, altered since the copy."""
         subscription, state = self.subscription, self.state
         published = state.definition.published if state.definition else None
         if published is None or published.row_filters != self.replicated.row_filters:
@@ -163,18 +173,20 @@ class _FilteredReplica:
         return False
 
     def evaluate(self) -> TableConformity:
-        """Evaluate the filters over all rows."""
+        """Evaluate the filters for all rows."""
         subscription, lake, replicated = self.subscription, self.lake, self.replicated
         path = lake.paths.replica(subscription.name, *self.state.name)
         if self.filters is None:
             return TableConformity(lake.count(path))
         row_filters = parsed_filters(subscription, replicated, self.filters)
         key = [name for name in replicated.columns if name in replicated.key]
-        # At least one column is read, so that there are rows to count.
-        read = {*key, *(name for each in row_filters for name in each.columns)} or set(replicated.columns[:1])
+        # At least one column is read; otherwise there would be no rows to count.
+        names = {*key, *(name for each in row_filters for name in each.columns)} or set(
+            replicated.columns[:1]
+        )
         types = subscription.column_types(replicated)
-        schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
-        stored = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
+        schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in names])
+        replica_schema = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
 
         def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named_batches = (batch.rename_columns(schema.names) for batch in batches)
@@ -184,19 +196,20 @@ class _FilteredReplica:
         with lake.access.translate_errors(path):
             if (reader := lake.policy.reader(path)) is not None:
                 batches = (
-                    select_living(batch, stored, deleted_column)
+                    select_living(batch, replica_schema, deleted_column)
                     for batch in reader.batches(path, reader.version(path))
                 )
-                examined = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
+                results = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
             else:
-                rows = number_columns(living_rows(lake.current(path), stored.names, deleted_column))
-                examined = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
-        count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
-        keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())
+                rows = number_columns(living_rows(lake.current(path), replica_schema.names, deleted_column))
+                results = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
+        count, failing = (pc.sum(results[name]).as_py() or 0 for name in ("rows", "failing"))
+        keys = sorted(pc.list_flatten(results["keys"]).to_pylist())
         return TableConformity(count, failing, tuple(keys[:MAX_KEYS]))
 
 
-#: For a batch of rows: their number, the number that fail, and keys of some that fail.
+#: A row has the result for a batch of rows: the number of rows, the number of rows that do not match, and keys of some
+#: of these.
 _BATCH_RESULT = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
 _BATCH_RESULT_DDL = "rows bigint, failing bigint, keys array<string>"
 
@@ -204,11 +217,11 @@ _BATCH_RESULT_DDL = "rows bigint, failing bigint, keys array<string>"
 def _evaluate_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Evaluate the filters over batches; yields a row (`_BATCH_RESULT`) per batch."""
-    passes = compile_filters(*(row_filter.tree for row_filter in filters))
+    """Evaluate the filters for batches of rows; yields a row (`_BATCH_RESULT`) for each batch."""
+    matches = compile_filters(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.cast(schema)
-        failing = pc.invert(pc.fill_null(passes(rows), False))
+        failing = pc.invert(pc.fill_null(matches(rows), False))
         sample = rows.filter(failing).slice(0, MAX_KEYS)
         values = zip(*(value_texts(sample.column(name)) for name in key), strict=True)
         yield pa.RecordBatch.from_pylist(

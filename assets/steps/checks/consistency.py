@@ -1,8 +1,9 @@
-"""Subscriber consistency: the replica equals the publisher's filtered table at the same LSN.
+"""Subscriber consistency: checks that a replica equals the publisher's filtered table at the same LSN.
 
-A snapshot is exported at an LSN, and the subscription is brought up to exactly that LSN. Then the rows that the
-publisher selects at the snapshot are compared with the replica's (`pgsieve.assets.steps.checks.comparison`). Writes at
-the publisher continue meanwhile. Only keys of differing rows are reported, no other values.
+A snapshot of the publisher is exported at some LSN, and the subscription is brought up to exactly that LSN. Then the
+rows that the publisher selects in the snapshot are compared with those of the replica
+(`pgsieve.assets.steps.checks.comparison`). Other sessions can go on writing to the publisher meanwhile. The result has
+the keys of rows that differ, and no other values.
 """
 
 import secrets
@@ -49,7 +50,13 @@ from pgsieve.resources.postgres.waits import PATIENT_SECONDS
 
 @dataclass(frozen=True)
 class TableConsistency:
-    """The comparison of one table at `lsn`: the numbers of rows, the number of differing rows, and keys of some of these."""
+    """The comparison of one table at `lsn`.
+
+    - `publisher_rows`, `replica_rows`: the numbers of rows
+    - `differing`: the number of rows that differ
+    - `keys`: the keys of some of these rows, as text
+    - `problem`: the reason why the table could not be compared
+    """
 
     schema: str
     table: str
@@ -62,11 +69,11 @@ class TableConsistency:
 
     @property
     def equal(self) -> bool:
-        """Whether the replica has exactly the publisher's rows."""
+        """True if the replica has exactly the publisher's rows."""
         return self.problem is None and self.differing == 0
 
 
-#: The most comparisons of a table that is altered during each comparison.
+#: A table that is altered during its comparison is compared again, but not more often than this.
 MAX_ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
 HIDDEN = (
@@ -80,7 +87,12 @@ Names = Collection[Name] | None
 
 @dataclass(frozen=True)
 class SubscriptionAtLsn:
-    """A subscription and its publisher at the LSN of an exported snapshot."""
+    """A subscription and its publisher at the LSN of an exported snapshot.
+
+    - `tables`, `states`: map the subscription's tables to their definitions in `catalog` and to their states
+    - `seed`: the seed of the hashes of rows; None if the server computes other hashes than pgsieve
+    - `hidden`: the oids of tables of which row-level security hides rows from the role
+    """
 
     subscription: Subscription
     lake: Lake
@@ -94,7 +106,7 @@ class SubscriptionAtLsn:
     hidden: Collection[int]
 
     def problem(self, name: Name) -> str | None:
-        """Why a table cannot be compared; None if it can."""
+        """The reason why a table cannot be compared; None if it can."""
         if name not in self.tables:
             return SyncState.REMOVED.meaning
         if self.tables[name].table.oid in self.hidden:
@@ -108,25 +120,27 @@ class SubscriptionAtLsn:
         ).get(name):
             return lock_errors[name].message
         types = self.subscription.column_types(self.tables[name])
-        published_columns = tuple((self.subscription.replica_name(n), t.spark) for n, t in types.items())
+        published_columns = tuple(
+            (self.subscription.replica_name(name), kind.spark) for name, kind in types.items()
+        )
         if state.definition is None or state.definition.table_columns != published_columns:
             return ALTERED
         return None
 
     def rewritten_tables(self, names: Collection[Name]) -> list[Name]:
-        """The tables that were rewritten since the snapshot: it may show them as empty."""
+        """Those of these tables that were rewritten after the snapshot was exported, so that it may show them as empty."""
         if not names:
             return []
         later_catalog = read_catalog(self.connection)
         return [
-            n
-            for n in names
-            if Layout.of_table(self.tables[n].table, self.catalog).is_rewritten(later_catalog)
+            name
+            for name in names
+            if Layout.of_table(self.tables[name].table, self.catalog).is_rewritten(later_catalog)
         ]
 
     @contextmanager
     def translate_errors(self, name: Name, activity: str) -> Iterator[None]:
-        """Let errors in the block name the table, whether they come from the publisher or from the lake."""
+        """Within the block, add the name of the table to errors, whether they come from the publisher or from the lake."""
         table_name = self.tables[name].table.qualified
         with (
             self.lake.access.translate_errors(table_name),
@@ -135,12 +149,18 @@ class SubscriptionAtLsn:
             yield
 
     def sides(self, name: Name) -> TableSides:
-        """The publisher's and the replica's rows of a table; raises OvertakenError if the replica is beyond the snapshot."""
+        """The publisher's and the replica's rows of a table.
+
+        Raises OvertakenError if the replica has changes from after the snapshot.
+        """
         replicated, definition = self.tables[name], self.states[name].definition
         assert definition is not None
         types = self.subscription.column_types(replicated)
         oids = {a.name: a.type_oid for a in replicated.table.attributes}
-        columns_sent = tuple(SentColumn.for_column(quote(n), oids[n], t) for n, t in types.items())
+        columns_sent = tuple(
+            SentColumn.for_column(quote(column_name), oids[column_name], kind)
+            for column_name, kind in types.items()
+        )
         path = self.lake.paths.replica(self.subscription.name, *name)
         head = self.lake.records.head(path)
         if (head.position or 0) > self.snapshot.lsn:
@@ -159,8 +179,10 @@ class SubscriptionAtLsn:
             path=path,
             version=head.version,
             columns=[
-                ReplicaColumn(self.subscription.replica_name(n), t, n in replicated.key)
-                for n, t in types.items()
+                ReplicaColumn(
+                    self.subscription.replica_name(column_name), kind, column_name in replicated.key
+                )
+                for column_name, kind in types.items()
             ],
             conninfo=self.conninfo,
             snapshot=self.snapshot,
@@ -173,15 +195,15 @@ class SubscriptionAtLsn:
 
 @contextmanager
 def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
-    """Export a snapshot, and bring the subscription up to its LSN; both stay so for the block."""
+    """Export a snapshot, and bring the subscription up to its LSN. Within the block, both stay as they are."""
     feed = subscription.feed
     feed.source.check_ready()
-    # Each check has another seed, so that hashes that collide in one check differ in the next.
+    # Each check has another seed. If two different rows have the same hash in one check, they differ in the next.
     seed = secrets.randbits(64)
     with feed.source.connect() as connection, ExitStack() as stack:
         catalog = feed.with_defined_publications(read_catalog(connection))
         tables = subscription.tables(catalog)
-        # Without these locks other processes could read the slot, or apply changes, beyond the snapshot.
+        # Without these locks, other processes could read the slot or apply changes beyond the LSN of the snapshot.
         with feed.hold_lock():
             snapshot = stack.enter_context(export_snapshot(feed.source, PATIENT_SECONDS))
             stack.enter_context(feed.source.hold_lock(subscription.name))
@@ -205,9 +227,9 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
 def check_consistency(
     subscription: Subscription, lake: Lake, log: Log, names_to_check: Names = None, warn: Log = no_log
 ) -> list[TableConsistency]:
-    """Compare the replicas of `names_to_check` (None: all) with the publisher at one LSN.
+    """Compare replicas with the publisher at one LSN: those of `names_to_check`, or all if it is None.
 
-    A table that is altered or rewritten during its comparison is compared again, at a later LSN. `warn` receives two
+    If a table is altered or rewritten during its comparison, it is compared again, at a later LSN. `warn` receives two
     kinds of warnings: that changes of some partitions are not sent, and that a table differs because its publications
     do not publish all operations.
     """
@@ -217,14 +239,21 @@ def check_consistency(
     def compare(names: Names) -> list[Name]:
         with at_one_lsn(subscription, lake, log) as moment:
             compared_names = [name for name in moment.tables if names is None or name in names]
-            compared = {name: _compare_table(moment, name, log) for name in compared_names}
-            rewritten = moment.rewritten_tables([name for name in compared_names if compared[name].differing])
-            differing = [moment.tables[name] for name in compared_names if compared[name].differing]
+            comparisons = {name: _compare_table(moment, name, log) for name in compared_names}
+            rewritten_tables = moment.rewritten_tables(
+                [name for name in compared_names if comparisons[name].differing]
+            )
+            differing_tables = [moment.tables[name] for name in compared_names if comparisons[name].differing]
             warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
-            warnings.update(dict.fromkeys(filter(None, map(_unpublished_warning, differing))))
-        results.update(compared)
-        results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
-        return [*rewritten, *(name for name in compared_names if compared[name].problem == ALTERED)]
+            warnings.update(dict.fromkeys(filter(None, map(_unpublished_warning, differing_tables))))
+        results.update(comparisons)
+        results.update(
+            {
+                name: TableConsistency(*name, moment.snapshot.lsn, problem=REWRITTEN)
+                for name in rewritten_tables
+            }
+        )
+        return [*rewritten_tables, *(name for name in compared_names if comparisons[name].problem == ALTERED)]
 
     retry_altered(compare, names_to_check)
     for warning in warnings:
@@ -233,21 +262,23 @@ def check_consistency(
 
 
 def _unpublished_warning(replicated: ReplicatedTable) -> str | None:
-    """A warning that rows differ because publications do not publish all operations; None if they do.
+    """A warning that rows differ because the table's publications do not publish all operations; None if they do.
 
     PostgreSQL documentation, 29.1 Publication.
     """
-    missing = [f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations]
-    if not missing:
+    unpublished_operations = [
+        f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations
+    ]
+    if not unpublished_operations:
         return None
     return (
-        f'table "{replicated.table.qualified}": its publications publish no {", ".join(missing)}, so the replica lacks'
+        f'table "{replicated.table.qualified}": its publications publish no {", ".join(unpublished_operations)}, so the replica lacks'
         " these changes; `pgsieve check --repair` brings it up to date"
     )
 
 
 def retry_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
-    """Run a step for some tables, and again for the tables that it returns: they were altered meanwhile."""
+    """Run a step for some tables, and run it again for the tables that it returns, because they were altered meanwhile."""
     for _ in range(MAX_ATTEMPTS):
         names = step(names)
         if not names:
@@ -255,6 +286,7 @@ def retry_altered(step: Callable[[Names], Collection[Name]], names: Names) -> No
 
 
 def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
+    """Compare one table."""
     lsn, subscription = moment.snapshot.lsn, moment.subscription.name
     if problem := moment.problem(name):
         return TableConsistency(*name, lsn, problem=problem)
@@ -275,7 +307,8 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
 
 
 def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
-    key_indexes = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
+    """The result for a table. The values of the sample's rows are in columns c0, c1 and so on."""
+    key_indexes = [index for index, column in enumerate(replicated.columns) if column in replicated.key]
     return TableConsistency(
         schema=replicated.table.schema,
         table=replicated.table.name,
@@ -284,16 +317,16 @@ def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> Ta
         replica_rows=difference.replica_rows,
         differing=difference.rows,
         keys=tuple(
-            _key_text(replicated, [row[f"c{i}"] for i in key_indexes], row["count"])
+            _key_text(replicated, [row[f"c{index}"] for index in key_indexes], row["count"])
             for row in difference.sample
         ),
     )
 
 
 def _key_text(replicated: ReplicatedTable, values: Sequence[str], count: int) -> str:
-    """A differing row as text: its key, or no value if the table has no key."""
+    """Write a row that differs as text: its key, and on which side it is. Without a key, no value of the row is written."""
     side = "missing from the replica" if count > 0 else "only in the replica"
     if not replicated.key:
         return f"a row {side}"
-    names = ", ".join(c for c in replicated.columns if c in replicated.key)
+    names = ", ".join(column for column in replicated.columns if column in replicated.key)
     return f"({names})=({', '.join(values)}) {side}"

@@ -1,6 +1,7 @@
-"""Segments of a replica, read by Spark: the checksums of all segments, or the rows of some.
+"""Reads the segments of a replica by Spark: the checksums of all segments, or the rows of some.
 
-Executors hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and send only checksums to the driver.
+A segment is the rows whose hashes end with the same bits, and its checksum is the sum of their hashes. The executors
+hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and send only the checksums to the driver.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,23 +16,26 @@ from pgsieve.decoding.checksums.segments import Checksums, ChosenSegments, RowHa
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.spark_writes import number_columns
 
-#: A sum of 64-bit hashes is in two halves, so that Spark can add them without an overflow.
+#: A sum of 64-bit hashes is divided into two halves, so that Spark can add the sums without an overflow.
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
 
 
 def living_rows(rows: DataFrame, columns: Sequence[str], deleted: str | None) -> DataFrame:
-    """Columns of the rows of a replica that have not ended; the column `deleted` marks rows that have."""
+    """The columns of those rows of a replica that are not deleted.
+
+    If the replica keeps deleted rows, the column `deleted` marks them.
+    """
     columns_to_read = [F.col(quoted(name)) for name in columns]
     if deleted is None:
         return rows.select(*columns_to_read)
-    is_deleted = number_columns(rows.select(*columns_to_read, F.col(quoted(deleted))))
-    *names, flag = is_deleted.columns
+    numbered_rows = number_columns(rows.select(*columns_to_read, F.col(quoted(deleted))))
+    *names, flag = numbered_rows.columns
 
-    def living(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def select_living_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch.filter(mask_living_rows(batch, flag)).select(names)
 
-    return is_deleted.mapInArrow(living, is_deleted.select(*names).schema).toDF(*columns)
+    return numbered_rows.mapInArrow(select_living_rows, numbered_rows.select(*names).schema).toDF(*columns)
 
 
 def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
@@ -59,17 +63,17 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
         name: np.asarray(column)
         for name, column in zip(summed_rows.columns, summed_rows.toArrow().columns, strict=True)
     }
-    whole = (sums["high"].astype(np.uint64) << np.uint64(32)) + sums["low"].astype(np.uint64)
+    hash_sums = (sums["high"].astype(np.uint64) << np.uint64(32)) + sums["low"].astype(np.uint64)
     totals = Checksums()
-    totals.add_sums(sums["segment"], sums["rows"], whole)
+    totals.add_sums(sums["segment"], sums["rows"], hash_sums)
     return totals
 
 
 def replica_rows(replica: DataFrame, segments: ChosenSegments) -> DataFrame:
-    """The replica's rows in chosen segments."""
+    """The rows of a replica that are in the chosen segments."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return map(segments.select, batches)
 
-    plain = number_columns(replica)
-    return plain.mapInArrow(rows, plain.schema).toDF(*replica.columns)
+    numbered_rows = number_columns(replica)
+    return numbered_rows.mapInArrow(rows, numbered_rows.schema).toDF(*replica.columns)

@@ -1,10 +1,13 @@
 """Compares the recorded sequences of a subscription with those of the publisher.
 
-In: a subscription. Out: one `SequenceComparison` per sequence. The publisher's sequence moves on after each
-refresh, as with a subscriber of PostgreSQL 19. So a recorded value counts as equal if it is or was the publisher's
-value. On PostgreSQL 19 it was if the recorded page LSN is older than the publisher's; on earlier versions if the
-publisher's value is beyond the recorded value, in the direction of the increment. A sequence that was not recorded, or
-is no longer published, counts as different.
+In: a subscription
+Out: a `SequenceComparison` for each sequence
+
+The publisher's sequence moves on after its value was recorded, as it does with a subscriber of PostgreSQL 19. So a
+recorded value counts as equal if it is the publisher's value, or was the publisher's value before. On PostgreSQL 19 it
+was that if the recorded page LSN is older than the publisher's. On earlier versions it was that if the publisher's
+value is further on in the direction of the increment. A sequence that is not recorded, or that is no longer published,
+counts as different.
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,10 @@ from pgsieve.resources.postgres.sequences import SequenceValue
 
 @dataclass(frozen=True, slots=True)
 class SequenceComparison:
-    """A sequence as it was recorded, and as the publisher has it now; None if it is not recorded or not published."""
+    """A sequence as it was recorded, and as the publisher has it now.
+
+    `recorded` is None if the sequence is not recorded, and `present` is None if it is not published.
+    """
 
     schema: str
     name: str
@@ -26,16 +32,17 @@ class SequenceComparison:
 
     @property
     def problem(self) -> str | None:
-        """Why the publisher's value cannot be read; None if it can."""
+        """The reason why the publisher's value cannot be read; None if it can."""
         return self.present.problem if self.present else None
 
     @property
     def moved(self) -> bool:
-        """Whether the publisher's value has moved on since it was recorded."""
+        """True if the publisher's value has moved on since it was recorded."""
         if self.recorded is None or self.present is None or self.problem or self._is_same:
             return False
         recorded_lsn, present_lsn = self.recorded.page_lsn, self.present.page_lsn
-        # A server logs several values of a sequence at once: only the first of them moves the page's LSN.
+        # A server logs several values of a sequence at once, and only the first of them changes the LSN of the page. So
+        # the value may have moved on although the LSN is the same.
         return (
             self._is_beyond
             if recorded_lsn is None or present_lsn is None or recorded_lsn == present_lsn
@@ -44,7 +51,7 @@ class SequenceComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the recorded value is or was the publisher's."""
+        """True if the recorded value is the publisher's value, or was the publisher's value before."""
         return self._is_same or self.moved
 
     @property
@@ -72,8 +79,9 @@ def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
 
 
 def compare_sequences(subscription: Subscription, record: Sequences) -> list[SequenceComparison]:
-    """Compare the recorded sequences with the publisher's; empty where none is or was published."""
-    # The record is read first: values recorded after the publisher's values are read could be newer than these.
+    """Compare the recorded sequences with those of the publisher. Empty if none is or was published."""
+    # The record is read before the publisher's values. Otherwise a value that was recorded in between could be newer than
+    # the publisher's value.
     recorded = record.newest()
     feed = subscription.feed
     with feed.source.connect() as connection:

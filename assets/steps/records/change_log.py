@@ -1,6 +1,8 @@
-"""The feed's table `change_log`: the messages of its slot; its position is the LSN up to which it has them.
+"""The table `change_log` of a feed: the messages of its slot. Its position is the LSN up to which it has them.
 
-Slot consumption writes it, one commit per slice. Maintenance deletes slices that all subscriptions have applied.
+A feed is a slot with the subscriptions that read it. The step `slot_consumption` writes the table, in one commit for
+each slice (the changes from one position of the slot to another). Maintenance deletes slices that all subscriptions
+have applied.
 """
 
 from dataclasses import dataclass
@@ -39,13 +41,13 @@ class ChangeLog:
         return self.lake.paths.change_log(self.feed.name)
 
     def position(self) -> int | None:
-        """The LSN up to which the change log has the feed's changes; None before its first commit."""
+        """The LSN up to which the table has the messages of the slot; None before its first commit."""
         return self.lake.records.position(self.path)
 
     def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
-        """Record a position in a commit without rows; there are no changes between `after` and the position.
+        """Record a position in a commit without rows. Between `after` and the position there are no changes.
 
-        Raises OvertakenError if the change log's position is not `after`, or its version not `base`.
+        Raises OvertakenError if the position of the table is not `after`, or if its version is not `base`.
         """
         self.lake.records.append(self.path, CHANGE_LOG.empty_table(), position, base=base, after=after)
         reach(Failpoint.POSITION_RECORDED)

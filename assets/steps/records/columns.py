@@ -1,4 +1,4 @@
-"""Spark's DDL for columns, the order key of changes, and other columns of Spark."""
+"""Columns in Spark's notation, and the order key of changes."""
 
 from collections.abc import Iterable
 
@@ -7,22 +7,25 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.records import quoted
 
-#: The order key of a change: the LSN of its commit record and its place in the transaction.
+#: The order key of a change: the LSN of the commit record of its transaction, and its place in the transaction.
 Order = tuple[int, int]
 
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """Column names and Spark types as a DDL schema."""
+    """Write columns as a schema in Spark's DDL. Each column is a name and a Spark type."""
     return ", ".join(f"{quoted(name)} {spark}" for name, spark in columns)
 
 
 def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """Column names and Spark types as a struct type."""
+    """Write columns as a struct type in Spark's DDL. Each column is a name and a Spark type."""
     return f"struct<{', '.join(f'{quoted(name)}: {spark}' for name, spark in columns)}>"
 
 
 def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """The DDL schema of a table's transformed changes (`changes_schema`); `columns` are the replica's."""
+    """The schema of a table's transformed changes in Spark's DDL. `columns` are those of the replica.
+
+    `changes_schema` is the same schema for Arrow.
+    """
     struct = struct_ddl(columns)
     return (
         "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
@@ -31,5 +34,5 @@ def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def field(struct: str, name: str) -> Column:
-    """A field of a struct column; its name may have any characters."""
+    """A field of a struct column. Unlike in Spark's `col`, the name of the field may have any characters."""
     return F.col(struct).getField(name)

@@ -1,8 +1,8 @@
-"""Cuts of a subscription, and reads at a cut.
+"""The cuts of a subscription, and reads of replicas at a cut.
 
-A cut is an LSN, with a Delta version of each replica of the subscription that has exactly what committed before this
-LSN. Up to the LSN of the next cut nothing else was applied. Cuts are rows of the Delta table `_cuts`. `read_at_cut` is
-for users.
+A cut is an LSN, and for each replica of the subscription the Delta version that contains exactly what was committed
+before this LSN. Between the LSNs of two cuts nothing was applied that is not in the second one. Cuts are rows of the
+Delta table `_cuts`. `read_at_cut` is a function for users.
 """
 
 import re
@@ -39,15 +39,16 @@ CUTS = pa.schema(
 
 @dataclass(frozen=True)
 class Cut:
-    """An LSN, and for each replica the Delta version that has exactly what committed before it (`tables`).
+    """An LSN, and for each replica the Delta version that contains exactly what was committed before this LSN (`tables`).
 
-    - `at` is the time of the record.
-    - `states` is the version of the table states from which the cut was made; None in cuts of earlier versions.
-    - `entries` are the sizes in bytes of the Delta log entries of `tables`, as far as they are known.
-    - `histories` are positions that the change histories had reached.
-    - `records` are the Delta versions of pgsieve's record tables, by the Delta tables' identifiers.
-    - `versioned` are the positions of the tables of versions of rows (`scd2`) that have no gap up to the cut.
-    - `scd2` are the Delta versions of these tables; none of them was put back.
+    - `at`: the time at which the cut was recorded
+    - `states`: the version of the table states from which the cut was made; None in cuts of earlier versions of pgsieve
+    - `entries`: the sizes in bytes of the Delta log entries of `tables`, if they are known. A table was put back and
+      written again if the entry of the same version has another size.
+    - `histories`: positions that the change histories had reached
+    - `records`: maps the identifiers of pgsieve's record tables to their Delta versions
+    - `versioned`: the positions of those tables of versions of rows (`history: scd2`) that have no gap up to the cut
+    - `scd2`: the Delta versions of the tables of versions of rows, except those that were put back
     """
 
     lsn: int
@@ -61,38 +62,38 @@ class Cut:
     scd2: Mapping[Name, int] = field(default_factory=dict)
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
-        """Raise DamagedTableError if a change history is behind its position in the cut; 0 stands for no history."""
+        """Raise DamagedTableError if a change history has not reached the position that it has in the cut.
+
+        `position` is its present position; 0 if there is no history.
+        """
         if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
             raise damaged_table_error(path, PUT_BACK)
 
     def is_after(self, state: TableState) -> bool:
-        """Whether the table had this state already when the cut was made.
+        """True if the table already had this state when the cut was made.
 
-        Their times are compared only if the cut does not record the version of the states.
+        If the cut does not record the version of the table states, the times of the two are compared.
         """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)
         return state.version <= self.states
 
     def refuse_earlier(self, states: TableStates) -> None:
-        """Raise DamagedTableError if the table states are behind the version from which the cut was made."""
+        """Raise DamagedTableError if the table states have an earlier version than the one from which the cut was made."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
             raise damaged_table_error(path, PUT_BACK)
 
 
 def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
-    """A table's version in a cut, out of `versions`; None if the cut is earlier than the table's copy."""
+    """The version that a table has in a cut, according to `versions`; None if the cut is earlier than the table's copy."""
     is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
     return versions.get(state.name) if is_later else None
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """The table `_cuts` of one subscription.
-
-    Apply and repair write it; maintenance deletes old cuts.
-    """
+    """The table `_cuts` of one subscription. The apply and the repair write it, and maintenance deletes old cuts."""
 
     lake: Lake
     subscription: str
@@ -103,7 +104,7 @@ class Cuts:
         return self.lake.paths.cuts(self.subscription)
 
     def all(self) -> list[Cut]:
-        """All cuts that maintenance has not deleted, oldest first."""
+        """All cuts that maintenance has not deleted, the oldest first."""
         return _cuts(self.lake.records.rows(self.path))
 
     def last(self) -> Cut | None:
@@ -111,8 +112,8 @@ class Cuts:
         return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
 
     def newest(self, lsn: str | None = None) -> Cut:
-        """The newest cut, or the newest at or before an LSN; raises LakeError if there is none."""
-        cuts = [c for c in self.all() if lsn is None or c.lsn <= parse_lsn(lsn)]
+        """The newest cut. With `lsn`, the newest cut at or before this LSN. Raises LakeError if there is none."""
+        cuts = [cut for cut in self.all() if lsn is None or cut.lsn <= parse_lsn(lsn)]
         if not cuts:
             raise LakeError(
                 f'subscription "{self.subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
@@ -121,14 +122,17 @@ class Cuts:
         return cuts[-1]
 
     def frames(self, cut: Cut) -> dict[str, DataFrame]:
-        """The replicas at a cut as Spark DataFrames."""
+        """Maps the name of each table to its replica at a cut, as a Spark DataFrame."""
         return {
             quote_qualified(*name): self.lake.as_of(self._replica(name), version)
             for name, version in cut.tables.items()
         }
 
     def tables(self, cut: Cut) -> dict[str, DeltaTable]:
-        """The replicas at a cut as delta-rs tables; raises LakeError if delta-rs cannot reach the lake."""
+        """Maps the name of each table to its replica at a cut, as a delta-rs table.
+
+        Raises LakeError if delta-rs cannot reach the lake.
+        """
         self.lake.local_or(
             LakeError(
                 f'only Spark reaches the lake of subscription "{self.subscription}"',
@@ -146,9 +150,9 @@ class Cuts:
         return self.lake.paths.replica(self.subscription, *name)
 
     def new(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
-        """A cut at an LSN with these versions of the replicas and of the table states; it is not recorded yet.
+        """Make a cut at an LSN with these versions of the replicas and of the table states, without recording it.
 
-        Everything else is taken from the `last` cut. The sizes of log entries are read only for new versions.
+        Everything else is taken from the cut `last`. The sizes of log entries are read only for versions that are new.
         """
         entries = {}
         for name, version in tables.items():
@@ -170,7 +174,7 @@ class Cuts:
         )
 
     def append(self, cut: Cut) -> None:
-        """Record a cut, after the versions that it names are made durable."""
+        """Record a cut, after the versions in it were synced to disk."""
         self.lake.access.make_durable()
         versions, entries, histories, versioned, scd2 = (
             [(_join(name), number) for name, number in numbers.items()]
@@ -218,16 +222,17 @@ def _numbers(row: Mapping[str, Any], column: str) -> dict[Name, int]:
 def read_at_cut(
     spark: SparkSession, lake: str, subscription: str, lsn: str | None = None
 ) -> dict[str, DataFrame]:
-    """The replicas of a subscription as they were at one LSN: DataFrames by table, such as `public.orders`.
+    """The replicas of a subscription as they were at one LSN: maps each table, such as `public.orders`, to a DataFrame.
 
-    `lake` is the path or URI in pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as PostgreSQL
-    writes it, `16/B374D848`). Raises LakeError if there is no such cut.
+    `lake` is the path or URI in pgsieve.yaml. The replicas are read at the newest cut, or at the newest one at or
+    before `lsn`, which is written as PostgreSQL writes it (`16/B374D848`). Raises LakeError if there is no such cut.
     """
     cuts = Cuts(Lake(lake, lambda: spark), subscription)
     return cuts.frames(cuts.newest(lsn))
 
 
 def _join(name: Name) -> str:
+    """Write a schema and a table as one text, which `_split` splits again."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name)
 
 

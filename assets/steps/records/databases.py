@@ -1,7 +1,10 @@
-"""Records the database of a subscription's replicas, and compares it with the database of the connection.
+"""Records of which database a subscription's replicas are, and compares it with the database of a connection.
 
-Two configurations may use the same lake and the same name for their subscriptions. The record keeps each from writing
-to the other's replicas. In: subscriptions, and a connection to their publisher. Raises OtherDatabaseError.
+Two configurations may use the same lake, and the same name for a subscription. Because of the record, neither of them
+writes to the replicas of the other.
+
+In: subscriptions, and a connection to their publisher
+Out: nothing. Raises OtherDatabaseError if the replicas are of another database.
 """
 
 from collections.abc import Collection
@@ -18,11 +21,14 @@ from pgsieve.resources.postgres.database import Database, name_of, present_datab
 
 
 class OtherDatabaseError(PgsieveError):
-    """The replicas of a subscription are of another database than its source."""
+    """The replicas of a subscription are of another database than the one to which its source connects."""
 
 
 def record_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:
-    """Record that the replicas of a subscription are of this database; raises OtherDatabaseError if they are of another."""
+    """Record that the replicas of a subscription are of the connection's database.
+
+    Raises OtherDatabaseError if they are of another one.
+    """
     present = present_database(connection)
     state = _checked_state(connection, record, present)
     record.set(replace(state, database=str(present)))
@@ -31,7 +37,7 @@ def record_database(connection: psycopg.Connection[Any], record: SubscriptionRec
 def refuse_other_database(
     connection: psycopg.Connection[Any], lake: Lake, subscriptions: Collection[str]
 ) -> None:
-    """Raise OtherDatabaseError if the replicas of a subscription are of another database."""
+    """Raise OtherDatabaseError if a subscription has replicas of another database than the connection's."""
     present = present_database(connection)
     for name in subscriptions:
         _checked_state(connection, SubscriptionRecord(lake, name), present)
@@ -40,7 +46,7 @@ def refuse_other_database(
 def _checked_state(
     connection: psycopg.Connection[Any], record: SubscriptionRecord, present: Database
 ) -> SubscriptionState:
-    """A subscription's state; raises OtherDatabaseError where its replicas are of another database that still exists."""
+    """The state of a subscription. Raises OtherDatabaseError if its replicas are of another database that still exists."""
     subscription, state = record.subscription, record.state()
     states = TableStates(record.lake, subscription)
     if state.database in {None, str(present)} or not states.may_have_replicas():

@@ -1,8 +1,13 @@
-"""Classifies the errors of steps, and words the reason for which a table is set aside.
+"""Classifies the errors of steps, and writes the reason for which a table is set aside.
 
-In: the error of a step; a function that tries the transformation up to a transaction. Out: the kind of the error, or a
-reason without values for the table's state. It names the finish LSN of the transaction that fails, as PostgreSQL's apply
-worker does (apply_error_callback() in src/backend/replication/logical/worker.c).
+A table that is set aside gets no more changes until it is copied again.
+
+In: - the error of a step
+    - a function that tries the transformation up to a transaction
+Out: the kind of the error; or a reason for the table's state, which contains no values of rows
+
+The reason names the LSN at which the transaction ends that fails, as PostgreSQL's apply worker does
+(apply_error_callback() in src/backend/replication/logical/worker.c).
 """
 
 from bisect import bisect_left
@@ -35,7 +40,7 @@ from pgsieve.resources.postgres.errors import (
 )
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
-#: Errors of transient faults. An executor reports them by the names of these classes.
+#: Errors that may go away by themselves. An executor of Spark reports them by the names of these classes.
 _TRANSIENT = (
     TransientError,
     SourceUnreachableError,
@@ -44,77 +49,84 @@ _TRANSIENT = (
     LockedTableError,
 )
 
-#: Errors that end with the next copy; their hints are only for other readers and writers of the table.
+#: Errors of a damaged or refused table. The next copy replaces the table, so the user need not do what the hint says.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
-#: Errors that a table's own data or definition can cause. Any other error is a fault, and ends the run.
+#: Errors that the data or the definition of a table may cause. Any other error is a fault, and ends the run.
 TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error is a transient fault of a server, a store, the network or Spark: a later attempt may succeed."""
+    """True if an error is a transient fault of a server, a store, the network or Spark.
+
+    Another attempt may succeed.
+    """
     if isinstance(error, ExecutorError):
         return error.kind in {kind.__name__ for kind in _TRANSIENT}
     return isinstance(error, (*_TRANSIENT, SparkLostError, StoreUnavailableError))
 
 
 def is_locked_out(error: PgsieveError) -> bool:
-    """Whether the error is that another session has locked a table, so that it cannot be read."""
+    """True if a table cannot be read because another session has locked it."""
     return _is_kind(error, LockedTableError)
 
 
 def is_of_foreign_table(error: PgsieveError) -> bool:
-    """Whether the error is that a foreign server with rows of a table did not answer the publisher."""
+    """True if a foreign server that has rows of the table did not answer the publisher."""
     return _is_kind(error, ForeignServerError)
 
 
 def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
+    """True if the error is of this kind, or an executor of Spark has reported an error of this kind."""
     return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.kind == kind.__name__)
 
 
 def reason(lake: Lake, error: Exception) -> str:
-    """The reason why a table's changes cannot be transformed or applied.
+    """The reason why the changes of a table cannot be transformed or applied.
 
-    Raises the error if the table is not the cause: one of ERRORS_OF_NO_TABLE, or a transient fault.
+    If the error is not the table's, it is raised: an error in ERRORS_OF_NO_TABLE, or a transient one.
     """
     if isinstance(error, ERRORS_OF_NO_TABLE) or is_transient(error):
         raise error
     if isinstance(error, (FilterValueError, NumericError)) and error.sqlstate:
-        return f"{error.message} [{error.sqlstate}]"  # As Spark reports it.
+        return f"{error.message} [{error.sqlstate}]"  # If Spark evaluates the filter, the reason has this form, too.
     if isinstance(error, PgsieveError):
         return error.message
     lake.access.refuse_unavailable(error)
     try:
         raise_executor_error(error)
-    except ExecutorError as ours:
-        if is_transient(ours):
+    except ExecutorError as executor_error:
+        if is_transient(executor_error):
             raise
-        return ours.message
+        return executor_error.message
     return spark_message(error)
 
 
 def full_reason(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
-    """The `reason` with the transaction that fails, and what the user has to do before the table is copied again.
+    """The `reason`, with the transaction that fails, and with what the user has to do before the table is copied again.
 
-    Raises the errors that `reason` raises.
+    Raises the same errors as `reason`.
     """
-    problem, hint = in_transaction(reason(lake, error), commit_lsn), _remedy(error)
-    return f"{problem}; {hint.replace(TABLE_PLACEHOLDER, quote_qualified(*name))}" if hint else problem
+    problem, remedy = in_transaction(reason(lake, error), commit_lsn), _remedy(error)
+    return f"{problem}; {remedy.replace(TABLE_PLACEHOLDER, quote_qualified(*name))}" if remedy else problem
 
 
 def _remedy(error: Exception) -> str | None:
-    """What the user has to do before a copy; None if nothing."""
+    """What the user has to do before the table is copied again; None if nothing."""
     if isinstance(error, PgsieveError):
         return None if isinstance(error, CURED_BY_COPY) else error.hint
     try:
         raise_executor_error(error)
-    except ExecutorError as ours:
-        return ours.hint
+    except ExecutorError as executor_error:
+        return executor_error.hint
     return None
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the error is that files are missing or unreadable: then no change is the cause, and skipping does not help."""
+    """True if files of the table are missing or cannot be read.
+
+    In that case no change is the cause, and skipping a transaction would not help.
+    """
     return (
         isinstance(error, DamagedTableError)
         or missing_file(error) is not None
@@ -123,16 +135,17 @@ def is_damage(error: Exception) -> bool:
 
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
-    """The first of some ascending commits with which the transformation fails, found by bisection.
+    """The first commit with which the transformation fails, found by bisection; None if it never fails.
 
-    `fails` says whether the transformation of all changes up to a commit fails. None if it never does.
+    `commits` are commit LSNs in ascending order. `fails` says whether the transformation of all changes up to a commit
+    fails.
     """
-    first = bisect_left(commits, True, key=fails)
-    return commits[first] if first < len(commits) else None
+    index = bisect_left(commits, True, key=fails)
+    return commits[index] if index < len(commits) else None
 
 
 def in_transaction(problem: str, commit_lsn: int | None) -> str:
-    """A problem with the finish LSN of its transaction, which `pgsieve skip` takes."""
+    """Add to a problem the LSN at which its transaction ends. The user can pass this LSN to `pgsieve skip`."""
     return (
         problem
         if commit_lsn is None

@@ -1,6 +1,7 @@
-"""The feed's table `feed`: the cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
+"""The table `feed` of a feed: the server cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
 
-Slot consumption writes it, and maintenance before it deletes slices. The newest row counts.
+A feed is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
+another. The step `slot_consumption` writes the table, and so does maintenance, before it deletes slices.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 
-#: A row has either `system_identifier`, `timeline` and `given_up` (the slot was dropped), or `deleted_up_to`.
+#: There are two kinds of rows. A row of the first kind has `system_identifier`, `timeline` and `given_up`, which is
+#: true if the slot was dropped. A row of the second kind has `deleted_up_to`. Of each kind the newest row counts.
 FEED = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
@@ -39,12 +41,15 @@ class FeedRecord:
         return self.lake.paths.feed(self.feed.name)
 
     def timeline(self) -> int | None:
-        """The timeline of the feed's LSNs."""
+        """The timeline on which the feed's LSNs are; None if it is not recorded."""
         timeline: int | None = self.newest().get("timeline")
         return timeline
 
     def note_timeline(self, timeline: int) -> None:
-        """Record the timeline of all later reads; the history of the timeline contains everything read before."""
+        """Record the timeline of all later reads of the slot.
+
+        The caller has made sure that everything that was read before is in the history of this timeline.
+        """
         newest_row = self.newest()
         if newest_row.get("timeline") != timeline:
             self.note_cluster(newest_row.get("system_identifier"), timeline, given_up=False)
@@ -54,23 +59,30 @@ class FeedRecord:
         return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
     def note_deleted(self, upto: int) -> None:
-        """Record that slices will be deleted; a subscription that was restored from a backup may need them."""
+        """Record up to which LSN slices will be deleted.
+
+        A subscription that is restored from a backup may still need them, and learns from the record that they are
+        gone.
+        """
         if upto > self.deleted_up_to():
             self._append({"deleted_up_to": upto})
 
     def newest(self) -> Mapping[str, Any]:
-        """The newest row with a cluster; an empty mapping if there is none."""
+        """The newest row that has a cluster; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(by_version(rows)), {})
 
     def counting_versions(self) -> set[int]:
-        """The Delta versions of the rows that count: the newest with a cluster, and the one with the deleted slices."""
+        """The Delta versions of the rows that count.
+
+        These are the newest row that has a cluster, and the row with the greatest deleted LSN.
+        """
         rows = self.lake.records.rows(self.path)
         deletion_row = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
         return {version_of(row) for row in (self.newest(), deletion_row)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
-        """Record the cluster and timeline of all later LSNs, and whether the slot is given up."""
+        """Record the cluster and timeline of all later LSNs, and whether the slot was dropped (`given_up`)."""
         self._append({"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
 
     def _append(self, row: Mapping[str, Any]) -> None:

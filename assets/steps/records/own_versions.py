@@ -1,7 +1,13 @@
-"""Finds pgsieve's record tables that were put back to an earlier version (RESTORE, a backup), so that they lack rows.
+"""Finds record tables of pgsieve that were put back to an earlier version, so that rows are missing in them.
 
-In: the cuts, which have the versions of these tables by the Delta tables' identifiers. Out: the paths of the tables
-whose present version is earlier than in a cut. A table that was made anew has another identifier, and is not found.
+A table is put back by RESTORE, or by restoring files from a backup.
+
+In: cuts, which record the versions that these tables had. A cut is a version of each replica of a subscription, so that
+    together they equal the publisher at one LSN.
+Out: the paths of the tables that now have an earlier version than in a cut
+
+In a cut the tables are named by the identifiers of Delta tables. If a table was created anew, it has another
+identifier, so it is not taken for one that was put back.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,17 +25,23 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def feed_records(lake: Lake, feed: Feed) -> list[str]:
-    """The paths of the record tables of a feed whose versions are in a cut. The slot checks the change log."""
-    return [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices)]
+    """The paths of the record tables of a feed whose versions are in a cut.
+
+    The change log is not among them, because its position is compared with that of the slot.
+    """
+    return [table(lake, feed).path for table in (FeedRecord, Catalogs, AlteredSlices)]
 
 
 def subscription_records(lake: Lake, name: str) -> list[str]:
-    """The paths of the record tables of a subscription whose versions are in a cut, besides its table states."""
-    return [each(lake, name).path for each in (TransformedSlices, SubscriptionRecord)]
+    """The paths of the record tables of a subscription whose versions are in a cut, except its table states.
+
+    The version of the table states is in a column of its own in the cut.
+    """
+    return [table(lake, name).path for table in (TransformedSlices, SubscriptionRecord)]
 
 
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
-    """The present versions of all these tables by identifier; empty if only Spark can read them."""
+    """Maps the identifier of each of these tables to its present version. Empty if only Spark can read the tables."""
     paths = [*feed_records(lake, subscription.feed), *subscription_records(lake, subscription.name)]
     return dict(version for _, version in _stamps(lake, paths))
 
@@ -41,7 +53,7 @@ def refuse_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut 
 
 
 def put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
-    """The paths of the tables with an earlier version than in one of the cuts."""
+    """Yields the paths of the tables that have an earlier version than in one of the cuts."""
     versions: dict[str, int] = {}
     for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
         versions[table] = max(version, versions.get(table, 0))
@@ -51,18 +63,20 @@ def put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]
 
 
 def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
-    """The newest cut of each subscription of a feed, except subscriptions whose cuts cannot be read."""
+    """The newest cut of each subscription of a feed. Subscriptions whose cuts cannot be read are left out."""
     cuts = list[Cut | None]()
     for name in feed.subscriptions:
         try:
             cuts.append(Cuts(lake, name).last())
         except LakeError as error:
-            reason(lake, error)  # Raises a fault of the lake itself.
+            reason(
+                lake, error
+            )  # If the lake itself has failed, and not only this table, the error is raised.
     return cuts
 
 
 def _stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The path of each existing table, with its identifier and newest version."""
+    """Yields the path of each table that exists, with its identifier and its newest version."""
     with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]
     for path, stamp in stamps:

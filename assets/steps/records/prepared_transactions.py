@@ -1,8 +1,12 @@
-"""The feed's table `prepared`: prepared transactions that wait for their COMMIT PREPARED or ROLLBACK PREPARED.
+"""The table `prepared` of a feed: transactions that were prepared, and wait for COMMIT PREPARED or ROLLBACK PREPARED.
 
-The slot is confirmed past a PREPARE long before the second phase, so these transactions have to be durable. The table
-is written after each slice, with the slice's end as its position, and before the slot is confirmed. If it is behind
-the change log, a run died between the two commits, and the slot still has the missing transactions.
+A feed is a slot with the subscriptions that read it. The slot is confirmed beyond a PREPARE long before the second
+phase of the transaction, and after that the server does not send the transaction again. So prepared transactions have
+to be durable in the lake.
+
+The table is written after each slice (the changes from one position of the slot to another), and before the slot is
+confirmed. Its position is the end of the slice. If the table is behind the change log, a run died between the two
+commits; in that case the slot still has the transactions that are missing in the table.
 """
 
 from collections.abc import Iterator
@@ -21,13 +25,13 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
 _NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOL_SCHEMA)
-#: The messages of prepared transactions, each with the Prepare message of its transaction.
+#: Each row has a message of a prepared transaction (`data`), and the Prepare message of the transaction.
 PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
 
 
 @dataclass(frozen=True)
 class PreparedTransactions:
-    """The table `prepared` of one feed, written by slot consumption."""
+    """The table `prepared` of one feed. The step `slot_consumption` writes it."""
 
     lake: Lake
     feed: Feed
@@ -38,46 +42,47 @@ class PreparedTransactions:
         return self.lake.paths.prepared(self.feed.name)
 
     def position(self) -> int | None:
-        """The LSN up to which the table has the waiting transactions; None if there is no table."""
+        """The LSN up to which the table has the prepared transactions; None if there is no table."""
         return self.lake.records.position(self.path)
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-        """Give the waiting transactions in the table to the assembler; returns them."""
+        """Give the transactions in the table to the assembler, which waits for their second phase; returns them."""
         delta_rs = self._local()
         with self.lake.access.translate_errors(self.path):
             if not delta_rs.exists(self.path):
                 return ()
             rows = delta_rs.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
         for prepare in pc.unique(rows["prepare"]):
-            of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
-            messages = rows.filter(of_this).select(SPOOL_SCHEMA.names)
-            decoded = decode(prepare.as_py())
-            assert isinstance(decoded, Prepare)
-            assembler.restore(decoded, (b for b in messages.to_batches() if len(b)))
+            is_of_transaction = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
+            messages = rows.filter(is_of_transaction).select(SPOOL_SCHEMA.names)
+            decoded_prepare = decode(prepare.as_py())
+            assert isinstance(decoded_prepare, Prepare)
+            assembler.restore(decoded_prepare, (batch for batch in messages.to_batches() if len(batch)))
         return assembler.prepared_transactions
 
     def save(
         self, assembler: TransactionAssembler, position: int, former_transactions: tuple[Prepare, ...]
     ) -> tuple[Prepare, ...]:
-        """Write the assembler's waiting transactions to the table, with a position; returns them.
+        """Write the prepared transactions of the assembler to the table, with a position; returns them.
 
-        `former_transactions` are the transactions that the table has now.
+        `former_transactions` are the transactions that the table has now. If they are the same, only the position is
+        written.
         """
-        delta_rs, waiting = self._local(), assembler.prepared_transactions
-        # The change log is made durable first: after a power cut this table must not be ahead of it.
+        delta_rs, prepared_transactions = self._local(), assembler.prepared_transactions
+        # The change log is synced to disk before. Otherwise this table could be ahead of it after a power cut.
         self.lake.access.make_durable()
         with self.lake.access.translate_errors(self.path):
-            if waiting == former_transactions and delta_rs.exists(self.path):
+            if prepared_transactions == former_transactions and delta_rs.exists(self.path):
                 delta_rs.append(self.path, PREPARED.empty_table(), position)
             else:
                 rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
                 delta_rs.write(self.path, rows, Commit(position, overwrite=True))
-        return waiting
+        return prepared_transactions
 
     def begin(self, position: int) -> None:
-        """Begin the table for a slot of which nothing was read yet."""
+        """Begin the table for a slot of which nothing has been read yet."""
         self._local().write(self.path, PREPARED.empty_table(), Commit(position, overwrite=True))
-        # The table is durable before the change log begins.
+        # The table is synced to disk before the change log begins, for the same reason.
         self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:
@@ -92,7 +97,10 @@ class PreparedTransactions:
 
 
 def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
-    """The rows of each transaction: one without a message, as a transaction may be empty, then one per message."""
+    """The rows of all prepared transactions: for each one without a message, and then one for each message.
+
+    The row without a message is needed because a transaction may have no messages.
+    """
     count = 0
     for prepare in assembler.prepared_transactions:
         for batch in chain([_NOTHING], assembler.messages_of(prepare)):

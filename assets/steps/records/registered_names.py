@@ -1,7 +1,7 @@
-"""The table `_registered` of a subscription: the names that pgsieve has registered in the catalog.
+"""The table `_registered` of a subscription: the names that pgsieve has registered in Spark's catalog.
 
-pgsieve changes no other names there. A name is recorded before it is registered, and unrecorded after it is
-unregistered. The newest row of a name counts.
+pgsieve changes no other names in the catalog. A name is recorded before it is registered. After it was removed from the
+catalog, that is recorded, too. The newest row of a name counts.
 """
 
 import json
@@ -15,7 +15,7 @@ from pgsieve.resources.lake.catalog_names import CatalogName
 from pgsieve.resources.lake.delta.records import by_version
 from pgsieve.resources.lake.lake import Lake
 
-#: `name` is a JSON list of the name's parts.
+#: The column `name` has the parts of the name as a JSON list.
 REGISTERED = pa.schema(
     {"at": pa.timestamp("us", "UTC"), "name": pa.string(), "path": pa.string(), "registered": pa.bool_()}
 )
@@ -23,7 +23,7 @@ REGISTERED = pa.schema(
 
 @dataclass(frozen=True)
 class RegisteredNames:
-    """The table `_registered` of one subscription; `Registration` writes it."""
+    """The table `_registered` of one subscription. `Registration` writes it."""
 
     lake: Lake
     subscription: str
@@ -34,14 +34,14 @@ class RegisteredNames:
         return self.lake.paths.registered(self.subscription)
 
     def names(self) -> dict[CatalogName, str]:
-        """The registered names, each with the path of its table."""
+        """Maps each registered name to the path of its table."""
         newest_rows = {row["name"]: row for row in by_version(self.lake.records.rows(self.path))}
         return {
             tuple(json.loads(name)): row["path"] for name, row in newest_rows.items() if row["registered"]
         }
 
     def note(self, names: Collection[tuple[CatalogName, str]], *, registered: bool) -> None:
-        """Record that names are registered for paths, or that they no longer are."""
+        """Record that names are registered for paths, or that they are no longer registered."""
         if names:
             time = datetime.now(UTC)
             rows = [

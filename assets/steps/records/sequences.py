@@ -1,7 +1,8 @@
-"""The table `_sequences` of a subscription: the values of published sequences, as they were last read at the publisher.
+"""The table `_sequences` of a subscription: the values of published sequences, as they were last read from the publisher.
 
-Every reader of the slot and `resync` write it if a value has changed. The row of a sequence with the greatest `version`
-counts. Its `published` is false if the sequence is no longer published.
+Each process that reads the slot writes the table if a value has changed, and so does `pgsieve resync`. For each
+sequence the row with the greatest `version` counts. In this row, `published` is false if the sequence is no longer
+published.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,8 +17,8 @@ from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sequences import Name, SequenceValue
 
-#: `at` is the time of the read. `page_lsn` is null for servers before PostgreSQL 19, which do not report it. A
-#: sequence that cannot be read has its former value and a `problem`.
+#: The column `at` has the time of the read. `page_lsn` is null if the server does not report it, as servers before
+#: PostgreSQL 19 do not. If a sequence cannot be read, its row has its former value and a `problem`.
 SEQUENCES = pa.schema(
     {
         "schema": pa.string(),
@@ -49,7 +50,7 @@ class Sequences:
         return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
 
     def newest(self) -> dict[Name, SequenceValue]:
-        """The sequences that were published when they were last read."""
+        """Maps the name of each sequence that was published at the last read to its value."""
         return {
             name: SequenceValue(
                 *name, row["last_value"], row["is_called"], row["page_lsn"], problem=row["problem"]
@@ -59,7 +60,7 @@ class Sequences:
         }
 
     def problems(self) -> list[str]:
-        """The sequences that could not be read, and why."""
+        """A sentence for each sequence that could not be read, with the reason."""
         return unread_sequences(self.newest().values())
 
     def counting_versions(self) -> set[int]:
@@ -72,9 +73,9 @@ class Sequences:
     def append(
         self, values: Collection[SequenceValue], unpublished: Collection[SequenceValue], base: int
     ) -> None:
-        """Record the values of sequences, and the sequences `unpublished`, which are no longer published.
+        """Record the values of sequences. `unpublished` are sequences that are no longer published.
 
-        Raises OvertakenError if the table's version is not `base`.
+        Raises OvertakenError if `base` is not the present version of the table.
         """
         time = datetime.now(UTC)
         rows = [
@@ -96,5 +97,9 @@ class Sequences:
 
 
 def unread_sequences(values: Iterable[SequenceValue]) -> list[str]:
-    """The sequences that cannot be read, and why."""
-    return sorted(f"sequence {quote_qualified(v.schema, v.name)}: {v.problem}" for v in values if v.problem)
+    """A sentence for each sequence that cannot be read, with the reason."""
+    return sorted(
+        f"sequence {quote_qualified(value.schema, value.name)}: {value.problem}"
+        for value in values
+        if value.problem
+    )

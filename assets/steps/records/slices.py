@@ -1,6 +1,10 @@
-"""The feed's table `slices`: a summary of each slice of the change log, so that it need not be read as a whole.
+"""The table `slices` of a feed. It has a summary of each slice of the change log.
 
-Slot consumption writes it after the slice. A missing row is computed again from the slice.
+A feed is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
+another. Because of the summary, a step learns what a slice contains without reading all of its messages.
+
+The step `slot_consumption` writes the summary after the slice. If a row is missing, the summary is made again from the
+messages of the slice.
 """
 
 import json
@@ -17,8 +21,8 @@ from pgsieve.decoding.errors import ProtocolError
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
-#: The summary of a slice: the bytes of its messages, the oids of changed relations, and the Relation and Truncate
-#: messages.
+#: A row has the summary of a slice: the bytes of its messages, the oids of the relations with changes, and its Relation
+#: and Truncate messages. They are needed to decode the other messages.
 SLICES = pa.schema(
     {
         "slice": pa.int64(),
@@ -30,27 +34,29 @@ SLICES = pa.schema(
     }
 )
 
+#: The kinds of messages: INSERT, UPDATE and DELETE are changes of rows. Relation and Truncate messages are kept in the
+#: summary.
 _CHANGES, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 
 
 class SliceSummary:
-    """Summarises a slice's messages, batch by batch as they pass: its transformation needs that before it reads rows.
+    """Summarises the messages of a slice, batch by batch, while they pass to the writer of the change log.
 
-    `expect` is called with a lower bound for the bytes of the largest table.
+    `expect` is called with a number of bytes that the largest table of the slice has at least.
     """
 
     def __init__(self, expect: Callable[[int], None] | None = None) -> None:
         self._expect = expect
         self._bytes = 0
         self._relations: set[int] = set()
-        #: The identifiers of the transactions in the batches.
+        #: The identifiers (xid) of the transactions in the batches.
         self.transactions: set[int] = set()
         self._messages: list[dict[str, Any]] = []
-        #: The error that ended the batches; the writer that takes them would hide it.
+        #: The error that the source of the batches has raised. The writer of the change log would hide it.
         self.failure: Exception | None = None
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass the batches on, and summarize them."""
+        """Yield the batches, and add them to the summary."""
         try:
             yield from self._add(batches)
         except Exception as error:
@@ -66,14 +72,19 @@ class SliceSummary:
             if self._expect is not None:
                 self._expect(self._bytes // max(len(self._relations), 1))
             self.transactions.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
-            described = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
-            self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
+            described_messages = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
+            self._messages += described_messages.select(["commit_lsn", "ordinal", "data"]).to_pylist()
             yield batch
 
     def refuse_undescribed(self) -> None:
-        """Raise ProtocolError if a relation has changes, but no Relation message in the slice: they would be unreadable."""
-        described = {int.from_bytes(m["data"][1:5]) for m in self._messages if m["data"][:1] == b"R"}
-        for relation_id in sorted(self._relations - described):
+        """Raise ProtocolError if a relation has changes, but no Relation message in the slice.
+
+        Without that message, nobody could decode its changes.
+        """
+        described_relations = {
+            int.from_bytes(message["data"][1:5]) for message in self._messages if message["data"][:1] == b"R"
+        }
+        for relation_id in sorted(self._relations - described_relations):
             raise ProtocolError(
                 f"no Relation message has described relation {relation_id} before its change",
                 hint="report it with the server's version: nothing is confirmed, so nothing is lost",
@@ -81,17 +92,17 @@ class SliceSummary:
             )
 
     def row(self) -> Mapping[str, Any]:
-        """The summary."""
+        """The summary, as the contents of a row of `slices`."""
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
 
     def text(self) -> str:
-        """The recorded contents as JSON."""
+        """The summary as JSON."""
         messages = [{**each, "data": each["data"].hex()} for each in self._messages]
         return json.dumps({**self.row(), "messages": messages})
 
 
 def summary_of(texts: Iterable[str]) -> Mapping[str, Any]:
-    """The contents of a slice whose parts have these contents (`SliceSummary.text`)."""
+    """Join the summaries of the parts of a slice. `texts` are the results of `SliceSummary.text`."""
     parts = [json.loads(text) for text in texts]
     return {
         "bytes": sum(part["bytes"] for part in parts),
@@ -115,7 +126,7 @@ class Slices:
         return self.lake.paths.slices(self.feed.name)
 
     def row(self, end: int) -> Mapping[str, Any] | None:
-        """The summary of the slice that ends at an LSN; None if a run died before it was written."""
+        """The summary of the slice that ends at an LSN. None if a run died before it wrote the summary."""
         rows = self.lake.records.rows(self.path, f"slice = {end:d}")
         return rows[0] if rows else None
 
@@ -126,8 +137,12 @@ class Slices:
             "bytes": summary["bytes"],
             "relations": list(summary["relations"]),
             "messages": [
-                {"commit_lsn": m["commit_lsn"], "ordinal": m["ordinal"], "data": bytes(m["data"])}
-                for m in summary["messages"]
+                {
+                    "commit_lsn": message["commit_lsn"],
+                    "ordinal": message["ordinal"],
+                    "data": bytes(message["data"]),
+                }
+                for message in summary["messages"]
             ],
         }
         self.lake.records.append(self.path, pa.Table.from_pylist([row], SLICES), end)

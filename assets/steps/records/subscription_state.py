@@ -1,7 +1,7 @@
-"""The state of a subscription itself, like subenabled and subskiplsn in PostgreSQL's catalog pg_subscription.
+"""The state of a subscription as a whole, like subenabled and subskiplsn in PostgreSQL's catalog pg_subscription.
 
-It is the newest row of the Delta table `_subscription`. Without a row the subscription is enabled and skips nothing.
-Raises SubscriptionDisabledError if a disabled subscription is to continue.
+The state is the newest row of the Delta table `_subscription`. If the table has no row, the subscription is enabled and
+skips nothing. Raises SubscriptionDisabledError if work on a disabled subscription is to begin.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from pgsieve.resources.lake.delta.layout import FOLDERS
 from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 
-#: The newest row counts. The column `version`, which orders the rows, is added when they are written.
+#: The newest row counts. The column `version`, by which rows are ordered, is added when they are written.
 SUBSCRIPTION = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
@@ -33,24 +33,26 @@ SUBSCRIPTION = pa.schema(
 
 
 class FoldersChangedError(PgsieveError):
-    """The replicas are in folders of another template than the one in pgsieve.yaml."""
+    """The replicas are in folders of another template than that in pgsieve.yaml."""
 
 
 class SubscriptionDisabledError(PgsieveError):
-    """An error has disabled the subscription (`disable_on_error`), and it was not enabled since."""
+    """An error has disabled the subscription (`disable_on_error`), and it has not been enabled since then."""
 
 
 @dataclass(frozen=True)
 class SubscriptionState:
-    """Whether a subscription is enabled, and if not, the `reason`; and other facts about the subscription itself.
+    """Whether a subscription is enabled, and other facts about the subscription as a whole.
 
-    - `skip_lsn`: the finish LSN of the transaction to skip
-    - `notice`: the result of the last skip
+    - `reason`: the reason why it is disabled
+    - `skip_lsn`: the LSN at which the transaction ends that will be skipped
+    - `notice`: a sentence about the last transaction that was skipped
     - `folders`: the template of the replicas' folders; None until it is recorded
     - `properties`: the Delta properties that were last set on the replicas, as JSON; None until then
-    - `clustered`: the last clustering of the replicas, as JSON; None until then
+    - `clustered`: by what the replicas were last clustered, as JSON; None until then
     - `database`: the database of the replicas (`Database` as text); None until it is recorded
-    - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories; None if unknown
+    - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories; None if it is not
+      known
     """
 
     enabled: bool = True
@@ -65,7 +67,7 @@ class SubscriptionState:
 
 
 def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
-    """The error for a disabled subscription: why it is disabled, and how the user enables it."""
+    """The error for a disabled subscription. It says why the subscription is disabled, and how the user can enable it."""
     return SubscriptionDisabledError(
         f'subscription "{subscription}" is disabled: {state.reason}',
         hint=f"correct the reason, or skip the transaction that it names (`pgsieve skip {subscription} LSN`); then"
@@ -78,7 +80,8 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 class SubscriptionRecord:
     """The table `_subscription` of one subscription.
 
-    Steps write it when an error disables the subscription; so do the copy, maintenance, `skip` and `enable`.
+    A step writes it when an error disables the subscription. The copy, maintenance, `pgsieve skip` and `pgsieve enable`
+    write it, too.
     """
 
     lake: Lake
@@ -90,7 +93,7 @@ class SubscriptionRecord:
         return self.lake.paths.subscription(self.subscription)
 
     def state(self) -> SubscriptionState:
-        """The newest state."""
+        """The state in the newest row."""
         rows = self.lake.records.rows(self.path)
         if not rows:
             return SubscriptionState()
@@ -112,35 +115,38 @@ class SubscriptionRecord:
         return max((version_of(row) for row in self.lake.records.rows(self.path)), default=-1)
 
     def set(self, state: SubscriptionState) -> None:
-        """Record the state, unless it equals the newest one."""
+        """Record a state, unless it equals the newest one."""
         if state == self.state():
             return
         row = {"at": datetime.now(UTC), **asdict(state)}
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
 
     def note_deleted(self, upto: int) -> None:
-        """Record that slices of change histories up to an LSN will be deleted: earlier moments become unreadable."""
+        """Record up to which LSN slices of change histories will be deleted. Moments before that can no longer be read."""
         if (state := self.state()).deleted_up_to is None or upto > state.deleted_up_to:
             self.set(replace(state, deleted_up_to=upto))
 
     def disable(self, reason: str) -> None:
-        """Disable the subscription: nothing is copied or applied until it is enabled."""
+        """Disable the subscription. Until it is enabled again, nothing is copied or applied."""
         self.set(replace(self.state(), enabled=False, reason=reason))
 
     def enable(self) -> bool:
-        """Enable the subscription, which continues where it stopped; returns False if it was enabled already."""
+        """Enable the subscription, which goes on where it stopped. Returns false if it was already enabled."""
         state = self.state()
         self.set(replace(state, enabled=True, reason=None))
         return not state.enabled
 
     def record_folders(self) -> None:
-        """Record the template of the replicas' folders; raises FoldersChangedError if replicas have another one."""
+        """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
         state, folders = self.refuse_other_folders(), self.lake.paths.folders_of(self.subscription)
         if (state.folders or FOLDERS) != folders:
             self.set(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
-        """The state; raises FoldersChangedError if replicas are in folders of another template than the lake has now."""
+        """The state. Raises FoldersChangedError if there are replicas in other folders.
+
+        These are folders of another template than the lake has now.
+        """
         state = self.state()
         recorded_template, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
         if recorded_template == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
@@ -155,7 +161,10 @@ class SubscriptionRecord:
         )
 
     def refuse_disabled(self) -> SubscriptionState:
-        """The state; raises SubscriptionDisabledError if the subscription is disabled, and as `refuse_other_folders`."""
+        """The state. Raises SubscriptionDisabledError if the subscription is disabled.
+
+        Also raises the errors of `refuse_other_folders`.
+        """
         state = self.refuse_other_folders()
         if not state.enabled:
             raise disabled_error(self.subscription, state)

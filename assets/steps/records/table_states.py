@@ -1,8 +1,8 @@
-"""The sync states of a subscription's tables, like PostgreSQL's catalog pg_subscription_rel.
+"""The sync states of a subscription's tables. They are like the rows of PostgreSQL's catalog pg_subscription_rel.
 
-They are rows of the Delta table `_table_states`. The row of a table with the newest Delta version counts, since clocks
-of several hosts may disagree. `SyncState` says which step writes which state. If a run dies during a copy, the state
-`d` stays, and the next run copies the table.
+The states are rows of the Delta table `_table_states`. For each table, the row with the newest Delta version counts.
+The time in a row does not decide, because the clocks of several hosts may differ. `SyncState` says which step writes
+which state. If a run dies during a copy, the state `d` stays, and the next run copies the table.
 """
 
 import shlex
@@ -24,23 +24,26 @@ from pgsieve.resources.lake.lake import Lake
 class SyncState(StrEnum):
     """The sync state of a table, as it is stored.
 
-    `i`, `d`, `f` and `r` as in pg_subscription_rel.srsubstate; `e` and `x` are pgsieve's own.
+    `i`, `d`, `f` and `r` mean the same as in pg_subscription_rel.srsubstate; `e` and `x` are pgsieve's own.
     """
 
-    #: To be copied. Set by the copy, the UPDATE transformation, schema changes, a new slot, `pgsieve resync`: whenever
-    #: the replica cannot be brought up to date otherwise. With a reason if the user has to correct the table first.
+    #: The table has to be copied, because its replica cannot be brought up to date in another way. The state is set by
+    #: the copy, the UPDATE transformation, schema changes, a new slot, and `pgsieve resync`. It has a reason if the user
+    #: has to correct something before.
     INITIALIZE = "i"
-    #: Set by the copy, twice before it writes the replica: first without an LSN, then with the snapshot's LSN.
+    #: The table is being copied. The copy sets this state twice before it writes the replica: at first without an LSN,
+    #: and then with the LSN of the snapshot.
     DATA_SYNC = "d"
-    #: Set by the copy when the replica has the snapshot. Slices after it may still be transformed without the table.
+    #: The replica has the rows of the snapshot. The copy sets this state. Some slices after the snapshot may still be
+    #: transformed without the table.
     FINISHED_COPY = "f"
-    #: Set by the copy when all slices after its LSN are transformed with the table. Schema changes keep it.
+    #: All slices after the LSN are transformed with the table. The copy sets this state, and schema changes keep it.
     READY = "r"
-    #: Set with a reason by the step that fails for this table alone: copy, UPDATE transformation or apply. Nothing is
-    #: replicated into the table until the user names it in `pgsieve resync`.
+    #: A step (copy, UPDATE transformation or apply) has failed for this table alone, and has set this state with the
+    #: reason. No more changes are applied to the table until the user names it in `pgsieve resync`.
     SET_ASIDE = "e"
-    #: Set by the copy if no subscribed publication has the table any more, and by `pgsieve drop`. The LSN is 0 then,
-    #: unless the table was ready.
+    #: No subscribed publication has the table any more, or the subscription was dropped. The copy and `pgsieve drop` set
+    #: this state. The LSN is 0, unless the table was ready.
     REMOVED = "x"
 
     @property
@@ -75,10 +78,14 @@ TABLE_STATES = pa.schema(
 
 @dataclass(frozen=True)
 class TableState:
-    """The state of one table: its sync state, the LSN of its copy, the definition of its replica, and a reason.
+    """The state of one table.
 
-    `at` is the time at which the state was written. `version` is the Delta version of `_table_states` that added it, -1
-    if it is not written yet.
+    - `state`: its sync state
+    - `lsn`: the LSN of its copy
+    - `definition`: the definition of its replica
+    - `reason`: the reason for the state, if there is one
+    - `at`: the time at which the state was written
+    - `version`: the Delta version of `_table_states` that has added the state; -1 if it is not written yet
     """
 
     schema: str
@@ -92,19 +99,22 @@ class TableState:
 
     @property
     def applies(self) -> bool:
-        """Whether changes are applied to the table; also after it left the publications, for changes from before that."""
+        """True if changes are applied to the table.
+
+        This is so even after it has left the publications, because changes from before that may still arrive.
+        """
         has_copy = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
         return has_copy and self.definition is not None
 
     @property
     def transforms(self) -> bool:
-        """Whether changes of the table are transformed; also if its copy is finished and it is not ready yet."""
+        """True if changes of the table are transformed. This is so as soon as its copy is finished, before it is ready."""
         return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
 
     def with_problem(self, subscription: str, problem: str) -> "TableState":
-        """The state after a problem: set aside, with the command that copies the table again.
+        """The state after a problem: set aside, with a reason that names the command that copies the table again.
 
-        A table that has left the publications is not set aside: it is copied anyway when it is published again.
+        A table that has left the publications is not set aside. If it is published again, it is copied anyway.
         """
         if self.state == SyncState.REMOVED:
             return replace(self, lsn=0)
@@ -113,12 +123,12 @@ class TableState:
 
     @property
     def name(self) -> Name:
-        """(schema, table)."""
+        """The schema and the name of the table."""
         return self.schema, self.table
 
 
 def copy_again(subscription: str, name: Name, problem: str) -> str:
-    """A problem that only a copy of the table solves, with the command that copies it."""
+    """Add to a problem the command that copies the table again, since only a copy can solve the problem."""
     table = shlex.quote(quote_qualified(*name))
     return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 
@@ -136,21 +146,23 @@ def _state(row: Mapping[str, Any]) -> TableState:
     )
 
 
-#: The states as they were last read, by the path of `_table_states`, with the identifier and version of that table.
+#: Maps the path of a `_table_states` to the states that were read from it last. With them are the identifier and the
+#: version that the table had at that time.
 _CACHE: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
 def newest_version(states: Iterable[TableState]) -> int:
-    """The version of the newest of some states; -1 without states."""
+    """The Delta version of the newest of these states; -1 if there are none."""
     return max((state.version for state in states), default=-1)
 
 
 def history_paths(
     path_of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
-    """The paths of all generations of tables' histories; some may not exist.
+    """Yields the paths of all histories that tables may have; some of them may not exist.
 
-    `path_of` makes a path from subscription, schema, table and generation: of change histories, or of versions of rows.
+    If a history begins anew, it gets a new generation, which has another path. `path_of` makes a path from a
+    subscription, a schema, a table and a generation: that of a change history, or that of versions of rows.
     """
     for name, state in tables.items():
         newest_generation = state.definition.history.generation if state.definition else 0
@@ -159,7 +171,7 @@ def history_paths(
 
 @dataclass(frozen=True)
 class TableStates:
-    """The table `_table_states` of one subscription. `SyncState` says which step appends which state."""
+    """The table `_table_states` of one subscription. `SyncState` says which step writes which state."""
 
     lake: Lake
     subscription: str
@@ -170,38 +182,46 @@ class TableStates:
         return self.lake.paths.table_states(self.subscription)
 
     def newest(self) -> dict[Name, TableState]:
-        """The newest state of each table of the subscription; read from the lake only if `_table_states` has changed."""
+        """Maps each table of the subscription to its newest state.
+
+        The states are read from the lake only if `_table_states` has changed since they were read last.
+        """
         with self.lake.consistent_read():
-            # The version is read before the rows, so that rows written in between are read again next time.
+            # The version is read before the rows. If rows are written in between, the recorded version is too old, and
+            # the next call reads the rows again. In the other order, these rows would be missed.
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:
                 return self._states()
-            read = _CACHE.get(self.path)
-            if read is None or read[0] != stamp:
-                read = _CACHE[self.path] = stamp, self._states()
-            return dict(read[1])
+            cached = _CACHE.get(self.path)
+            if cached is None or cached[0] != stamp:
+                cached = _CACHE[self.path] = stamp, self._states()
+            return dict(cached[1])
 
     def _states(self) -> dict[Name, TableState]:
         return {name: _state(rows[-1]) for name, rows in self._kept().items()}
 
     def all(self) -> dict[Name, list[TableState]]:
-        """All recorded states of each table that maintenance has not deleted, oldest first."""
+        """Maps each table to all of its recorded states that maintenance has not deleted, the oldest first."""
         return {name: [_state(row) for row in rows] for name, rows in self._kept().items()}
 
     def _kept(self) -> dict[Name, list[Mapping[str, Any]]]:
-        """The rows of each table, oldest first; a row without a definition gets the one of the row before."""
-        of_tables: dict[Name, list[Mapping[str, Any]]] = {}
+        """Maps each table to its rows, the oldest first.
+
+        A row without a definition gets the definition of the row before it.
+        """
+        rows_by_table: dict[Name, list[Mapping[str, Any]]] = {}
         for row in by_version(self.lake.records.rows(self.path)):
-            rows = of_tables.setdefault((row["schema"], row["table"]), [])
+            rows = rows_by_table.setdefault((row["schema"], row["table"]), [])
             rows.append(
                 {**row, "definition": row["definition"] or (rows[-1]["definition"] if rows else None)}
             )
-        return of_tables
+        return rows_by_table
 
     def note_altered(self, altered: Callable[[TableState], bool] = lambda _: True) -> None:
-        """Record that replicas may have other rows than a copy: `Definition.unaltered` becomes False.
+        """Record that replicas may have other rows than a copy would have: `Definition.unaltered` becomes false.
 
-        Raises OvertakenError if another process has written a state meanwhile.
+        `altered` says for which tables this is so. Raises OvertakenError if another process has written a state in the
+        meantime.
         """
         states = self.newest()
         altered_states = [
@@ -213,22 +233,22 @@ class TableStates:
             self.append(altered_states, newest_version(states.values()))
 
     def is_in_use(self) -> bool:
-        """Whether the subscription has run, and was not dropped since."""
+        """True if the subscription has run, and was not dropped since then."""
         return any(state.state != SyncState.REMOVED for state in self.newest().values())
 
     def leave_to_next_copy(self, names: Iterable[Name], reason: str | None = None) -> None:
-        """Mark tables as to be copied, so that the next run copies them."""
+        """Record that tables have to be copied, so that the next run copies them."""
         states = self.newest()
         definitions = {name: states[name].definition if name in states else None for name in names}
         self.append(
             [
-                TableState(*n, SyncState.INITIALIZE, definition=d, reason=reason)
-                for n, d in definitions.items()
+                TableState(*name, SyncState.INITIALIZE, definition=definition, reason=reason)
+                for name, definition in definitions.items()
             ]
         )
 
     def may_have_replicas(self) -> bool:
-        """Whether a copy of some table was begun since the subscription was last dropped."""
+        """True if a copy of a table has begun since the subscription was last dropped."""
         return any(
             state.lsn > 0
             if state.state == SyncState.REMOVED
@@ -237,43 +257,45 @@ class TableStates:
         )
 
     def counting_versions(self, moments: Iterable[int]) -> set[int]:
-        """The Delta versions of the rows that count: for each table the newest row, and the newest with a definition.
+        """The Delta versions of the rows that count: for each table the newest row, and the newest row with a definition.
 
-        The rows that counted at each of `moments` count, too. These are earlier Delta versions of `_table_states`.
+        `moments` are earlier Delta versions of `_table_states`. The rows that counted at these versions count, too.
         """
         versions: dict[Name, tuple[list[int], list[int]]] = {}
         for row in by_version(self.lake.records.rows(self.path)):
-            every, versions_with_definition = versions.setdefault((row["schema"], row["table"]), ([], []))
-            every.append(version_of(row))
+            all_versions, versions_with_definition = versions.setdefault(
+                (row["schema"], row["table"]), ([], [])
+            )
+            all_versions.append(version_of(row))
             if row["definition"]:
                 versions_with_definition.append(version_of(row))
         ascending = [numbers for number_lists in versions.values() for numbers in number_lists if numbers]
         limits = {*moments, *(numbers[-1] for numbers in ascending)}
         return {
-            numbers[moment - 1]
+            numbers[index - 1]
             for limit in limits
             for numbers in ascending
-            if (moment := bisect_right(numbers, limit))
+            if (index := bisect_right(numbers, limit))
         }
 
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
-        """Append states in one commit; of several states of a table only the last one is written.
+        """Append states in one commit. If there are several states of a table, only the last one is written.
 
-        If a state says that a table is copied, the lake is made durable first. Raises OvertakenError if the version of
-        `_table_states` is not `base`.
+        If a state says that a table is copied, the lake is synced to disk before. Raises OvertakenError if `base` is
+        not the present version of `_table_states`.
         """
         newest_states, time = {state.name: state for state in states}.values(), datetime.now(UTC)
         rows = [
             {
-                "schema": s.schema,
-                "table": s.table,
-                "state": s.state.value,
-                "lsn": s.lsn,
+                "schema": state.schema,
+                "table": state.table,
+                "state": state.state.value,
+                "lsn": state.lsn,
                 "at": time,
-                "definition": s.definition.to_json() if s.definition else None,
-                "reason": s.reason,
+                "definition": state.definition.to_json() if state.definition else None,
+                "reason": state.reason,
             }
-            for s in newest_states
+            for state in newest_states
         ]
         if any(state.transforms for state in newest_states):
             self.lake.access.make_durable()

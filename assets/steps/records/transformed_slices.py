@@ -1,6 +1,7 @@
-"""The subscription's table `_transformed`: counts of the transformed changes, by slice and table.
+"""The table `_transformed` of a subscription: counts of the transformed changes of each slice and table.
 
-The UPDATE transformation writes it, one commit per slice, whose position is the slice's end. The apply reads it.
+A slice is the changes from one position of the slot to another. The UPDATE transformation writes the table, in one
+commit for each slice, and the position of the commit is the end of the slice. The apply reads the table.
 """
 
 from collections import Counter
@@ -52,15 +53,20 @@ TRANSFORMED = pa.schema(
 
 @dataclass(frozen=True)
 class TableChanges:
-    """A slice's changes of one table, counted before and after the transformation.
+    """The changes of one table in a slice, counted before and after the transformation.
 
-    - `slice` is the LSN at which the slice ends.
-    - `size` is the size in bytes of the changes that are sent if that is known, otherwise an upper bound.
-    - `sent_as` counts the received changes by the operation that they are sent as; empty in records of earlier versions.
-    - `sent` counts the changes that are sent, by operation; `key_changes` the UPDATEs that move a row to another key.
-    - `truncated_at` is the order key of the last TRUNCATE.
-    - `unchanged` are the columns whose unchanged values some change did not send.
-    - `through` are the partitions through which the changes of a partition root came, as far as the publisher says.
+    - `slice`: the LSN at which the slice ends
+    - `size`: the size in bytes of the changes that are sent; if it is not known, an upper bound
+    - `sent_as`: counts the received changes by what became of them. For example, an UPDATE may have been sent as an
+      INSERT. Empty in records of earlier versions of pgsieve.
+    - `sent`: counts the changes that are sent, by operation
+    - `truncates`: the number of TRUNCATEs
+    - `truncated_at`: the order key (commit LSN, place in the transaction) of the last TRUNCATE
+    - `key_changes`: the number of UPDATEs that give a row another key
+    - `unchanged`: the columns of which some change did not send the value, because it had not changed (TOAST)
+    - `problem`: the reason why the changes cannot be transformed
+    - `through`: the partitions through which the changes came, if the table is a partition root and the publisher says
+      so
     """
 
     slice: int
@@ -78,7 +84,7 @@ class TableChanges:
 
     @property
     def name(self) -> Name:
-        """(schema, table)."""
+        """The schema and the name of the table."""
         return self.schema, self.table
 
     @property
@@ -88,19 +94,19 @@ class TableChanges:
 
     @property
     def has_changes(self) -> bool:
-        """Whether there are changes to apply."""
+        """True if there are changes to apply."""
         return bool(self.truncates or any(self.sent.values()))
 
     def row(self) -> dict[str, object]:
-        """The table's row in `_transformed`."""
+        """The row of `_transformed` for these changes."""
         lsn, ordinal = self.truncated_at or (None, None)
         return {
             "slice": self.slice,
             "schema": self.schema,
             "table": self.table,
             "bytes": self.size,
-            **{f"received_{o}s": self.received[o] for o in ROW_OPERATIONS},
-            **{f"{o}s": self.sent.get(o, 0) for o in ROW_OPERATIONS},
+            **{f"received_{operation}s": self.received[operation] for operation in ROW_OPERATIONS},
+            **{f"{operation}s": self.sent.get(operation, 0) for operation in ROW_OPERATIONS},
             "truncates": self.truncates,
             "truncated_lsn": lsn,
             "truncated_ordinal": ordinal,
@@ -119,7 +125,7 @@ class TableChanges:
             schema=row["schema"],
             table=row["table"],
             size=row["bytes"],
-            sent={o: row[f"{o}s"] for o in ROW_OPERATIONS},
+            sent={operation: row[f"{operation}s"] for operation in ROW_OPERATIONS},
             truncates=row["truncates"],
             truncated_at=None
             if row["truncated_lsn"] is None
@@ -128,14 +134,14 @@ class TableChanges:
             unchanged=tuple(row["unchanged"]),
             problem=row["problem"],
             sent_as=counts_from_rows(row.get("sent_as")),
-            # Rows of earlier versions of pgsieve lack it.
+            # Rows that an earlier version of pgsieve has written do not have this column.
             through=tuple(row.get("through") or ()),
         )
 
 
 @dataclass(frozen=True)
 class TransformedSlices:
-    """The table `_transformed` of one subscription."""
+    """The table `_transformed` of one subscription. The step `update_transformation` writes it."""
 
     lake: Lake
     subscription: str
@@ -146,32 +152,34 @@ class TransformedSlices:
         return self.lake.paths.transformed(self.subscription)
 
     def position(self) -> int:
-        """The LSN up to which the change log is transformed for the subscription."""
+        """The LSN up to which the changes of the change log have been transformed for the subscription."""
         return self.lake.records.position(self.path) or 0
 
     def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
-        """Record the changes of a slice, after they are made durable.
+        """Record the changes of a slice, after they were synced to disk.
 
-        Raises OvertakenError if the version of `_transformed` is not `base`.
+        Raises OvertakenError if `base` is not the present version of `_transformed`.
         """
         self.lake.access.make_durable()
-        rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
+        rows = pa.Table.from_pylist(
+            [table_changes.row() for table_changes in changes] or [{"slice": end}], TRANSFORMED
+        )
         self.lake.records.append(self.path, rows, end, base=base)
 
     def fence(self) -> int:
-        """Make other processes, if they are transforming a slice now, begin it anew with the present table states.
+        """Commit no rows, so that the commit of any other process fails that is transforming a slice now.
 
-        It is a commit without rows, so that their commits fail. Returns the LSN up to which slices are transformed with
-        former states.
+        That process begins the slice again, with the present table states. Returns the LSN up to which slices were
+        transformed with earlier states.
         """
         self.lake.records.append(self.path, TRANSFORMED.empty_table())
         return self.position()
 
     def slices(self, after: int) -> dict[int, list[TableChanges]]:
-        """The transformed slices that end after an LSN, oldest first, with the tables that each changes."""
+        """Maps the end of each transformed slice after an LSN to its changes by table. The oldest slice comes first."""
         slices: dict[int, list[TableChanges]] = {}
         rows = self.lake.records.rows(self.path, f"slice > {after:d}")
-        for row in sorted(rows, key=lambda r: int(r["slice"])):
+        for row in sorted(rows, key=lambda row: int(row["slice"])):
             tables = slices.setdefault(row["slice"], [])
             if row["table"] is not None:
                 tables.append(TableChanges.from_row(row))

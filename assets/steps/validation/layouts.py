@@ -1,7 +1,8 @@
-"""Finds impossible layouts: replicas that would share a folder, and tables without the columns to be clustered by.
+"""Finds layouts that are impossible: two replicas in one folder, or a table without the columns by which to cluster it.
 
-In: a subscription and its tables. Out: the problem of each such table; and the columns by which a table is clustered.
-Raises ClusteringError if a table lacks one of these columns.
+In: a subscription and its tables
+Out: - a problem for each such table
+     - the columns by which a table is clustered. Raises ClusteringError if the table does not have one of them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,21 +27,22 @@ class ClusteringError(PgsieveError):
 def clustering_columns(
     subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]
 ) -> tuple[str, ...]:
-    """The columns by which a table is clustered, empty if its layout has none; `columns` are the table's, with Spark types.
+    """The columns by which a table is clustered. Empty if its layout has none.
 
-    The columns in the layout for all tables apply only to tables that have all of them.
+    `columns` are the columns of the table, with their Spark types. If the layout for all tables names columns, it
+    applies only to tables that have all of these columns.
     """
     cluster_columns = tuple(map(subscription.replica_name, subscription.layout.of(name).cluster_by or ()))
     types = dict(columns)
-    unfit = [column for column in cluster_columns if types.get(column, "array<").startswith("array<")]
-    if not unfit:
+    unfit_columns = [column for column in cluster_columns if types.get(column, "array<").startswith("array<")]
+    if not unfit_columns:
         return cluster_columns
     table_layout = subscription.layout.tables.get(name)
     if table_layout is None or table_layout.cluster_by is None:
         return ()
-    column_list = ", ".join(map(quote_identifier, unfit))
+    column_names = ", ".join(map(quote_identifier, unfit_columns))
     raise ClusteringError(
-        f'subscription "{subscription.name}": table {quote_qualified(*name)} cannot be clustered by {column_list}:'
+        f'subscription "{subscription.name}": table {quote_qualified(*name)} cannot be clustered by {column_names}:'
         " its replica has no such column, or it is an array",
         hint="name other columns in `cluster_by` of the table's layout in pgsieve.yaml, or leave it out",
         sqlstate="42703",
@@ -48,30 +50,33 @@ def clustering_columns(
 
 
 def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
-    """The tables whose replicas would share a folder, each with its error."""
+    """Maps each table that would share its folder with another table to an error."""
     template = subscription.layout.folders
     if template == FOLDERS:
         return {}
-    sharing: dict[str, list[Name]] = {}
+    names_by_folder: dict[str, list[Name]] = {}
     for name in sorted(names):
-        sharing.setdefault(replica_folder(template, *name), []).append(name)
+        names_by_folder.setdefault(replica_folder(template, *name), []).append(name)
     return {
         name: SharedFolderError(
-            f"tables {' and '.join(quote_qualified(*each) for each in tables)} would have the same folder, {folder}",
+            f"tables {' and '.join(quote_qualified(*each) for each in names)} would have the same folder, {folder}",
             hint=f"rename one of them, or take it out of the publications; for other `folders` in pgsieve.yaml first"
             f" `pgsieve drop {subscription.name}`",
             sqlstate="42P07",
         )
-        for folder, tables in sharing.items()
-        if len(tables) > 1
-        for name in tables
+        for folder, names in names_by_folder.items()
+        if len(names) > 1
+        for name in names
     }
 
 
 def layout_problems(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
 ) -> Iterator[PgsieveError]:
-    """The problems of a subscription's layout, each once; among them entries for tables that are not replicated."""
+    """Yields the problems of a subscription's layout, each once.
+
+    It is also a problem if the layout names a table that is not replicated.
+    """
     yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
     for name, replicated in tables.items():
         try:

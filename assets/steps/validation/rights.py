@@ -1,7 +1,10 @@
-"""Finds the rights that the role of a source lacks, before anything is created.
+"""Finds the rights that the role of a source needs and does not have, before anything is created.
 
-In: a session of the role, and the tables that it has to copy. Out: an error for each missing right, in PostgreSQL's
-words, with the GRANT in the hint (PostgreSQL documentation, 29.11 Security). Superusers have all rights.
+In: a session of the role, and the tables that the role has to copy
+Out: an error for each missing right, in PostgreSQL's words. The hint has the GRANT (PostgreSQL documentation, 29.11
+     Security).
+
+Superusers have all rights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,13 +19,13 @@ from pgsieve.decoding.wording import quantity
 
 _INSUFFICIENT_PRIVILEGE = "42501"
 
-#: Amazon RDS grants the role rds_replication instead of the attribute REPLICATION.
+#: On Amazon RDS a role does not get the attribute REPLICATION, but the role rds_replication.
 _REPLICATION_QUERY = """
 select current_user, rolsuper or rolreplication or exists (
     select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
 from pg_roles where rolname = current_user
 """
-#: The limits on sessions of the role, of the database, and of the server without reserved connections.
+#: The limits on the number of sessions: of the role, of the database, and of the server without reserved connections.
 _LIMITS_QUERY = """
 select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit end,
        case when r.rolsuper then -1 else d.datconnlimit end,
@@ -30,13 +33,14 @@ select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit en
          - coalesce(current_setting('reserved_connections', true)::int, 0)
   from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()
 """
-#: The numbers of concurrent sessions of `run`, of `check`, and of a first copy of some tables on few cores.
+#: How many sessions are open at the same time in a `run`, in a `check`, and in a first copy of some tables on few
+#: cores.
 _RUN_SESSIONS, _CHECK_SESSIONS, _COPY_SESSIONS = 4, 6, 8
 _TABLE_RIGHTS_QUERY = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
 """
-#: Instead of the table, a role may have the right for each published column.
+#: If a role has no right on a table, it may have the right on each of the published columns. That is enough.
 _COLUMN_RIGHTS_QUERY = """
 select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::text[]) as name
 """
@@ -45,7 +49,7 @@ select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::t
 def missing_rights(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[PgsieveError]:
-    """The errors for rights that the session's role lacks: to read a slot, to use a schema, to select from a table."""
+    """Yields an error for each right that the session's role lacks: to read a slot, to use a schema, or to read a table."""
     answer = connection.execute(_REPLICATION_QUERY).fetchone()
     assert answer is not None
     role, replicates = answer
@@ -58,27 +62,30 @@ def missing_rights(
     yield from _too_few_sessions(connection)
     messages = set[str]()
     for _, error in _denied(connection, tables):
-        if error.message not in messages:  # A missing right on a schema is reported once for all its tables.
+        if (
+            error.message not in messages
+        ):  # A missing right on a schema would be reported for each of its tables.
             messages.add(error.message)
             yield error
 
 
 def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveError]:
+    """Yields an error if the role, the database or the server allows too few sessions."""
     row = connection.execute(_LIMITS_QUERY).fetchone()
     assert row is not None
-    role, database, of_role, of_database, of_server = row
+    role, database, role_limit, database_limit, server_limit = row
     for owner, limit, hint in (
         (
             f'the role "{role}"',
-            of_role,
+            role_limit,
             f"ALTER ROLE {quote_identifier(role)} CONNECTION LIMIT {_COPY_SESSIONS}",
         ),
         (
             f'the database "{database}"',
-            of_database,
+            database_limit,
             f"ALTER DATABASE {quote_identifier(database)} CONNECTION LIMIT {_COPY_SESSIONS}, or more, as others need theirs",
         ),
-        ("the server", of_server, "raise max_connections"),
+        ("the server", server_limit, "raise max_connections"),
     ):
         if 0 <= limit < _CHECK_SESSIONS:
             yield PgsieveError(
@@ -92,7 +99,7 @@ def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveEr
 def denied_tables(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> dict[tuple[str, str], PgsieveError]:
-    """The tables from which the session's role may not select, each with the first missing right."""
+    """Maps each table that the session's role may not read to the error about the first right that is missing."""
     problems: dict[tuple[str, str], PgsieveError] = {}
     for table, error in _denied(connection, tables):
         problems.setdefault((table.schema, table.name), error)
@@ -102,10 +109,13 @@ def denied_tables(
 def _denied(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[tuple[Table, PgsieveError]]:
+    """Yields each table that the session's role may not read, with an error for each right that is missing."""
     replicated = {each.table.oid: each for each in tables}
-    for oid, role, uses, reads in connection.execute(_TABLE_RIGHTS_QUERY, [list(replicated)]).fetchall():
+    for oid, role, may_use_schema, may_read in connection.execute(
+        _TABLE_RIGHTS_QUERY, [list(replicated)]
+    ).fetchall():
         table, grantee = replicated[oid].table, quote_identifier(role)
-        if not uses:
+        if not may_use_schema:
             yield (
                 table,
                 PgsieveError(
@@ -115,7 +125,7 @@ def _denied(
                 ),
             )
         columns = list(replicated[oid].columns)
-        if not reads and connection.execute(_COLUMN_RIGHTS_QUERY, [oid, columns]).fetchone() != (True,):
+        if not may_read and connection.execute(_COLUMN_RIGHTS_QUERY, [oid, columns]).fetchone() != (True,):
             name = quote_qualified(table.schema, table.name)
             yield (
                 table,

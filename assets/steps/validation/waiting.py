@@ -1,8 +1,11 @@
-"""Limits the effect of a problem: only its table or its subscription waits, and the others of the feed continue.
+"""Makes sure that a problem only affects its table or its subscription, and the others of the feed go on.
 
-In: a feed or a subscription, and its publisher's catalog. Out: the feed without refused subscriptions, a subscription's
-catalog, and the problems of its tables. A table with a problem waits in state `i` with the reason. Raises a problem
-that all subscriptions have.
+In: a feed (a slot with its subscriptions) or a subscription, and the catalog of its publisher
+Out: - the feed without the subscriptions that are refused
+     - the catalog of a subscription, and the problems of its tables
+
+A table with a problem waits in state `i` (to be copied), with the reason. If all subscriptions have a problem, it is
+raised.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,24 +32,29 @@ from pgsieve.resources.postgres.errors import LockedTableError
 
 
 def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
-    """The feed without the subscriptions that are refused now, and the catalog with the publications without a problem.
+    """The feed without the subscriptions that are refused now, and the catalog with the publications that have no problem.
 
-    A refused subscription counts as missing in pgsieve.yaml: once its problem is solved, its tables are copied again.
-    Raises the first problem if every subscription is refused.
+    A refused subscription is treated as if pgsieve.yaml did not have it. When its problem is solved, its tables are
+    copied again. Raises the first problem if all subscriptions are refused.
     """
     examination = Examination(connection, feed, server)
     obstacles = {name: examination.obstacle(name) for name in feed.subscriptions}
-    sound = {name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None}
+    sound_subscriptions = {
+        name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None
+    }
     for obstacle in obstacles.values():
-        if obstacle is not None and not sound:
+        if obstacle is not None and not sound_subscriptions:
             raise obstacle
-    return replace(feed, subscriptions=sound), examination.catalog
+    return replace(feed, subscriptions=sound_subscriptions), examination.catalog
 
 
 def sound_catalog(
     connection: psycopg.Connection[Any], subscription: Subscription, server: Catalog
 ) -> Catalog:
-    """The catalog with the publications that pgsieve.yaml defines for a subscription; raises a problem of one of them."""
+    """The catalog, with the publications that pgsieve.yaml defines for a subscription.
+
+    Raises the problem if the subscription is refused now.
+    """
     feed = subscription.feed
     names = feed.subscriptions[subscription.name]
     definitions = {name: feed.defined[name] for name in names if name in feed.defined}
@@ -55,7 +63,7 @@ def sound_catalog(
 
 
 def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
-    """The errors of single tables of a subscription that cannot be replicated."""
+    """Maps each table of a subscription that cannot be replicated to an error."""
     problems: dict[Name, PgsieveError] = {}
     for name, replicated in subscription.tables(catalog).items():
         try:
@@ -74,35 +82,38 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
 def unreadable_tables(
     connection: psycopg.Connection[Any], subscription: Subscription, tables: Collection[ReplicatedTable]
 ) -> dict[Name, PgsieveError]:
-    """The tables that cannot be copied because the role lacks a right, each with its error."""
+    """Maps each table that cannot be copied, because the role lacks a right, to an error."""
     return denied_tables(connection, tables) if tables and subscription.copy_data else {}
 
 
 def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> bool:
-    """Mark the tables with problems as to be copied, with the reason; returns whether the subscription was disabled.
+    """Record that the tables with problems have to be copied, with the reason.
 
-    Their changes are left out until the problem is solved; then they are copied. A ready table that is only locked does
-    not wait. With `disable_on_error` a problem disables the subscription.
+    Returns true if the subscription was disabled. The changes of these tables are left out until the problem is solved;
+    after that they are copied. A table that is ready and only locked does not wait. With `disable_on_error`, a problem
+    disables the subscription.
     """
-    states, waiting = TableStates(lake, subscription.name).newest(), []
-    lasting = {name: error for name, error in problems.items() if not isinstance(error, LockedTableError)}
+    states, waiting_states = TableStates(lake, subscription.name).newest(), []
+    lasting_problems = {
+        name: error for name, error in problems.items() if not isinstance(error, LockedTableError)
+    }
     for name, error in problems.items():
         state = states.get(name, TableState(*name, SyncState.REMOVED))
         reason = waiting_reason(error)
-        if name not in lasting and state.state == SyncState.READY:
+        if name not in lasting_problems and state.state == SyncState.READY:
             continue
         if state.state != SyncState.SET_ASIDE and (state.state, state.reason) != (
             SyncState.INITIALIZE,
             reason,
         ):
-            waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
-    TableStates(lake, subscription.name).append(waiting)
-    if is_disabled := bool(lasting) and subscription.disable_on_error:
-        SubscriptionRecord(lake, subscription.name).disable(next(iter(lasting.values())).message)
+            waiting_states.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
+    TableStates(lake, subscription.name).append(waiting_states)
+    if is_disabled := bool(lasting_problems) and subscription.disable_on_error:
+        SubscriptionRecord(lake, subscription.name).disable(next(iter(lasting_problems.values())).message)
     return is_disabled
 
 
 def waiting_reason(error: PgsieveError) -> str:
-    """The reason in the state of a table that waits because of an error."""
+    """The reason that is recorded for a table that waits because of an error."""
     hint = f"; {error.hint}" if error.hint else ""
     return f"{error.message}{hint}; it is copied by the first run after that is mended"

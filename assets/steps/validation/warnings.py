@@ -1,8 +1,10 @@
-"""Warnings: facts that stop nothing, and that a user should know in advance.
+"""Warnings: facts that do not stop replication, but that a user should know in advance.
 
-In: a subscription or a feed, and the publisher's catalog. Out: warnings as errors that are not raised: of rows
-that are not found, as with a PostgreSQL subscriber; of partitions whose changes are not sent; of statements that the
-publisher refuses once its tables are captured.
+In: a subscription or a feed (a slot with its subscriptions), and the publisher's catalog
+Out: warnings, as errors that are not raised
+
+The warnings are about rows that are not found, as in a PostgreSQL subscriber; about partitions whose changes are not
+sent; and about statements that the publisher will refuse because pgsieve publishes the tables, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +18,16 @@ from pgsieve.decoding.publications.replica_identity import leaves_without_root_k
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.spark_writes import column_mapping
 
+#: A warning lists at most this many names.
 _MAX_NAMES = 5
 
 
 def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """Warnings of leaves whose old rows lack the key of their root, and of leaves whose changes are not in the WAL."""
+    """Yields warnings about partitions of a subscription.
+
+    They are about partitions whose old rows are sent without the key of their root, and about partitions whose changes
+    are not in the WAL.
+    """
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
         for replicated in subscription.tables(catalog).values():
@@ -36,25 +43,26 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
 
 
 def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """Warnings of unlogged and foreign leaves, whose changes are not in the WAL.
+    """Yields warnings about unlogged and foreign partitions, since their changes are not in the WAL.
 
-    The replica has their rows as of its copy if they are published by their root. Otherwise they are not replicated.
+    If they are published by their root, the replica has the rows that they had when it was copied. Otherwise they are
+    not replicated.
     """
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
         names = set[str]()
         for replicated in subscription.tables(catalog).values():
-            if unsent := replicated.table.unsent_leaves:
-                names |= {*unsent}
+            if leaf_names := replicated.table.unsent_leaves:
+                names |= {*leaf_names}
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": changes of {", ".join(unsent)} are not in the WAL, as these'
+                    f'table "{replicated.table.qualified}": changes of {", ".join(leaf_names)} are not in the WAL, as these'
                     " partitions are unlogged or foreign: the replica has their rows as of its copy",
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
                 )
-        listing = [p for p in publications if not p.all_tables]
+        explicit_publications = [p for p in publications if not p.all_tables]
         for root in sorted(catalog.tables.values(), key=lambda table: len(table.ancestors)):
             left_out = [leaf for leaf in root.unsent_leaves if leaf not in names]
-            if left_out and any(p.contains(root) for p in listing):
+            if left_out and any(p.contains(root) for p in explicit_publications):
                 names |= {*left_out}
                 yield PgsieveError(
                     f'table "{root.qualified}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
@@ -66,33 +74,41 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
 def warnings_of_names(
     subscription: Subscription, catalog: Catalog, is_mapped: Callable[[Name], bool]
 ) -> Iterator[PgsieveError]:
-    """Warnings of column names that Parquet in Spark forbids; `is_mapped` says whether Delta maps those of a replica."""
+    """Yields warnings about names of columns that Spark forbids in Parquet files.
+
+    `is_mapped` is true for a replica if Delta maps its names of columns to other names in the files.
+    """
     with suppress(PublicationError):
         for table, replicated in subscription.tables(catalog).items():
-            named = map(subscription.replica_name, replicated.columns)
-            if names := [name for name in named if column_mapping([name])]:
+            names_in_replica = map(subscription.replica_name, replicated.columns)
+            if names := [name for name in names_in_replica if column_mapping([name])]:
                 readers = (
                     "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
                     if is_mapped(table)
                     else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses"
                     " ALTER TABLE and RESTORE of the replica"
                 )
-                column_text = ", ".join(map(quote_identifier, names))
+                column_names = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": the names {column_text} {readers}',
+                    f'table "{replicated.table.qualified}": the names {column_names} {readers}',
                     hint="nothing needs to be done; for other readers set `layout: {names: snake}`, or rename the columns",
                 )
 
 
 def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
-    """A warning of tables that cannot be made unlogged once they are captured, and could before."""
+    """Yields a warning if tables can be made unlogged now, and no longer once pgsieve captures them.
+
+    To capture tables, pgsieve publishes them with publications of its own.
+    """
     with suppress(PublicationError):
-        captured: Mapping[int, Table] = {t.oid: t for p in feed.planned_capture(catalog) for t in p.tables}
+        captured_tables: Mapping[int, Table] = {
+            t.oid: t for p in feed.planned_capture(catalog) for t in p.tables
+        }
         other_publications = [
             p for name, p in catalog.publications.items() if p.owner and not name.startswith(feed.capture)
         ]
         listed_oids = {entry.oid for publication in other_publications for entry in publication.tables}
-        tables = [t for oid, t in captured.items() if oid not in listed_oids and t.kind == "r"]
+        tables = [t for oid, t in captured_tables.items() if oid not in listed_oids and t.kind == "r"]
         if tables:
             yield PgsieveError(
                 f"once the capture publication lists {_listed(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED"
@@ -103,7 +119,7 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
 
 
 def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
-    """A warning for `wal_level = replica`: dropping the last logical slot ends logical decoding."""
+    """The warning for a server with `wal_level = replica`: dropping the last logical slot switches logical decoding off."""
     return PgsieveError(
         f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
         f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',
@@ -112,6 +128,7 @@ def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
 
 
 def _listed(tables: list[Table]) -> str:
+    """List the names of tables, but not more than `_MAX_NAMES`."""
     names = [quote_qualified(t.schema, t.name) for t in tables]
-    rest_text = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest_text} more" if rest_text > 0 else "")
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
