@@ -1,4 +1,4 @@
-"""The first step: tables are copied at an exported snapshot. The publisher evaluates their row filters.
+"""The first step: copies tables at an exported snapshot. The publisher evaluates their row filters.
 
-`copy` divides the tables into batches, `one_batch` and `one_table` copy them, `rows` reads rows on executors.
+`copy` divides the tables into batches. `one_batch` and `one_table` copy them, and `rows` reads their rows on executors.
 """

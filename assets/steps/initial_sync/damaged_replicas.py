@@ -1,6 +1,7 @@
-"""Prepares a damaged replica for its copy: removes unreadable Delta logs, and cuts with versions to be reused.
+"""Removes what would prevent a table from being copied: unreadable Delta logs, and wrong cuts.
 
-It also removes constraints that other writers have added to the replica.
+A cut is a version of each replica, so that together they equal the publisher at one LSN. It is wrong if it names a
+version that a later commit will have. Constraints are removed, too, that other writers have added to the replica.
 """
 
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from pgsieve.resources.lake.maintenance import maintenance
 
 @dataclass(frozen=True)
 class Damage:
-    """The obstacles to a copy.
+    """What would prevent the copy.
 
-    `logs` are the paths of tables with an unreadable log. `in_cuts` says that cuts name versions beyond the
-    present ones. `refusing` is the path of the replica if it has constraints.
+    - `logs`: the paths of tables whose log cannot be read
+    - `in_cuts`: true if cuts name versions that do not exist yet
+    - `refusing`: the path of the replica if it has constraints, which could refuse rows; otherwise None
     """
 
     logs: tuple[str, ...] = ()
@@ -28,9 +30,11 @@ class Damage:
 
 @dataclass(frozen=True)
 class ReplacedReplica:
-    """The replica that a copy replaces. Its change history `generation` continues after the copy.
+    """A replica that a copy will replace.
 
-    `has_versions` says that it may have versions of rows (`scd2`).
+    - `generation`: the generation of the change history that goes on after the copy. If a history begins anew, it gets
+      a new generation.
+    - `has_versions`: true if there may be a table of versions of rows (`history: scd2`)
     """
 
     lake: Lake
@@ -50,11 +54,11 @@ class ReplacedReplica:
         return self.lake.paths.changes(self.subscription, *self.name, self.generation)
 
     def damage(self) -> Damage:
-        """The obstacles to the copy.
+        """Find what would prevent the copy.
 
-        A replica, change history or table of versions with an unreadable log begins anew. If a replica begins anew, or
-        was put back to an earlier version, the version numbers in the cuts get other rows. The same is true for table
-        states that were put back.
+        A replica, a change history or a table of versions begins anew if its log cannot be read. If a replica begins
+        anew, or was put back to an earlier version, the versions that cuts name will get other rows. The same is true
+        if the table states were put back.
         """
         lake, paths = self.lake, [self.path, self.history]
         if self.has_versions:
@@ -64,7 +68,7 @@ class ReplacedReplica:
         newest_version = -1 if version is None else version
         states = _version(lake, lake.paths.table_states(self.subscription))
         return Damage(
-            tuple(path for path, readable in versions.items() if readable is None),
+            tuple(path for path, version_read in versions.items() if version_read is None),
             any(
                 cut.tables.get(self.name, -1) > newest_version or (cut.states or 0) > (states or 0)
                 for cut in Cuts(lake, self.subscription).all()
@@ -73,7 +77,10 @@ class ReplacedReplica:
         )
 
     def remove_damage(self, damage: Damage) -> None:
-        """Remove the obstacles; data files stay until they are vacuumed. Raises LakeError if a log cannot be removed."""
+        """Remove what would prevent the copy. Data files stay until they are vacuumed.
+
+        Raises LakeError if a log cannot be removed.
+        """
         lake = self.lake
         if damage.refusing is not None:
             retry_after_conflict(lake.remove_row_checks)(damage.refusing)
@@ -86,9 +93,9 @@ class ReplacedReplica:
 
 
 def _version(lake: Lake, path: str) -> int | None:
-    """The newest version of a table; -1 if there is no table, None if its log cannot be read."""
+    """The newest version of a table; -1 if there is no table, and None if its log cannot be read."""
     try:
         return lake.records.version(path) if lake.records.exists(path) else -1
     except LakeError as error:
-        reason(lake, error)  # Raises a fault of the lake itself.
+        reason(lake, error)  # If the lake itself has failed, and not only this table, the error is raised.
         return None

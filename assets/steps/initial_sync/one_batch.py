@@ -1,7 +1,9 @@
-"""The copy of a batch of tables at one exported snapshot, several tables at a time; then their new states.
+"""Copies a batch of tables at one exported snapshot, several tables at a time, and records their new states.
 
-In: the tables. Out: `CopiedBatch`, with the result of each table, and the tables to copy again after a transient fault.
-Raises OpenTransactionsError if the snapshot waits for open transactions, and errors of the lake.
+In: the tables
+Out: a `CopiedBatch`, with the result of each table, and the tables that have to be copied again after a transient fault
+
+Raises OpenTransactionsError if the snapshot has to wait for open transactions, and errors of the lake.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,17 +45,22 @@ from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, export_snapshot
 from pgsieve.resources.postgres.waits import OpenTransactionsError, lock_error
 
-#: An interrupted copy checks at this interval whether the copies of its tables have stopped.
+#: If a copy is interrupted, it checks once in this time whether the copies of its tables have stopped.
 _STOP_SECONDS = 0.1
-#: Lines of progress show a table's size if it is at least this.
+#: A line of progress has the size of a table only if it is at least this large.
 _MIN_SHOWN_BYTES = 1024**2
-#: The number of tables that are read at the same time.
+#: The largest number of tables that are read at the same time.
 _MAX_READERS = 4
 
 
 @dataclass(frozen=True)
 class CopiedBatch:
-    """The result of a batch: copied tables, tables to copy `again` after a transient fault, and the first such fault."""
+    """The result of a batch.
+
+    - `copied`: the results of the tables
+    - `again`: the tables to copy again, because a transient fault has interrupted their copy
+    - `fault`: the first of these faults
+    """
 
     copied: list[CopyResult]
     again: list[Name]
@@ -62,7 +69,11 @@ class CopiedBatch:
 
 @dataclass(frozen=True)
 class _Selection:
-    """The published tables of a batch, and those among them that cannot be replicated (`problems`) or are locked."""
+    """The published tables of a batch.
+
+    - `problems`: maps tables that cannot be replicated to the reason
+    - `locked`: maps tables that another session has locked to the error
+    """
 
     published: Mapping[Name, ReplicatedTable]
     problems: Mapping[Name, PgsieveError]
@@ -76,15 +87,17 @@ class _Selection:
 
     @property
     def names(self) -> list[Name]:
-        """The tables that are to be copied, now or later."""
+        """The names of the tables that are to be copied, now or later."""
         return [*self.tables, *self.problems, *self.locked]
 
 
 @dataclass(frozen=True)
 class BatchCopy:
-    """The copy of some tables at a new snapshot, which waits at most `seconds` for open transactions.
+    """The copy of some tables at a new snapshot.
 
-    First the tables' states record the snapshot's LSN. A later run recognises a complete copy by that LSN.
+    It waits at most `seconds` for open transactions, which may keep the server from exporting a snapshot. Before the
+    copy, the states of the tables record the LSN of the snapshot. By this LSN, a later run recognises that a copy is
+    complete.
     """
 
     subscription: Subscription
@@ -101,7 +114,7 @@ class BatchCopy:
         return Readiness(self.subscription, self.lake, self.log)
 
     def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
-        """Copy the tables, and make them ready. `progress` is for the log: how many tables are copied already."""
+        """Copy tables, and make them ready. `progress` is a text for the log: how many tables are copied already."""
         source, former_states, names_to_copy = (
             self.subscription.feed.source,
             self._states.newest(),
@@ -111,23 +124,26 @@ class BatchCopy:
             with export_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
-                    # Definitions are those at the snapshot; the UPDATE transformation adopts later ones.
-                    server = read_catalog(connection, snapshot.name)
-                    catalog = sound_catalog(connection, self.subscription, server)
+                    # The replicas get the definitions that the tables have in the snapshot. The UPDATE transformation
+                    # follows later alterations.
+                    server_catalog = read_catalog(connection, snapshot.name)
+                    catalog = sound_catalog(connection, self.subscription, server_catalog)
                     selection = self._select(connection, catalog, names)
                     names_to_copy = selection.names
                     tables = f"{quantity(len(selection.tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
                     self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
-                    planned, locked = self._plan(connection, catalog, selection, snapshot, former_states)
+                    planned_tables, lock_faults = self._plan(
+                        connection, catalog, selection, snapshot, former_states
+                    )
                 conninfo = source.executor_conninfo()
                 states = self._announce(selection, catalog, snapshot, former_states)
                 reach(Failpoint.COPY_PLANNED)
-                # Limits the reads: they need sessions of the publisher, and a role may have few.
+                # Each read needs a session on the publisher, and the role may be allowed only a few.
                 reading = Semaphore(_MAX_READERS)
                 copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
-                copied, failed = self._copy(copy, planned)
-            # On a new connection, since the first one was idle during the copy.
+                results, copy_faults = self._copy(copy, planned_tables)
+            # The first connection was idle during the copy, and may have been closed. So a new one is used.
             with source.connect() as connection:
                 catalog_after = self.subscription.feed.with_defined_publications(read_catalog(connection))
         except OpenTransactionsError:
@@ -135,36 +151,52 @@ class BatchCopy:
         except PgsieveError as error:
             if not is_transient(error):
                 raise
-            # The next attempt recognises the copies that are finished.
+            # The next attempt recognises the copies that are complete, and does not repeat them.
             return CopiedBatch([], names_to_copy, error)
-        copied = self._make_ready(copied, states, catalog_after)
-        waiting = [_waiting_result(name, snapshot, error) for name, error in selection.problems.items()]
-        deferred_results = self._defer_locked(selection, locked | failed)
-        faults = {name: fault for name, fault in (locked | failed).items() if name not in deferred_results}
+        results = self._make_ready(results, states, catalog_after)
+        waiting_results = [
+            _waiting_result(name, snapshot, error) for name, error in selection.problems.items()
+        ]
+        deferred_results = self._defer_locked(selection, lock_faults | copy_faults)
+        faults = {
+            name: fault for name, fault in (lock_faults | copy_faults).items() if name not in deferred_results
+        }
         first_fault = next(iter(faults.values()), None)
-        return CopiedBatch([*copied, *waiting, *deferred_results.values()], list(faults), first_fault)
+        return CopiedBatch(
+            [*results, *waiting_results, *deferred_results.values()], list(faults), first_fault
+        )
 
     def _select(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
     ) -> _Selection:
-        """Select the tables of a batch; those that an earlier run has copied are made ready instead."""
+        """Select the tables of a batch that have to be copied.
+
+        Tables that an earlier run has copied completely are made ready instead.
+        """
         names_to_copy = set(names) - self._readiness.complete_earlier(names, catalog)
-        published = {n: t for n, t in self.subscription.tables(catalog).items() if n in names_to_copy}
-        problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in names_to_copy}
-        readable = [t for n, t in published.items() if n not in problems]
-        locked = {n: e for n, e in problems.items() if isinstance(e, LockedTableError)}
-        problems = {n: e for n, e in problems.items() if n not in locked}
+        published = {
+            name: table for name, table in self.subscription.tables(catalog).items() if name in names_to_copy
+        }
+        problems = {
+            name: error
+            for name, error in table_problems(self.subscription, catalog).items()
+            if name in names_to_copy
+        }
+        readable = [table for name, table in published.items() if name not in problems]
+        locked = {name: error for name, error in problems.items() if isinstance(error, LockedTableError)}
+        problems = {name: error for name, error in problems.items() if name not in locked}
         return _Selection(
             published, problems | unreadable_tables(connection, self.subscription, readable), locked
         )
 
     def _warn_of_other_origins(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> None:
+        """With `origin = none`, log a warning if other subscriptions of the publisher write to these tables."""
         if self.subscription.feed.options.origin != "none":
             return
-        if shared := subscribed_tables(connection, tables):
+        if names := subscribed_tables(connection, tables):
             self.log(
                 f'subscription "{self.subscription.name}" requested copy_data with origin = NONE but might copy data that had '
-                f"a different origin: other subscriptions write to {', '.join(quote_qualified(*name) for name in shared)}; "
+                f"a different origin: other subscriptions write to {', '.join(quote_qualified(*name) for name in names)}; "
                 "verify that the rows there did not come from other origins"
             )
 
@@ -176,8 +208,8 @@ class BatchCopy:
         snapshot: Snapshot,
         former_states: Mapping[Name, TableState],
     ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
-        """The tables divided into chunks, and the errors of tables that are locked."""
-        planned, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
+        """Divide the tables into chunks. Returns the planned tables, and the errors of tables that are locked."""
+        planned_tables, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
         for name, table in selection.tables.items():
             select_list = copy_select_list(self.subscription, table, snapshot)
             try:
@@ -187,8 +219,8 @@ class BatchCopy:
             except LockedTableError as error:
                 locked[name] = error
                 continue
-            planned.append(PlannedTable(table, chunks, _definition(former_states, name)))
-        return planned, locked
+            planned_tables.append(PlannedTable(table, chunks, _definition(former_states, name)))
+        return planned_tables, locked
 
     def _announce(
         self,
@@ -197,32 +229,38 @@ class BatchCopy:
         snapshot: Snapshot,
         former_states: Mapping[Name, TableState],
     ) -> dict[Name, TableState]:
-        """Record the snapshot in the tables' states, and why other tables wait; returns the states with the snapshot."""
+        """Record the LSN of the snapshot in the states of the tables, and record why other tables have to wait.
+
+        Returns the states with the LSN.
+        """
         states = {
             name: announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)
             for name, table in selection.tables.items()
         }
-        waiting = [
+        waiting_states = [
             TableState(
-                *n,
+                *name,
                 SyncState.INITIALIZE,
-                definition=_definition(former_states, n),
+                definition=_definition(former_states, name),
                 reason=waiting_reason(error),
             )
-            for n, error in selection.problems.items()
+            for name, error in selection.problems.items()
         ]
-        self._states.append([*states.values(), *waiting])
+        self._states.append([*states.values(), *waiting_states])
         return states
 
     def _copy(
-        self, copy: SnapshotCopy, planned: Sequence[PlannedTable]
+        self, copy: SnapshotCopy, planned_tables: Sequence[PlannedTable]
     ) -> tuple[list[CopyResult], dict[Name, PgsieveError]]:
-        """Copy the tables, several at a time. Returns the results, and the transient faults by table."""
-        copied, faults = list[CopyResult](), dict[Name, PgsieveError]()
+        """Copy the tables, several at a time.
+
+        Returns the results, and maps tables to the transient faults that have interrupted their copies.
+        """
+        results, faults = list[CopyResult](), dict[Name, PgsieveError]()
 
         def copy_one(table: PlannedTable) -> None:
             try:
-                outcome = copy.copy_table(table)
+                result = copy.copy_table(table)
             except PgsieveError as error:
                 if not is_transient(error):
                     raise
@@ -230,33 +268,33 @@ class BatchCopy:
                 return
             finally:
                 self.lake.release_tables()
-            copied.append(outcome)
-            self.log(_progress_line(outcome, table.chunks.bytes))
+            results.append(result)
+            self.log(_progress_line(result, table.chunks.bytes))
 
         with ThreadPoolExecutor(self.lake.parallelism) as pool:
-            copying = [pool.submit(copy_context().run, copy_one, table) for table in planned]
+            futures = [pool.submit(copy_context().run, copy_one, table) for table in planned_tables]
             try:
-                for each in copying:
-                    each.result()
-            # Also at KeyboardInterrupt: otherwise large tables would be copied to their end.
+                for future in futures:
+                    future.result()
+            # KeyboardInterrupt is caught, too. Otherwise the process would not end before large tables are copied.
             except BaseException:
-                running = [each for each in copying if not each.cancel()]
-                while wait(running, _STOP_SECONDS).not_done:
+                running_futures = [future for future in futures if not future.cancel()]
+                while wait(running_futures, _STOP_SECONDS).not_done:
                     self.lake.executors.stop()
                 raise
-        return copied, faults
+        return results, faults
 
     def _make_ready(
         self, results: Sequence[CopyResult], states: Mapping[Name, TableState], catalog_after: Catalog
     ) -> list[CopyResult]:
-        """Record the tables' states after the copies, and begin their histories; `catalog_after` is the catalog after the copies.
+        """Record the states of the tables after their copies, and begin their histories of rows.
 
-        Returns the results, with problems of histories.
+        `catalog_after` is the catalog as it was after the copies. Returns the results, with the problems of histories.
         """
         states_after = [
-            state_after_copy(self.subscription, states, each, catalog_after)
-            for each in results
-            if not each.overtaken
+            state_after_copy(self.subscription, states, result, catalog_after)
+            for result in results
+            if not result.overtaken
         ]
         completion = self._readiness.complete(states_after)
         for name in completion.overtaken:
@@ -265,14 +303,14 @@ class BatchCopy:
             self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)
         return [
-            replace(each, problem=completion.problems.get((each.schema, each.table), each.problem))
-            for each in results
+            replace(result, problem=completion.problems.get((result.schema, result.table), result.problem))
+            for result in results
         ]
 
     def _defer_locked(
         self, selection: _Selection, faults: Mapping[Name, PgsieveError]
     ) -> dict[Name, CopyResult]:
-        """Let the next run copy tables that other sessions still lock; returns their results."""
+        """Leave tables that other sessions still lock to the next run; returns their results."""
         results = dict[Name, CopyResult]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
@@ -282,17 +320,17 @@ class BatchCopy:
 
 
 def _definition(states: Mapping[Name, TableState], name: Name) -> Definition | None:
-    """The former definition of a table's replica."""
+    """The definition of a table's former replica; None if it had none."""
     return states[name].definition if name in states else None
 
 
 def _waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> CopyResult:
-    """The result for a table that cannot be replicated as it is published now."""
+    """The result of a table that cannot be replicated in the way it is published now."""
     return CopyResult(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_reason(error))
 
 
 def _progress_line(result: CopyResult, size: int) -> str:
-    """A line of progress."""
+    """A line for the log about the copy of a table."""
     name = quote_qualified(result.schema, result.table)
     if result.problem:
         return f"{name} cannot be copied: {result.problem}"

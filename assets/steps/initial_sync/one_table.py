@@ -1,6 +1,8 @@
-"""The copy of one table: chunks read at an exported snapshot -> the replica, replaced in one commit with that LSN.
+"""Copies one table: reads it at an exported snapshot, and replaces the replica in one commit with the snapshot's LSN.
 
-In: a planned table and the snapshot. Out: `CopyResult`, with the problem if it is of the table's own data or replica.
+In: a planned table, divided into chunks, and the snapshot
+Out: a `CopyResult`. It has a problem if the table's own data or its replica is the cause.
+
 Raises transient faults, and faults of the lake.
 """
 
@@ -54,13 +56,13 @@ from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import DRIVER, add_costs, name_jobs
 
-#: The interval at which a copy reports its progress.
+#: A copy logs its progress at most once in this time.
 PROGRESS_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class CopyResult:
-    """The result of one table's copy: `lsn` is the snapshot's, `version` the replica's Delta version."""
+    """The result of the copy of a table. `lsn` is that of the snapshot, and `version` is the Delta version of the replica."""
 
     schema: str
     table: str
@@ -71,19 +73,20 @@ class CopyResult:
     row_filter: str | None
     columns: tuple[tuple[str, str], ...]
     problem: str | None = None
-    #: The publisher's name of each column of the table.
+    #: Maps each column of the replica to its name at the publisher.
     published: Mapping[str, str] = field(default_factory=dict)
-    #: Another process has copied the table at a later LSN, or applies changes to it; it also sets the table's state.
+    #: True if another process has copied the table at a later LSN, or applies changes to it. That process also sets the
+    #: table's state.
     overtaken: bool = False
-    #: The transactions that the table's snapshot waits for, by their ids.
+    #: The ids of the transactions for which the snapshot of the table has to wait.
     awaits: tuple[str, ...] = ()
-    #: The problem is not the table's own: the next run copies it again.
+    #: True if the table is not the cause of the problem, so that the next run copies it again.
     again: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table to copy, divided into chunks. `former` is the definition of its present replica, None without one."""
+    """A table to copy, divided into chunks. `former` is the definition of its present replica; None if there is none."""
 
     replicated: ReplicatedTable
     chunks: Chunks
@@ -91,19 +94,22 @@ class PlannedTable:
 
     @property
     def generation(self) -> int:
-        """The generation of the change history that continues after the copy."""
+        """The generation of the change history that goes on after the copy.
+
+        A history that begins anew gets a new generation.
+        """
         return 0 if self.former is None else self.former.history.generation
 
 
 class Progress:
-    """Logs the progress of one table's copy, at most every half minute."""
+    """Logs the progress of the copy of one table, at most every half minute."""
 
     def __init__(self, table: str, parts: int, size: int, log: Log) -> None:
         self._table, self._parts, self._size, self._log = table, parts, size, log
         self._reported = time.monotonic()
 
     def report(self, copied_parts: int) -> None:
-        """Log the number of copied parts, if half a minute has passed and parts remain."""
+        """Log how many parts are copied, if half a minute has passed since the last report and parts remain."""
         if copied_parts < self._parts and time.monotonic() - self._reported >= PROGRESS_SECONDS:
             self._reported = time.monotonic()
             self._log(
@@ -114,17 +120,20 @@ class Progress:
 def copy_select_list(
     subscription: Subscription, replicated: ReplicatedTable, snapshot: Snapshot
 ) -> list[str]:
-    """The select list of a copy: the table's columns, then the metadata columns with the snapshot's LSN and time."""
-    selected = select_list(subscription, replicated)
+    """The select list of a copy: the columns of the table, and then its metadata columns.
+
+    The metadata columns have the LSN and the time of the snapshot.
+    """
+    expressions = select_list(subscription, replicated)
     for kind in subscription.metadata(replicated.table):
         expression = metadata_copy_expression(kind, snapshot.lsn, snapshot.time)
-        selected.append(copy_expression(expression, METADATA[kind], -1) + f" as c{len(selected)}")
-    return selected
+        expressions.append(copy_expression(expression, METADATA[kind], -1) + f" as c{len(expressions)}")
+    return expressions
 
 
 def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list[str]:
-    """The table's columns, named c0, c1, …, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
-    attributes = {a.name: a for a in replicated.table.attributes}
+    """The columns of a table, named c0, c1 and so on, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
+    attributes = {attribute.name: attribute for attribute in replicated.table.attributes}
     return [
         copy_expression(
             quote(name),
@@ -139,7 +148,7 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
 
 @dataclass(frozen=True)
 class _WrittenReplica:
-    """A replica after its copy: the number of copied rows, its version, and whether another process has written to it."""
+    """A replica after its copy: the number of rows, its version, and whether another process has written to it since."""
 
     rows: int = 0
     version: int = 0
@@ -148,9 +157,9 @@ class _WrittenReplica:
 
 @dataclass(frozen=True)
 class SnapshotCopy:
-    """The copies of a subscription's tables at one exported snapshot.
+    """Copies tables of a subscription at one exported snapshot.
 
-    `log` gets the progress. `reading` limits how many copies read the publisher at the same time.
+    `log` gets the progress. `reading` is a context manager that limits how many tables are read at the same time.
     """
 
     subscription: Subscription
@@ -161,19 +170,22 @@ class SnapshotCopy:
     reading: AbstractContextManager[object]
 
     def copy_table(self, planned: PlannedTable) -> CopyResult:
-        """Copy a table. The result has the table's problem, or says that another process has copied it later."""
+        """Copy a table.
+
+        The result has the table's problem, or says that another process has copied the table at a later LSN.
+        """
         start_time = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
-        written_replica, problem, copies_again = _WrittenReplica(), None, False
+        written_replica, problem, is_copied_again = _WrittenReplica(), None, False
         try:
             written_replica = self._write_replica(planned, types)
         except OvertakenError:
             written_replica = _WrittenReplica(overtaken=True)
         except PgsieveError as error:
-            failure, copies_again = _with_hint(replicated, error), is_of_foreign_table(error)
+            failure, is_copied_again = _with_hint(replicated, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
-            problem = waiting_reason(failure) if copies_again else full_reason(self.lake, failure, name)
+            problem = waiting_reason(failure) if is_copied_again else full_reason(self.lake, failure, name)
         return CopyResult(
             schema=table.schema,
             table=table.name,
@@ -182,19 +194,21 @@ class SnapshotCopy:
             seconds=time.monotonic() - start_time,
             version=written_replica.version,
             row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
-            columns=tuple((name, t.spark) for name, t in types.items()),
+            columns=tuple((name, kind.spark) for name, kind in types.items()),
             published={self.subscription.replica_name(name): name for name in replicated.columns},
             problem=problem,
             overtaken=written_replica.overtaken,
-            again=copies_again,
+            again=is_copied_again,
         )
 
     def _write_replica(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _WrittenReplica:
+        """Write the replica of a table. Without `copy_data` it gets no rows."""
         lake, table = self.lake, planned.replicated.table
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
-        # Without copy_data, a table that is published again continues with the rows that its replica has.
+        # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # The position has to rise as with a copy: a replica below its state's LSN counts as put back.
+            # The position of the replica has to rise as it would by a copy. If it were below the LSN of the table's
+            # state, the replica would be taken for one that was put back to an earlier version.
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
@@ -202,9 +216,9 @@ class SnapshotCopy:
                 verify_foreign_servers(self.subscription.feed.source, (table.schema, table.name))
         chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
         key = set(map(self.subscription.replica_name, planned.replicated.key))
-        columns = [ReplicaColumn(name, t, name in key) for name, t in types.items()]
-        selected = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
-        committer = self._committer(planned, selected, chunks.bytes)
+        columns = [ReplicaColumn(name, kind, name in key) for name, kind in types.items()]
+        selected_rows = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
+        committer = self._committer(planned, selected_rows, chunks.bytes)
         with translate_errors(self.subscription.feed.source.name, f'copy table "{table.qualified}"'):
             properties = self.subscription.layout.of((table.schema, table.name)).delta()
             progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, self.log)
@@ -212,8 +226,8 @@ class SnapshotCopy:
                 commit = Commit(
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
-                rows = self._write_copy(path, committer, selected, commit, progress)
-            # A replica that existed before the copy still has its former properties.
+                rows = self._write_copy(path, committer, selected_rows, commit, progress)
+            # If the replica existed before, it still has its former properties.
             if properties:
                 retry_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)
@@ -221,20 +235,21 @@ class SnapshotCopy:
         return _WrittenReplica(rows, head.version, (head.position or 0) > self.snapshot.lsn)
 
     def _committer(self, planned: PlannedTable, rows: SelectedRows, size: int) -> Committer:
-        """The committer of the copy; removes the obstacles if the replica is damaged.
+        """The committer for the copy. If the replica is damaged, what would prevent the copy is removed before.
 
-        Raises OvertakenError and PgsieveError if the replica must not be written. Later writes of other processes make
-        the commit of the copy fail.
+        Raises OvertakenError and PgsieveError if the replica must not be written. If another process writes the replica
+        after this call, the commit of the copy fails.
         """
         lake, table, schema = self.lake, planned.replicated.table, rows.schema
         name = (table.schema, table.name)
-        # Without a former copy and without `scd2` there are no versions of rows, so no request to the store is needed.
+        # Without a former copy and without `scd2` there is no table of versions of rows. Knowing that saves a request to
+        # the store.
         has_versions = planned.former is not None or bool(self.subscription.histories.of(name).scd2)
         replica = ReplacedReplica(
             lake, self.subscription.name, name, planned.generation, has_versions=has_versions
         )
 
-        def choose() -> Committer:
+        def choose_committer() -> Committer:
             self._refuse_position(replica.path, table)
             _check_names(rows.columns)
             return lake.policy.committer(replica.path, schema.names, size, lambda: schema, overwrite=True)
@@ -242,15 +257,16 @@ class SnapshotCopy:
         with lake.consistent_read(replica.path, replica.history, Cuts(lake, self.subscription.name).path):
             damage = replica.damage()
             if damage == Damage():
-                return choose()
+                return choose_committer()
         replica.remove_damage(damage)
         with lake.consistent_read():
-            return choose()
+            return choose_committer()
 
     def _refuse_position(self, path: str, table: Table) -> None:
-        """Raise if the replica's position is at or beyond the snapshot: Delta would leave out the copy's commit.
+        """Raise an error if the position of the replica is at or beyond the snapshot.
 
-        OvertakenError: another process has copied the table since. PgsieveError: the publisher is behind the replica.
+        In that case Delta would leave out the commit of the copy. Raises OvertakenError if another process has copied
+        the table in the meantime, and PgsieveError if the publisher is behind the replica.
         """
         position, lsn = self.lake.records.position(path), self.snapshot.lsn
         if position is not None and position >= lsn:
@@ -267,7 +283,7 @@ class SnapshotCopy:
     def _write_copy(
         self, path: str, committer: Committer, rows: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
-        """Replace the replica by the selected rows; returns their number."""
+        """Replace the replica by the selected rows; returns the number of rows."""
         match committer:
             case InProcessCommitter():
                 return self._write_in_process(path, committer, rows, commit)
@@ -277,44 +293,51 @@ class SnapshotCopy:
                 return self._write_by_spark(path, rows, commit)
 
     def _write_in_process(
-        self, path: str, committer: InProcessCommitter, selected: SelectedRows, commit: Commit
+        self, path: str, committer: InProcessCommitter, selected_rows: SelectedRows, commit: Commit
     ) -> int:
+        """Read the rows into memory, and write them in this process."""
         with self.reading:
-            numbers = range(len(selected.queries))
+            numbers = range(len(selected_rows.queries))
             batches = [
-                batch for number in numbers for batch in read_with_retries(partial(selected.batches, number))
+                batch
+                for number in numbers
+                for batch in read_with_retries(partial(selected_rows.batches, number))
             ]
-        copied_rows = pa.Table.from_batches(batches, selected.schema)
-        add_costs(DRIVER, 1, copied_rows.nbytes)
-        committer.write(path, copied_rows, commit)
-        return int(copied_rows.num_rows)
+        rows = pa.Table.from_batches(batches, selected_rows.schema)
+        add_costs(DRIVER, 1, rows.nbytes)
+        committer.write(path, rows, commit)
+        return int(rows.num_rows)
 
     def _write_files(
         self, path: str, committer: FileCommitter, rows: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
+        """Let the executors write the rows into files, and commit the files in this process."""
         size = committer.file_bytes(path, commit.properties)
 
-        def written() -> pa.Table:
+        def write_files() -> pa.Table:
             with self.reading:
                 return copied_files(self.lake.executors, rows, path, self.lake.store, size, progress.report)
 
-        files = committer.commit(written, path, rows.schema, commit)
+        files = committer.commit(write_files, path, rows.schema, commit)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _write_by_spark(self, path: str, selected: SelectedRows, commit: Commit) -> int:
-        frame = copied_rows(self.lake.spark, selected)
-        observation, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
-        # Delta in Spark does not know the property for the size of files; `_written` sets it afterwards.
+    def _write_by_spark(self, path: str, selected_rows: SelectedRows, commit: Commit) -> int:
+        """Let Spark read and write the rows."""
+        frame = copied_rows(self.lake.spark, selected_rows)
+        observation, metrics = Observation(), [F.count(F.lit(1)).alias("rows")]
+        # Delta in Spark does not know the property for the size of files. `_write_replica` sets it after the copy.
         properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
         with self.reading:
-            self.lake.write(frame.observe(observation, *rows), path, replace(commit, properties=properties))
-            return int(observed_metrics(observation, rows, lambda: self.lake.current(path))["rows"])
+            self.lake.write(
+                frame.observe(observation, *metrics), path, replace(commit, properties=properties)
+            )
+            return int(observed_metrics(observation, metrics, lambda: self.lake.current(path))["rows"])
 
 
 def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
-    """Add the row filter and a hint to the server's error for a row or foreign table that it cannot read.
+    """Add the row filter and a hint to an error of the server about a row or a foreign table that it cannot read.
 
-    Returns any other error as it is.
+    Any other error is returned as it is.
     """
     if is_of_foreign_table(error):
         problem = f'cannot read table "{replicated.table.qualified}" ({error.message})'
@@ -332,12 +355,12 @@ def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError
 
 
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica has changes that committed at or after an LSN."""
+    """True if a replica has changes that were committed at or after an LSN."""
     return (lake.records.position(path) or 0) > lsn
 
 
 def _check_names(columns: Sequence[ReplicaColumn]) -> None:
-    """Raise LakeError for columns that no Delta table can have: no column, or two whose names differ only in case."""
+    """Raise LakeError for columns that no Delta table can have: none at all, or two whose names differ only in case."""
     if not columns:
         raise LakeError(
             "no column is published, and a Delta table has at least one", hint="publish a column of the table"

@@ -1,7 +1,12 @@
-"""The sync states of a table around its copy: announced with the snapshot's LSN, then finished, then ready.
+"""The sync states of a table around its copy.
 
-In: the tables of a batch and the results of their copies. Out: rows of `_table_states`. A replica at the LSN that its
-state has announced is complete, whichever process has copied it.
+Before the copy, the state announces the LSN of the snapshot (`d`). After the copy the table is finished (`f`), and then
+ready (`r`).
+
+In: the tables of a batch, and the results of their copies
+Out: rows of `_table_states`
+
+If a replica has the LSN that the table's state has announced, its copy is complete, whichever process has copied it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +38,12 @@ from pgsieve.resources.postgres.waits import OpenTransactionsError
 
 @dataclass(frozen=True)
 class Completed:
-    """The tables that became ready, the tables that another process has copied later, and the problems of histories."""
+    """The result of making tables ready.
+
+    - `ready`: the tables that became ready
+    - `overtaken`: the tables that another process has copied at a later LSN
+    - `problems`: maps tables to the reasons why their histories of rows could not begin
+    """
 
     ready: Sequence[TableState] = ()
     overtaken: Sequence[Name] = ()
@@ -47,7 +57,7 @@ def announced_state(
     former_state: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """The state of a table that is about to be copied: it announces the snapshot's LSN."""
+    """The state of a table before its copy. It announces the LSN of the snapshot."""
     definition = subscription.definition(replicated, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
     has_copied_rows = bool(subscription.histories.of(_name(replicated)).initial)
@@ -65,7 +75,7 @@ def _name(replicated: ReplicatedTable) -> Name:
 
 
 def is_announced(state: TableState | None) -> bool:
-    """Whether the state announces the snapshot of a copy."""
+    """True if the state announces the snapshot of a copy."""
     return (
         state is not None and state.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and state.lsn > 0
     )
@@ -74,12 +84,15 @@ def is_announced(state: TableState | None) -> bool:
 def defer(
     states: TableStates, names: Sequence[Name], error: OpenTransactionsError, log: Log
 ) -> list[CopyResult]:
-    """Leave tables to the next run, as their snapshot waits for open transactions; returns their results."""
+    """Leave tables to the next run, because their snapshot would have to wait for open transactions.
+
+    Returns the results of the tables.
+    """
     reason = f"{error.message}; the next run copies it"
     states.leave_to_next_copy(names, reason)
     log(f"{quantity(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
-    awaits = error.transactions
-    return [CopyResult(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
+    transactions = error.transactions
+    return [CopyResult(*name, 0, 0, 0.0, 0, None, (), reason, awaits=transactions) for name in names]
 
 
 def state_after_copy(
@@ -88,10 +101,10 @@ def state_after_copy(
     result: CopyResult,
     catalog_after: Catalog,
 ) -> TableState:
-    """The state of a table after its copy; `catalog_after` is the catalog after the copy.
+    """The state of a table after its copy.
 
-    A table that was rewritten meanwhile has to be copied again: it may have been read as empty (PostgreSQL
-    documentation, 13.6 Caveats).
+    `catalog_after` is the catalog as it was after the copy. If it shows that the table was rewritten meanwhile, the
+    table has to be copied again, because it may have been read as empty (PostgreSQL documentation, 13.6 Caveats).
     """
     name = (result.schema, result.table)
     if result.problem and not result.again:
@@ -107,8 +120,10 @@ def state_after_copy(
 
 
 def _failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
-    """The state of a table that could not be copied, or whose histories could not begin."""
-    if subscription.disable_on_error:  # The table is copied once the subscription is enabled again.
+    """The state of a table that could not be copied, or for which a history of rows could not begin."""
+    if (
+        subscription.disable_on_error
+    ):  # When the user has enabled the subscription again, the table is copied.
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
     return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, problem)
 
@@ -129,70 +144,85 @@ class Readiness:
         return self.lake.paths.replica(self.subscription.name, *name)
 
     def complete_earlier(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
-        """Make ready the tables that an earlier run has copied: their replica is at the LSN that their state announces."""
+        """Make tables ready that an earlier run has copied; returns their names.
+
+        These are the tables with a replica that is at the LSN which the table's state announces.
+        """
         lake, states = self.lake, self._states.newest()
-        paths = {n: self._path(n) for n in names if is_announced(states.get(n))}
+        paths = {name: self._path(name) for name in names if is_announced(states.get(name))}
         with lake.consistent_read(*paths.values()):
-            complete = [
+            states_ready = [
                 replace(states[name], state=SyncState.READY)
                 for name, path in paths.items()
                 if (definition := states[name].definition) is not None
                 and _is_at(lake, path, states[name].lsn)
                 and not definition.layout.is_rewritten(catalog)
             ]
-        ready = self.complete(complete).ready
-        for state in ready:
+        ready_states = self.complete(states_ready).ready
+        for state in ready_states:
             self.log(
                 f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run"
             )
-        return {state.name for state in ready}
+        return {state.name for state in ready_states}
 
     def complete(self, states: Sequence[TableState]) -> Completed:
-        """Record the states after a copy, and begin the tables' histories with the copied rows.
+        """Record the states of tables after their copy, and begin their histories with the copied rows.
 
-        A table becomes ready only if no slice after its LSN was transformed without it; otherwise it is copied again.
-        A process that has lost the lock may be transforming such a slice at this moment. If it commits the slice before
-        the fence, it has left the table out, and the table is copied again. If not, the fence makes it transform the
-        slice anew, and then it includes the table.
+        A table may become ready only if no slice (changes from one position of the slot to another) after its LSN was
+        transformed without it. Otherwise it is copied again. A process that has lost its lock may be transforming such
+        a slice at this moment. If it commits the slice before the fence below, it has left the table out, and the table
+        is copied again. If not, the fence makes it transform the slice again, and this time it includes the table.
         """
         if not states:
             return Completed()
-        problems = self._begin_histories([s for s in states if s.state == SyncState.READY])
+        problems = self._begin_histories([state for state in states if state.state == SyncState.READY])
         states_after = [
-            _failed_state(self.subscription, s.name, problems[s.name]) if s.name in problems else s
-            for s in states
+            _failed_state(self.subscription, state.name, problems[state.name])
+            if state.name in problems
+            else state
+            for state in states
         ]
         overtaken = retry_after_conflict(lambda: self._finish(states_after))()
         reach(Failpoint.COPY_FINISHED)
-        finished_states = [s for s in states_after if s.state == SyncState.READY and s.name not in overtaken]
+        finished_states = [
+            state for state in states_after if state.state == SyncState.READY and state.name not in overtaken
+        ]
         if not finished_states:
             return Completed((), overtaken, problems)
-        upto = TransformedSlices(self.lake, self.subscription.name).fence()
+        transformed_lsn = TransformedSlices(self.lake, self.subscription.name).fence()
         reason = "changes after its copy were transformed without it"
         self._states.append(
             [
-                s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=reason)
-                for s in finished_states
+                state
+                if transformed_lsn <= state.lsn
+                else replace(state, state=SyncState.INITIALIZE, reason=reason)
+                for state in finished_states
             ]
         )
-        return Completed([s for s in finished_states if upto <= s.lsn], overtaken, problems)
+        return Completed(
+            [state for state in finished_states if transformed_lsn <= state.lsn], overtaken, problems
+        )
 
     def _finish(self, states: Sequence[TableState]) -> list[Name]:
-        """Record that copies are finished; returns the tables left out, as another process has copied them later."""
+        """Record that the copies of tables are finished.
+
+        Returns the tables that are left out, because another process has copied them at a later LSN.
+        """
         lake = self.lake
         base = max(lake.records.head(self._states.path).version, 0)
-        copy_lsns = {s.name: s.lsn for s in states if s.state == SyncState.READY}
+        copy_lsns = {state.name: state.lsn for state in states if state.state == SyncState.READY}
         paths = {name: self._path(name) for name in copy_lsns}
         with lake.consistent_read(*paths.values()):
             overtaken = [name for name, lsn in copy_lsns.items() if is_beyond(lake, paths[name], lsn)]
         finished_states = [
-            replace(s, state=SyncState.FINISHED_COPY) if s.name in copy_lsns else s for s in states
+            replace(state, state=SyncState.FINISHED_COPY) if state.name in copy_lsns else state
+            for state in states
         ]
-        self._states.append([s for s in finished_states if s.name not in overtaken], base)
+        self._states.append([state for state in finished_states if state.name not in overtaken], base)
         return overtaken
 
     def _begin_histories(self, states: Sequence[TableState]) -> dict[Name, str]:
-        """Begin the histories of copied tables with their rows; returns the problems of histories that cannot begin."""
+        """Begin the histories of copied tables with their rows. Maps tables to the reasons why a history cannot begin."""
         problems = self.lake.map_in_parallel(self._begin_history, states)
         return {
             state.name: problem
@@ -201,10 +231,13 @@ class Readiness:
         }
 
     def _begin_history(self, state: TableState) -> str | None:
+        """Begin the histories of one table; returns the reason if the table of its versions of rows cannot begin."""
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
         if is_beyond(lake, self._path(state.name), state.lsn):
-            return None  # Another process has copied the table since, or has applied changes.
+            return (
+                None  # In the meantime, another process has copied the table, or has applied changes to it.
+            )
         time = definition.published.time if definition.published else None
         if definition.history.whole:
             schema = changes_schema(arrow_types(subscription, state.name, definition))
@@ -222,9 +255,9 @@ class Readiness:
 
 
 def _is_at(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica is at an LSN; False for an unreadable one, which has to be copied again."""
+    """True if a replica is at an LSN. False if it cannot be read, since it has to be copied again."""
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        reason(lake, error)  # Raises a fault of the lake itself.
+        reason(lake, error)  # If the lake itself has failed, and not only this table, the error is raised.
         return False

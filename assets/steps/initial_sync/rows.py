@@ -1,7 +1,7 @@
-"""The rows of a copy: executors run queries for chunks at the exported snapshot.
+"""Reads the rows of a copy: executors execute the queries for chunks of a table at the exported snapshot.
 
-Each part of the work runs one query, and passes its Arrow batches on to a file or to the JVM one by one, so a chunk
-never has to fit in memory.
+A chunk is a part of a table. For each chunk there is one query. The Arrow batches of its result are passed on one by
+one, to a file or to the JVM. So a chunk never has to fit in memory.
 """
 
 import time
@@ -27,12 +27,13 @@ from pgsieve.resources.postgres.errors import LockedTableError, TransientError
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
-#: The most attempts to read a chunk that transient faults interrupt. The first pause between attempts; it doubles each time.
+#: If a transient fault interrupts the reading of a chunk, it is read again, but not more often than this. The first
+#: pause between two attempts has this many seconds, and each further pause is twice as long.
 _MAX_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
 
 
 class ReplicaColumn(NamedTuple):
-    """A column of a replica, its type, and whether it is part of the key."""
+    """A column of a replica: its name, its type, and whether it is part of the key."""
 
     name: str
     type: ColumnType
@@ -41,7 +42,7 @@ class ReplicaColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SelectedRows:
-    """The rows that queries select at an exported snapshot, in the types of a replica's columns."""
+    """The rows that some queries select at an exported snapshot, in the types of a replica's columns."""
 
     conninfo: Conninfo
     snapshot: str
@@ -50,17 +51,20 @@ class SelectedRows:
 
     @property
     def schema(self) -> pa.Schema:
-        """The replica's columns as an Arrow schema."""
+        """The columns of the replica as an Arrow schema."""
         return replica_schema(self.columns)
 
     def batches(self, number: int) -> Generator[pa.RecordBatch, None, None]:
-        """The rows of the query with this number."""
+        """Yields the rows of the query with this number."""
         return copied_batches(self.conninfo, self.snapshot, self.queries[number], self.columns)
 
 
 def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
-    """The selected rows as a DataFrame; each query is one partition."""
-    schema, queries = ddl((c.name, c.type.spark) for c in selected.columns), len(selected.queries)
+    """The selected rows as a DataFrame, which has a partition for each query."""
+    schema, queries = (
+        ddl((column.name, column.type.spark) for column in selected.columns),
+        len(selected.queries),
+    )
     if not queries:
         return spark.createDataFrame([], schema)
 
@@ -80,48 +84,54 @@ def copied_files(
     size: int,
     on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """Let the executors write the selected rows into files of about `size` bytes; returns a row (`FILE_SCHEMA`) per file.
+    """Let the executors write the selected rows into files of about `size` bytes.
 
-    `on_progress` is called with the number of finished queries.
+    Returns a row (`FILE_SCHEMA`) for each file. `on_progress` is called with the number of queries that have finished.
     """
     schema = selected.schema
 
-    def written(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+    def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         with closing(selected.batches(number)) as batches:
             yield from write_files(folder, schema, guard(batches), store=store, size=size)
 
     def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
-        # A second attempt is safe: the files of the first one are in no commit.
-        return read_with_retries(partial(written, number, guard))
+        # A second attempt cannot duplicate rows, because the files of the first one are in no commit.
+        return read_with_retries(partial(write, number, guard))
 
     return executors.run(copy, len(selected.queries), on_progress)
 
 
 def read_with_retries(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """All rows of a chunk, read again after a transient fault, unless the snapshot is lost or the table is locked."""
-    for reading in range(_MAX_ATTEMPTS - 1):
+    """Read all rows of a chunk. After a transient fault, read them again.
+
+    If the snapshot is lost, or the table is locked, the error is raised at once.
+    """
+    for attempt in range(_MAX_ATTEMPTS - 1):
         try:
             return list(chunk())
         except (SnapshotLostError, LockedTableError):
             raise
         except TransientError:
-            time.sleep(_PAUSE_SECONDS * 2**reading)
+            time.sleep(_PAUSE_SECONDS * 2**attempt)
     return list(chunk())
 
 
 def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
-    """The replica's columns as an Arrow schema."""
-    return pa.schema([(c.name, c.type.arrow) for c in columns])
+    """The columns of a replica as an Arrow schema."""
+    return pa.schema([(column.name, column.type.arrow) for column in columns])
 
 
 def copied_batches(
     conninfo: Conninfo, snapshot: str, query: str, columns: Sequence[ReplicaColumn]
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The rows that one query selects at `snapshot`, in the replica's types."""
-    names = [c.name for c in columns]
+    """Yields the rows that a query selects at `snapshot`, in the types of the replica."""
+    names = [column.name for column in columns]
     for rows in read_chunk(conninfo, snapshot, query):
         try:
-            arrays = [from_copy(rows.column(i), c.type, c.name) for i, c in enumerate(columns)]
+            arrays = [
+                from_copy(rows.column(index), column.type, column.name)
+                for index, column in enumerate(columns)
+            ]
         except ValueNotRepresentableError as error:
             raise error.with_key(_key(rows.slice(error.row, 1), columns)) from None
         yield pa.RecordBatch.from_arrays(arrays, names=names)
@@ -129,8 +139,10 @@ def copied_batches(
 
 
 def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str]:
-    """The key of one row as text; empty if the key itself cannot be converted."""
-    key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
+    """The key of a row as text. Empty if a value of the key itself cannot be converted."""
+    key = {column.name: (row.column(index), column) for index, column in enumerate(columns) if column.is_key}
     with suppress(ValueNotRepresentableError):
-        return {name: value_texts(from_copy(value, c.type, name))[0] for name, (value, c) in key.items()}
+        return {
+            name: value_texts(from_copy(value, column.type, name))[0] for name, (value, column) in key.items()
+        }
     return {}

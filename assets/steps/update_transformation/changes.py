@@ -1,9 +1,13 @@
-"""A subscription's changes of a table in a slice, written as files, or made as a DataFrame for Spark to write.
+"""The changes of a table in a slice for one subscription, written as files, or made as a DataFrame that Spark writes.
 
-In: readings of relation versions, and TRUNCATEs. Out: files, which the caller commits, or a DataFrame. Both
-run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The runner's workers
-write files part by part, so each has only one row group in memory at a time. Raises errors of decoding and of row
-filters, OSError.
+A slice is the changes from one position of the slot to another.
+
+In: readings (messages of relation versions, and how they are transformed), and TRUNCATEs
+Out: files, which the caller commits, or a DataFrame
+
+Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The workers of a
+runner write files part by part, so each of them has only one row group in memory at a time. Raises the errors of
+decoding and of row filters, and OSError.
 """
 
 import json
@@ -37,17 +41,17 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
-#: The order key of a TRUNCATE, and its commit time where the change log has it.
+#: The order key of a TRUNCATE, and its commit time if the change log has it.
 TruncateAt = tuple[int, int, datetime | None]
-#: Some messages, and the transformation for them.
+#: Some messages, and how they are transformed.
 _Share = tuple[Transformation, MessageSource]
 
 
 @dataclass(frozen=True)
 class SliceOfTable:
-    """The slice of a table's changes that ends at `end`; it makes and counts them. It is sent to executors.
+    """Makes and counts the changes of a table in the slice that ends at `end`. It can be sent to executors.
 
-    `schema` is the schema of the changes, `key` the table's key.
+    `schema` is the schema of the changes, and `key` has the columns of the table's key.
     """
 
     end: int
@@ -60,25 +64,25 @@ class SliceOfTable:
         truncates: Iterable[pa.RecordBatch],
         counts: ChangeCounts,
     ) -> Iterator[pa.RecordBatch]:
-        """The changes of some messages, then the TRUNCATEs `truncates`; counts them in `counts`."""
-        changes_made = (
+        """Yields the changes that some messages become, and then the TRUNCATEs `truncates`. Counts them in `counts`."""
+        message_changes = (
             changes
-            for transformation, encoded in messages
-            for changes in transformation.changes(encoded, counts.sent_as)
+            for transformation, encoded_messages in messages
+            for changes in transformation.changes(encoded_messages, counts.sent_as)
         )
-        for batch in chain(changes_made, truncates):
+        for batch in chain(message_changes, truncates):
             changes = add_slice(batch, self.end, self.schema)
             count_changes_and_bytes(changes, self.key, counts.sent)
             yield changes
 
-    def emptied(self, places: Sequence[TruncateAt]) -> list[pa.RecordBatch]:
-        """TRUNCATEs as changes."""
-        return [truncate_changes(places, self.schema)] if places else []
+    def emptied(self, truncates: Sequence[TruncateAt]) -> list[pa.RecordBatch]:
+        """TRUNCATEs in the form of changes."""
+        return [truncate_changes(truncates, self.schema)] if truncates else []
 
 
 @dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `FILE_SCHEMA`), and their counts."""
+    """Files of changes, as rows of `FILE_SCHEMA`, and the counts of the changes."""
 
     files: pa.Table
     counts: ChangeCounts
@@ -86,9 +90,10 @@ class WrittenChanges:
 
 @dataclass(frozen=True)
 class ReadableChanges:
-    """Changes whose messages can be read without Spark; `read` has the messages of each relation version.
+    """Changes whose messages can be read without Spark.
 
-    Other fields are as in `SentChanges`.
+    `read` has the messages of each relation version, and how they are transformed. The other fields are as in
+    `SentChanges`.
     """
 
     read: Sequence[tuple[Transformation, ReadableMessages]]
@@ -97,13 +102,15 @@ class ReadableChanges:
 
     def write(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
         """Let the runner write the changes into files of a folder."""
-        parts, of_slice, schema = self._parts(runner), self.slice, self.slice.schema
-        truncates, last_part = of_slice.emptied(self.truncates), len(parts) - 1
+        parts, slice_of_table, schema = self._parts(runner), self.slice, self.slice.schema
+        truncates, last_part = slice_of_table.emptied(self.truncates), len(parts) - 1
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
-            made = of_slice.changes(_encode(parts[number]), truncates if number == last_part else (), counts)
-            yield from write_files(folder, schema, guard(made), store)
+            changes = slice_of_table.changes(
+                _encode(parts[number]), truncates if number == last_part else (), counts
+            )
+            yield from write_files(folder, schema, guard(changes), store)
             yield _counts_row(counts)
 
         rows = runner.run(write, len(parts))
@@ -111,19 +118,22 @@ class ReadableChanges:
         return WrittenChanges(rows.filter(is_file), _total_counts(rows.filter(pc.invert(is_file))))
 
     def attempt(self, runner: Executors) -> ChangeCounts:
-        """Transform the changes without writing them, for the errors that this raises; returns their counts."""
-        parts, of_slice = self._parts(runner), self.slice
+        """Transform the changes without writing them, to find out whether that raises an error. Returns their counts."""
+        parts, slice_of_table = self._parts(runner), self.slice
 
-        def make(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        def count(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
-            for _ in guard(of_slice.changes(_encode(parts[number]), (), counts)):
+            for _ in guard(slice_of_table.changes(_encode(parts[number]), (), counts)):
                 pass
             yield _counts_row(counts)
 
-        return _total_counts(runner.run(make, len(parts)))
+        return _total_counts(runner.run(count, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
-        """The parts of the work: a single one for few changes; else each has some row groups of one relation version."""
+        """Divide the work into parts.
+
+        Few changes are one part. Otherwise each part has some row groups of one relation version.
+        """
         shares = [
             (transformation, source)
             for transformation, messages in self.read
@@ -136,7 +146,7 @@ class ReadableChanges:
 
 @dataclass(frozen=True)
 class SentChanges:
-    """A subscription's changes of a table in a slice, and its TRUNCATEs."""
+    """The changes of a table in a slice that one subscription gets, and its TRUNCATEs."""
 
     readings: Sequence[Reading]
     truncates: Sequence[TruncateAt]
@@ -144,62 +154,68 @@ class SentChanges:
 
     @property
     def readable(self) -> ReadableChanges | None:
-        """The same changes for a runner; None if only Spark can read some of the messages."""
-        read = [
+        """The same changes for a runner. None if only Spark can read some of the messages."""
+        transformed_messages = [
             (reading.transformation, messages)
             for reading in self.readings
             if (messages := reading.messages.readable) is not None
         ]
-        if len(read) < len(self.readings):
+        if len(transformed_messages) < len(self.readings):
             return None
-        return ReadableChanges(read, self.truncates, self.slice)
+        return ReadableChanges(transformed_messages, self.truncates, self.slice)
 
     def attempt(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> ChangeCounts:
-        """Make the changes with the runner for `size` bytes, and keep only their counts; `columns` as in `rows`."""
+        """Make the changes with the runner for `size` bytes, and keep only their counts.
+
+        `columns` are as in `rows`.
+        """
         if (readable := self.readable) is not None:
             return readable.attempt(lake.policy.runner(size))
         return ChangeCounts.sum(self.rows(lake, columns).notes())
 
     def rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
-        """Let Spark make the changes; the notes are their counts. `columns` are the replica's, with their Spark types."""
+        """Let Spark make the changes. The notes are their counts.
+
+        `columns` are the columns of the replica, with their Spark types.
+        """
         ddl = f"{changes_ddl(columns)}, {NOTE} string"
-        of_slice, schema = self.slice, self.slice.schema
+        slice_of_table, schema = self.slice, self.slice.schema
         frames = []
         if self.truncates:
             counts = ChangeCounts()
-            truncate_changes = of_slice.changes((), of_slice.emptied(self.truncates), counts)
+            truncate_changes = slice_of_table.changes((), slice_of_table.emptied(self.truncates), counts)
             rows = pa.Table.from_batches(with_note(truncate_changes, schema, counts.to_json))
             frames.append(lake.spark.createDataFrame(rows.to_pylist(), ddl))
         for reading in self.readings:
             messages = reading.messages.frame.select(*ENCODED_COLUMNS)
-            frames.append(messages.mapInArrow(_change_maker(of_slice, reading.transformation), ddl))
+            frames.append(messages.mapInArrow(_change_maker(slice_of_table, reading.transformation), ddl))
         return NotedRows(reduce(DataFrame.unionByName, frames))
 
 
 def stored_tally(rows: DataFrame, key: Sequence[str]) -> Tally:
-    """The tally of stored changes that Spark reads."""
+    """The tally of changes that were stored, read by Spark."""
 
-    def counted(batches: Iterable[pa.RecordBatch]) -> str:
+    def count_batches(batches: Iterable[pa.RecordBatch]) -> str:
         tally = empty_tally()
         for batch in batches:
             count_changes(batch, key, tally)
         return json.dumps(tally)
 
-    notes = notes_of(rows.select("operation", "unchanged", *SIDES), counted)
+    notes = notes_of(rows.select("operation", "unchanged", *SIDES), count_batches)
     return sum_tallies(map(json.loads, notes))
 
 
 def _change_maker(
-    of_slice: SliceOfTable, transformation: Transformation
+    slice_of_table: SliceOfTable, transformation: Transformation
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for Spark that makes batches of a slice's changes of batches of messages."""
+    """Make a function for Spark that converts batches of messages to batches of changes."""
 
-    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def make_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = ChangeCounts()
-        changes = of_slice.changes([(transformation, map(EncodedMessages, batches))], (), counts)
-        yield from with_note(changes, of_slice.schema, counts.to_json)
+        changes = slice_of_table.changes([(transformation, map(EncodedMessages, batches))], (), counts)
+        yield from with_note(changes, slice_of_table.schema, counts.to_json)
 
-    return made
+    return make_changes
 
 
 def _encode(shares: Sequence[_Share]) -> Iterator[tuple[Transformation, Iterable[EncodedMessages]]]:
@@ -207,7 +223,7 @@ def _encode(shares: Sequence[_Share]) -> Iterator[tuple[Transformation, Iterable
 
 
 def _counts_row(counts: ChangeCounts) -> pa.RecordBatch:
-    """A row without a file, which has the counts of a part's changes, even if none is sent."""
+    """A row without a file. It has the counts of the changes in a part, even if none of them is sent."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.to_json()}], FILE_SCHEMA)
 
 

@@ -1,7 +1,9 @@
-"""Finds the first transaction with which the transformation of a window fails, by trying it without writing.
+"""Finds the first transaction with which the transformation of a window fails, by trying it without writing anything.
 
-In: a window's tables and messages. Out: the finish LSN of the transaction, which `pgsieve skip` takes, and the reason.
-Raises LakeError for a fault of the lake itself.
+In: the tables and messages of a window (the part of a slice that is transformed at once)
+Out: the LSN at which the transaction ends, which the user can pass to `pgsieve skip`, and the reason
+
+Raises LakeError if the lake itself fails.
 """
 
 from dataclasses import dataclass
@@ -25,24 +27,26 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class FailureSearch:
-    """The search for the first transaction with which the transformation of a window fails."""
+    """Searches for the first transaction with which the transformation of a window fails."""
 
     subscription: Subscription
     lake: Lake
     work: WindowWork
 
     def first(self) -> tuple[int, str] | None:
-        """The first transaction with changes that cannot be transformed, of any table, and the reason; None if there is none."""
+        """The first transaction that cannot be transformed for some table, and the reason; None if there is none."""
         failures = self.lake.map_in_parallel(self._of_table, list(self.work.tables))
         return min((failure for failure in failures if failure), default=None)
 
     def _of_table(self, name: Name) -> tuple[int, str] | None:
+        """The first transaction that cannot be transformed for one table, and the reason; None if there is none."""
         try:
             self._try(name)
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
-            reason(self.lake, error)  # Raises a fault of the lake itself.
+            # If the lake itself has failed, and not only this table, the call raises the error.
+            reason(self.lake, error)
             commit_lsn = None if is_damage(error) else self.first_of_table(name)
             return (
                 None if commit_lsn is None else (commit_lsn, full_reason(self.lake, error, name, commit_lsn))
@@ -56,17 +60,17 @@ class FailureSearch:
             try:
                 self._try(name, upto)
             except TABLE_ERRORS as error:
-                reason(self.lake, error)  # Raises a fault of the lake itself.
+                reason(self.lake, error)  # If the lake itself has failed, the error is raised.
                 return True
             return False
 
         work = self.work
         relations = frozenset(part.version.relation.relation_id for part in work.parts.get(name, ()))
-        of_table = Choice(after=(work.tables[name].lsn, FIRST), relations=relations)
-        return first_failing(work.messages.chosen(of_table).commits(), fails)
+        choice = Choice(after=(work.tables[name].lsn, FIRST), relations=relations)
+        return first_failing(work.messages.chosen(choice).commits(), fails)
 
     def _try(self, name: Name, upto: int | None = None) -> None:
-        """Transform a table's changes, up to the commit LSN `upto` if it is given, without writing them."""
+        """Transform the changes of a table without writing them. If `upto` is given, only up to this commit LSN."""
         work = self.work
         state, parts, messages = work.tables[name], work.parts.get(name, ()), work.messages
         assert state.definition is not None
@@ -77,5 +81,7 @@ class FailureSearch:
         if not readings:
             return
         schema = readings[0].transformation.schema
-        of_slice = SliceOfTable(work.contents.end, state.definition.key, schema)
-        SentChanges(readings, (), of_slice).attempt(self.lake, state.definition.columns, work.contents.size)
+        slice_of_table = SliceOfTable(work.contents.end, state.definition.key, schema)
+        SentChanges(readings, (), slice_of_table).attempt(
+            self.lake, state.definition.columns, work.contents.size
+        )

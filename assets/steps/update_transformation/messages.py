@@ -1,7 +1,10 @@
-"""Messages of the change log, read by this process if they are few, else by executors file by file, or by Spark.
+"""Messages of the change log: reads them in this process if they are few, else by executors or by Spark.
 
-In: slices of a change log, and a choice of their messages. Out: an Arrow table in the messages' order, or row
-groups of files, or a DataFrame, for which a session is started only when it is used. Raises LakeError.
+In: slices of a change log (changes from one position of the slot to another), and a choice of their messages
+Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. For a DataFrame, a session is
+     started only when it is used.
+
+Raises LakeError if a slice cannot be read.
 """
 
 from collections import Counter
@@ -27,19 +30,19 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
-#: An ordinal that sorts before all changes of a transaction.
+#: An ordinal that is smaller than those of all changes in a transaction.
 FIRST = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
-#: The columns by which a `Choice` selects messages.
+#: The columns that a `Choice` needs to select messages.
 _CHOICE_COLUMNS = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Selects messages: between two order keys, without one transaction, and only changes of some relations.
+    """Selects messages: those between two order keys, without one transaction, and only the changes of some relations.
 
-    `without` is the commit LSN of the transaction. A field that is None selects all.
+    `without` is the commit LSN of the transaction to leave out. A field that is None selects all messages.
     """
 
     after: Order | None = None
@@ -48,9 +51,9 @@ class Choice:
     relations: frozenset[int] | None = None
 
     def of_frame(self, messages: DataFrame) -> DataFrame:
-        """The selected messages, by Spark."""
+        """Select messages of a DataFrame, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
-        # The mask selects. These conditions only let Spark skip files by their statistics.
+        # The mask selects the messages. The conditions before it only let Spark skip files by their statistics.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after is not None:
@@ -60,16 +63,18 @@ class Choice:
         return rows.mapInArrow(partial(_choose_batches, self), rows.schema)
 
     def of_table(self, messages: pa.Table) -> pa.Table:
-        """The selected messages, by this process."""
+        """Select messages of a table, in this process."""
         return messages.filter(pa.array(self.mask(messages)))
 
     def mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """The mask of the selected messages."""
+        """An array that is true for each message that is selected."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         is_chosen = np.ones(messages.num_rows, np.bool_)
         if self.relations is not None:
-            values = pc.is_in(messages["relation_id"], pa.array(sorted(self.relations), pa.int64()))
-            is_chosen &= np.asarray(values) & np.asarray(pc.is_in(messages["kind"], pa.array(_CHANGES)))
+            is_of_relation = pc.is_in(messages["relation_id"], pa.array(sorted(self.relations), pa.int64()))
+            is_chosen &= np.asarray(is_of_relation) & np.asarray(
+                pc.is_in(messages["kind"], pa.array(_CHANGES))
+            )
         if self.after is not None:
             is_chosen &= (lsn > self.after[0]) | (lsn == self.after[0]) & (ordinal > self.after[1])
         if self.before is not None:
@@ -86,7 +91,7 @@ def _choose_batches(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Messages of a row group. Batches with equal keys have equal messages, so readers may share them."""
+    """Messages of a row group. Batches with equal keys have equal messages, so several readers may share them."""
 
     messages: pa.RecordBatch
     key: Hashable
@@ -94,9 +99,9 @@ class StoredBatch:
 
 @dataclass(frozen=True)
 class StoredMessages:
-    """Messages in row groups of a change log: those in the slices that end at `ends` and in all `choices`.
+    """Messages in row groups of a change log, which can be sent to executors.
 
-    It is sent to executors.
+    They are the messages in the slices that end at `ends`, as far as all `choices` select them.
     """
 
     store: Store
@@ -106,29 +111,31 @@ class StoredMessages:
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
     def sources(self, parallelism: int) -> "list[MessageSource]":
-        """The messages divided into parts of limited size; `parallelism` parts are transformed at the same time."""
+        """Divide the messages into parts of limited size. `parallelism` parts are transformed at the same time."""
         return [_Groups(self, groups) for groups in divide_groups(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
-        """Some columns of the messages in some row groups, in order.
+        """Yields some columns of the messages in some row groups, in order.
 
-        Of a group without messages to choose, only the columns `_CHOICE_COLUMNS` are read.
+        Of a group in which no message is selected, only the columns `_CHOICE_COLUMNS` are read.
         """
         for group, read in self.store.readers(groups):
-            at, names = (group.file, group.number), tuple(columns)
-            mask = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
+            place, names = (group.file, group.number), tuple(columns)
+            mask = self.shared.get(
+                (place, self.ends, self.choices), partial(self._chosen, read, place)
+            ).column(0)
             if not mask.true_count:
                 continue
-            # Equal masks choose equal messages, even if the choices differ.
-            key = (at, names, mask.buffers()[1].to_pybytes())
+            # Equal masks select equal messages, even if the choices differ.
+            key = (place, names, mask.buffers()[1].to_pybytes())
             yield StoredBatch(self.shared.get(key, partial(_rows, read, names, mask)), key)
 
     def _chosen(self, read: Reader, key: Hashable) -> pa.RecordBatch:
-        """The mask of the chosen messages of a row group, as the only column of a batch."""
-        places = self.shared.get((key, _CHOICE_COLUMNS), partial(_read, read, _CHOICE_COLUMNS))
-        mask = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
+        """The mask of the selected messages of a row group, as the only column of a batch."""
+        columns = self.shared.get((key, _CHOICE_COLUMNS), partial(_read, read, _CHOICE_COLUMNS))
+        mask = np.logical_or.reduce([np.asarray(columns["slice"]) == end for end in self.ends])
         for choice in self.choices:
-            mask &= choice.mask(places)
+            mask &= choice.mask(columns)
         return pa.RecordBatch.from_arrays([pa.array(mask)], ["chosen"])
 
 
@@ -138,42 +145,44 @@ def _rows(read: Reader, columns: Sequence[str], mask: pa.BooleanArray) -> pa.Rec
 
 
 def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
-    """Some columns of a row group as one batch."""
+    """Read some columns of a row group as one batch."""
     rows = read(columns)
-    return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=rows.schema)
+    return pa.RecordBatch.from_arrays(
+        [column.combine_chunks() for column in rows.columns], schema=rows.schema
+    )
 
 
 class MessageSource(Protocol):
-    """Messages that one worker transforms. It is sent to executors."""
+    """Messages that one worker transforms. They can be sent to executors."""
 
     def encoded(self) -> Iterator[EncodedMessages]:
-        """The messages, batch by batch."""
+        """Yields the messages, batch by batch."""
 
 
 @dataclass(frozen=True)
 class FewMessages:
-    """Messages in this process's memory."""
+    """Messages in the memory of this process."""
 
     table: pa.Table
 
     def sources(self, _: int) -> "list[MessageSource]":
-        """The messages as one part."""
+        """All messages as one part."""
         return [self]
 
     def encoded(self) -> Iterator[EncodedMessages]:
-        """As in `MessageSource`."""
+        """Yields the messages, batch by batch."""
         yield from map(EncodedMessages, self.table.select(ENCODED_COLUMNS).combine_chunks().to_batches())
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """Messages in some row groups."""
+    """The messages in some row groups."""
 
     messages: StoredMessages
     groups: Sequence[RowGroup]
 
     def encoded(self) -> Iterator[EncodedMessages]:
-        """As in `MessageSource`. Other subscriptions may reuse the decoded filter columns of a batch."""
+        """Yields the messages, batch by batch. Several subscriptions may share the decoded filter columns of a batch."""
         stored = self.messages
         with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
@@ -195,8 +204,9 @@ ReadableMessages = FewMessages | StoredMessages
 class Messages:
     """Messages of the change log, in each form in which they can be read.
 
-    `table` has them if they are few, `stored` if executors can read their files; otherwise these are None. `frame` is
-    for Spark, and made only when it is used.
+    - `table`: the messages if they are few; otherwise None
+    - `stored`: the messages if executors can read their files; otherwise None
+    - `frame`: the messages for Spark. The DataFrame is made only when it is used.
     """
 
     def __init__(
@@ -214,29 +224,29 @@ class Messages:
 
     @property
     def readable(self) -> ReadableMessages | None:
-        """The messages in memory or in stored files; None if only Spark can read them."""
+        """The messages in memory or in stored files. None if only Spark can read them."""
         return self.stored if self.table is None else FewMessages(self.table)
 
     def chosen(self, choice: Choice) -> "Messages":
-        """The messages of a choice."""
+        """The messages that a choice selects."""
         table = None if self.table is None else choice.of_table(self.table)
         stored = self.stored and replace(self.stored, choices=(*self.stored.choices, choice))
         return Messages(lambda: choice.of_frame(self.frame), table, stored)
 
     def change_counts(self) -> Mapping[int, int]:
-        """The number of changes of each relation; empty if they are few, or only Spark can read them."""
+        """Maps each relation to the number of its changes. Empty if the messages are few, or if only Spark can read them."""
         counts = Counter[int]()
         if self.table is None and self.stored is not None:
             for batch in self.stored.batches(self.stored.groups, ("kind", "relation_id")):
                 changes = batch.messages.filter(pc.is_in(batch.messages["kind"], pa.array(_CHANGES)))
-                relations, numbers = pc.value_counts(changes["relation_id"]).flatten()
-                counts.update(dict(zip(relations.to_pylist(), numbers.to_pylist(), strict=True)))
+                relations, relation_counts = pc.value_counts(changes["relation_id"]).flatten()
+                counts.update(dict(zip(relations.to_pylist(), relation_counts.to_pylist(), strict=True)))
         return counts
 
     def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
-        """The changes of some relations, read into memory.
+        """Read the changes of some relations into memory.
 
-        None if they are too many, if there are none, or if they are not in stored files.
+        Returns None if they are too many, if there are none, or if they are not in stored files.
         """
         if self.stored is None:
             return None
@@ -252,23 +262,27 @@ class Messages:
         return Messages(lambda: choice.of_frame(self.frame), pa.Table.from_batches(rows)) if rows else None
 
     def commits(self) -> list[int]:
-        """The distinct commit LSNs of the messages, ascending."""
+        """The distinct commit LSNs of the messages, in ascending order."""
         if self.table is None and self.stored is not None:
             batches = self.stored.batches(self.stored.groups, ["commit_lsn"])
-            return sorted({lsn for b in batches for lsn in pc.unique(b.messages.column(0)).to_pylist()})
+            return sorted(
+                {lsn for batch in batches for lsn in pc.unique(batch.messages.column(0)).to_pylist()}
+            )
         lsns = self.frame.select("commit_lsn").distinct().toArrow() if self.table is None else self.table
         return sorted(pc.unique(lsns["commit_lsn"]).to_pylist())
 
     def truncate_times(self) -> Mapping[int, datetime]:
-        """The commit times of TRUNCATEs, by their commit LSNs."""
+        """Maps the commit LSN of each TRUNCATE to its commit time."""
         columns = ("commit_lsn", "commit_time", "kind")
         if self.table is not None:
-            read: Iterator[pa.RecordBatch] = iter(self.table.select(columns).to_batches())
+            batches: Iterator[pa.RecordBatch] = iter(self.table.select(columns).to_batches())
         elif self.stored is not None:
-            read = (batch.messages for batch in self.stored.batches(self.stored.groups, columns))
+            batches = (batch.messages for batch in self.stored.batches(self.stored.groups, columns))
         else:
-            read = iter(self.frame.select(*columns).where(F.col("kind") == _TRUNCATE).toArrow().to_batches())
-        truncates = (batch.filter(pc.equal(batch["kind"], _TRUNCATE)) for batch in read)
+            batches = iter(
+                self.frame.select(*columns).where(F.col("kind") == _TRUNCATE).toArrow().to_batches()
+            )
+        truncates = (batch.filter(pc.equal(batch["kind"], _TRUNCATE)) for batch in batches)
         return {
             lsn: time
             for batch in truncates
@@ -277,22 +291,22 @@ class Messages:
 
     @contextmanager
     def persisted(self) -> Iterator["Messages"]:
-        """The messages, persisted by Spark during the block if Spark reads them."""
-        persisted: list[DataFrame] = []
+        """Within the block, Spark persists the messages, if it is Spark that reads them."""
+        persisted_frames: list[DataFrame] = []
 
         def frame() -> DataFrame:
-            persisted.append(self.frame.persist())
-            return persisted[0]
+            persisted_frames.append(self.frame.persist())
+            return persisted_frames[0]
 
         try:
             yield Messages(frame, self.table, self.stored)
         finally:
-            for each in persisted:
-                each.unpersist()
+            for persisted_frame in persisted_frames:
+                persisted_frame.unpersist()
 
 
 def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
-    """The messages of the slices that end at `ends`; they have `size` bytes, None if that is not known.
+    """The messages of the slices that end at `ends`. `size` is their number of bytes; None if it is not known.
 
     Raises DamagedTableError if a slice is lost.
     """
@@ -303,7 +317,7 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
 
     if table is not None:
         return Messages(frame, table)
-    # The slices are looked up now, so that lost ones are reported now.
+    # The slices are looked up now, so that a lost slice is reported by this call.
     if (stored := lake.stored_slices(path, ends, every=True)) is not None:
         return Messages(
             frame, stored=StoredMessages(lake.store, stored.groups, frozenset(ends), shared=shared_reads())

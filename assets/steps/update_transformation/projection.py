@@ -1,4 +1,8 @@
-"""Projects a replica's rows to the columns of its altered table: Arrow batches in, the same rows with other columns out."""
+"""Projects the rows of a replica to the columns of its altered table.
+
+In: Arrow batches of rows
+Out: the same rows with other columns
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +15,10 @@ from pgsieve.decoding.publications.evolution import ColumnSource
 
 @dataclass(frozen=True)
 class Projection:
-    """The source of each new column: a former column, or one value for all rows (`values`, arrays of one element)."""
+    """How each new column gets its values: from a former column, or one value for all rows.
+
+    `values` maps the columns that get one value to an array with this value.
+    """
 
     sources: Sequence[ColumnSource]
     schema: pa.Schema
@@ -20,14 +27,14 @@ class Projection:
     @property
     def read(self) -> list[str]:
         """The names of the former columns that have to be read."""
-        return [s.former for s in self.sources if s.former is not None]
+        return [source.former for source in self.sources if source.former is not None]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows with the new columns."""
         columns = [
-            repeat_value(self.values[s.column], batch.num_rows)
-            if s.former is None
-            else batch.column(s.former).cast(field.type)
-            for s, field in zip(self.sources, self.schema, strict=True)
+            repeat_value(self.values[source.column], batch.num_rows)
+            if source.former is None
+            else batch.column(source.former).cast(field.type)
+            for source, field in zip(self.sources, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

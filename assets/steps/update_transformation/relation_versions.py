@@ -1,8 +1,11 @@
-"""How the messages of one relation version in a slice are decoded and transformed for a subscription.
+"""Decides how the messages of a relation version are decoded and transformed for a subscription.
 
-In: a Relation message of the slice, and the replica's definition, which may be newer. Out: the `Transformation` to the
-replica's columns. Raises SchemaChangedError if the columns of the Relation message fit neither the present nor the
-former definition.
+A relation version is a Relation message of a slice, and the changes that it describes.
+
+In: the Relation message, and the definition of the replica, which may be newer
+Out: the `Transformation` to the columns of the replica
+
+Raises SchemaChangedError if the columns of the Relation message fit neither the present nor the former definition.
 """
 
 from collections.abc import Sequence
@@ -29,7 +32,7 @@ from pgsieve.decoding.values.types import from_text
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of one relation version, and their transformation for the subscription."""
+    """The messages of one relation version, and how they are transformed for the subscription."""
 
     messages: Messages
     transformation: Transformation
@@ -42,7 +45,7 @@ def readings_of(
     since: Order,
     definition: Definition,
 ) -> list[Reading]:
-    """The readings of a table's changes after `since`, one per relation version."""
+    """A reading for each relation version of a table that has changes after `since`."""
     return [
         _reading(subscription, messages, part, since, definition)
         for part in parts
@@ -53,10 +56,10 @@ def readings_of(
 def _is_of_replica(
     subscription: Subscription, part: PublishedVersion, since: Order, definition: Definition
 ) -> bool:
-    """Whether a relation version belongs to the replica.
+    """True if a relation version belongs to the replica.
 
-    If the publisher filters, it may be of another table that had the same name before the copy. After the copy any
-    table with the name belongs to the replica, as a PostgreSQL subscriber finds its table by name
+    If the publisher filters, it may belong to another table, which had the same name before the copy. After the copy,
+    any table of this name belongs to the replica, because a PostgreSQL subscriber finds its table by name
     (logicalrep_rel_open() in src/backend/replication/logical/relation.c).
     """
     relation_id = part.version.relation.relation_id
@@ -72,37 +75,42 @@ def _reading(
     since: Order,
     definition: Definition,
 ) -> Reading:
-    """The reading of a relation version's changes after `since`, for a replica with this definition."""
-    relation, sent = part.version.relation, part.sent
+    """Make the reading of a relation version's changes after `since`, for a replica with this definition."""
+    relation, published = part.version.relation, part.sent
     columns, added = arriving_columns(subscription, part, definition)
     _refuse_unfound(subscription, part, since, definition)
     filters = {
-        operation: None if texts is None else [parse_published_filter(sent, text) for text in texts]
-        for operation, texts in sent.filters.items()
+        operation: None if texts is None else [parse_published_filter(published, text) for text in texts]
+        for operation, texts in published.filters.items()
     }
-    read = None
+    filter_columns = None
     if any(each is not None for each in filters.values()):
-        used = frozenset(name for each in filters.values() for one in each or () for name in one.columns)
-        if not {*map(subscription.replica_name, used)} <= {*columns.names, *(a.name for a in added)}:
+        names_in_filters = frozenset(
+            name for each in filters.values() for row_filter in each or () for name in row_filter.columns
+        )
+        if not {*map(subscription.replica_name, names_in_filters)} <= {
+            *columns.names,
+            *(column.name for column in added),
+        }:
             raise _copy_needed(part, "columns of its row filter changed")
-        read = _filter_columns(subscription, part, definition, used)
+        filter_columns = _filter_columns(subscription, part, definition, names_in_filters)
     source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
-    # If a partition tree is published as its root, messages of the root do not name the leaf.
+    # If a partition tree is published as its root, the messages do not say to which leaf partition a row belongs.
     is_root = part.root_key is not None and relation.relation_id == definition.layout.oid
     transformation = Transformation(
         columns,
         changes_schema(_types(columns, added, definition)),
         definition.key,
-        frozenset(sent.operations),
+        frozenset(published.operations),
         filters,
-        [a for a in added if a.name in definition.names],
-        read,
-        Origin(source, _filter_texts(subscription, sent)),
+        [column for column in added if column.name in definition.names],
+        filter_columns,
+        Origin(source, _filter_texts(subscription, published)),
         MetadataColumns(dict(definition.metadata), None if is_root else source),
     )
     begin = max(part.version.begin, since)
-    chosen = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))
-    return Reading(messages.chosen(chosen), transformation)
+    choice = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))
+    return Reading(messages.chosen(choice), transformation)
 
 
 def _filter_texts(subscription: Subscription, sent: PublishedRelation) -> dict[str, str | None]:
@@ -113,38 +121,43 @@ def _filter_texts(subscription: Subscription, sent: PublishedRelation) -> dict[s
 
 
 def _filter_columns(
-    subscription: Subscription, part: PublishedVersion, definition: Definition, used: frozenset[str]
+    subscription: Subscription, part: PublishedVersion, definition: Definition, names: frozenset[str]
 ) -> FilterColumns:
-    """The columns that row filters read, in the default types instead of those that the user chose."""
+    """The columns that row filters read, in the default types instead of the types that the user has chosen.
+
+    `names` are the publisher's names of these columns.
+    """
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
-    own = subscription.published_names(part.sent.publish_as)
-    named = RelationColumns(tuple(own.get(name, name) for name in columns.names), columns.types)
-    added = [replace(a, name=own.get(a.name, a.name)) for a in added]
-    key = tuple(own.get(name, name) for name in definition.key)
-    return FilterColumns(used, named, [a for a in added if a.name in used], key)
+    published_names = subscription.published_names(part.sent.publish_as)
+    relation_columns = RelationColumns(
+        tuple(published_names.get(name, name) for name in columns.names), columns.types
+    )
+    added = [replace(column, name=published_names.get(column.name, column.name)) for column in added]
+    key = tuple(published_names.get(name, name) for name in definition.key)
+    return FilterColumns(names, relation_columns, [column for column in added if column.name in names], key)
 
 
 def _types(
     columns: RelationColumns, added: Sequence[AddedColumn], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns, each with the Arrow type in which its values arrive."""
-    arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
-    arriving |= {a.name: a.value.type for a in added}
-    types = [(name, arriving[name]) for name, _ in definition.table_columns]
+    """The columns of the replica, each with the Arrow type in which its values arrive."""
+    types_by_name = {name: kind.arrow for name, kind in zip(columns.names, columns.types, strict=True)}
+    types_by_name |= {column.name: column.value.type for column in added}
+    types = [(name, types_by_name[name]) for name, _ in definition.table_columns]
     return [*types, *metadata_arrow_types(definition)]
 
 
 def arriving_columns(
     subscription: Subscription, part: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
-    """The columns of a relation version under their present names, and the replica's columns that it lacks.
+    """The columns of a relation version under their present names, and the columns of the replica that it does not have.
 
     Raises SchemaChangedError if the version fits neither the present nor the former definition.
     """
     columns, added = _typed_columns(subscription, part, definition)
-    arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
-    arriving |= {a.name: a.spark for a in added}
-    if any(arriving.get(name) != spark for name, spark in definition.table_columns):
+    types_by_name = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
+    types_by_name |= {column.name: column.spark for column in added}
+    if any(types_by_name.get(name) != spark for name, spark in definition.table_columns):
         raise _copy_needed(part, "its columns changed")
     if {"update", "delete"} & part.sent.operations:
         _refuse_another_identity(part, columns.names, definition)
@@ -154,10 +167,13 @@ def arriving_columns(
 def _typed_columns(
     subscription: Subscription, part: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
+    """Find the columns of a relation version, and the columns that it does not have, with their types."""
     names, added = _present_columns(subscription, part, definition)
     types = tuple(
-        subscription.column_type(part.sent.publish_as, name, c.type_oid, c.type_modifier, part.defined)
-        for name, c in zip(names, part.version.relation.columns, strict=True)
+        subscription.column_type(
+            part.sent.publish_as, name, column.type_oid, column.type_modifier, part.defined
+        )
+        for name, column in zip(names, part.version.relation.columns, strict=True)
     )
     return RelationColumns(names, types), added
 
@@ -165,76 +181,91 @@ def _typed_columns(
 def _present_columns(
     subscription: Subscription, part: PublishedVersion, definition: Definition
 ) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
+    """Find the present names of a relation version's columns, and the columns of the replica that it does not have.
+
+    These columns were added to the table after the relation version. Their values come from ADD COLUMN.
+    """
     relation, former, layout = part.version.relation, definition.former, definition.layout
-    names = tuple(subscription.replica_name(c.name) for c in relation.columns)
+    names = tuple(subscription.replica_name(column.name) for column in relation.columns)
     if former is None or part.version.begin >= (former.until, 0):
         return names, ()
     table = part.sent.publish_as
     try:
         names = present_names(
-            [(name, c.type_oid) for name, c in zip(names, relation.columns, strict=True)],
+            [(name, column.type_oid) for name, column in zip(names, relation.columns, strict=True)],
             relation.relation_id,
             former.layout,
             layout,
         )
-        since = [c for c in layout.columns_added_since(former.layout) if c.name in definition.names]
-        lacking = [c for c in since if c.name not in names]
-        added = [(c, missing_value(c, former.layout, layout)) for c in lacking]
+        columns_since = [
+            column for column in layout.columns_added_since(former.layout) if column.name in definition.names
+        ]
+        missing_columns = [column for column in columns_since if column.name not in names]
+        values_by_column = [
+            (column, missing_value(column, former.layout, layout)) for column in missing_columns
+        ]
     except SchemaChangedError as error:
         raise _copy_needed(part, error.message) from None
-    columns = []
-    for c, value in added:
-        kind = subscription.column_type(table, c.name, c.type_oid, c.type_modifier, part.defined)
-        array = from_text(pa.array([value], pa.string()), kind, c.name)
-        columns.append(AddedColumn(c.name, kind.spark, array))
-    return names, columns
+    added_columns = []
+    for column, value in values_by_column:
+        kind = subscription.column_type(
+            table, column.name, column.type_oid, column.type_modifier, part.defined
+        )
+        array = from_text(pa.array([value], pa.string()), kind, column.name)
+        added_columns.append(AddedColumn(column.name, kind.spark, array))
+    return names, added_columns
 
 
 def _refuse_another_identity(part: PublishedVersion, names: Sequence[str], definition: Definition) -> None:
-    """Raise SchemaChangedError if old tuples lack the columns that identify the replica's rows: its key, or all columns.
+    """Raise SchemaChangedError if old tuples do not have the columns that identify the rows of the replica.
 
-    Leaves have identities of their own: see `_refuse_unfound`.
+    These are the columns of its key, or all columns if it has no key. Leaf partitions have replica identities of their
+    own, for which there is `_refuse_unfound`.
     """
     relation, former = part.version.relation, definition.former
     if relation.relation_id != part.sent.publish_as.oid or _is_found_by_leaves(part, definition):
         return
-    identity = {name for name, c in zip(names, relation.columns, strict=True) if c.is_key}
-    keyless = (
+    identity = {name for name, column in zip(names, relation.columns, strict=True) if column.is_key}
+    lost_key = (
         not definition.key
         and former is not None
         and former.key
         and part.version.begin < (former.until, 0)
         and relation.replica_identity != "f"
     )
-    if keyless or not set(definition.key) <= identity:
+    if lost_key or not set(definition.key) <= identity:
         raise _copy_needed(part, "its replica identity changed")
 
 
 def _is_found_by_leaves(part: PublishedVersion, definition: Definition) -> bool:
-    """Whether the rows of a partition tree are found by a key that its leaves share, and not by the root's key."""
+    """True if the rows of a partition tree are found by a key that its leaf partitions share.
+
+    False if they are found by the key of the root.
+    """
     return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
 
 
 def _refuse_unfound(
     subscription: Subscription, part: PublishedVersion, since: Order, definition: Definition
 ) -> None:
-    """Raise SchemaChangedError if a leaf was altered or detached, and its old tuples do not identify the replica's rows.
+    """Raise SchemaChangedError if a leaf partition was altered or detached, and its old tuples no longer identify rows.
 
-    The definition has the present identities of the leaves. A leaf that was described before the copy, and not since,
-    was altered before the copy.
+    The definition has the present replica identities of the leaf partitions. If a leaf was described before the copy
+    and not after it, it was altered before the copy.
     """
     for leaf in part.leaves if _is_found_by_leaves(part, definition) else ():
-        over = leaf.end is not None and leaf.end <= since
-        if over or (leaf.begin < since and definition.former is None):
+        is_over = leaf.end is not None and leaf.end <= since
+        if is_over or (leaf.begin < since and definition.former is None):
             continue
         names, _ = _present_columns(subscription, replace(part, version=leaf), definition)
-        identity = {name for name, c in zip(names, leaf.relation.columns, strict=True) if c.is_key}
-        full = leaf.relation.replica_identity == "f"
-        if identity and not (set(definition.key) <= identity if definition.key else full):
+        identity = {name for name, column in zip(names, leaf.relation.columns, strict=True) if column.is_key}
+        is_full = leaf.relation.replica_identity == "f"
+        if identity and not (set(definition.key) <= identity if definition.key else is_full):
             raise _copy_needed(part, "the replica identity of a partition changed")
 
 
 def _copy_needed(part: PublishedVersion, what: str) -> SchemaChangedError:
+    """The error that the table has to be copied again; `what` says why."""
     return SchemaChangedError(
         f'table "{part.sent.publish_as.qualified}": {what}; it is copied again by the next run'
     )

@@ -1,9 +1,11 @@
-"""Schema changes: a replica follows its table's definition in place if the publisher's rows need not be read again.
+"""Schema changes: makes a replica follow ALTER TABLE in place, if the publisher's rows need not be read again.
 
-In: the tables' definitions in the catalog, and the replicas' definitions. Out: at most one commit per replica. Added
-columns that are NULL only change metadata. Other changes (a value for all rows, a new name, a dropped column) rewrite
-the replica from its own rows. A table that cannot follow is marked as to be copied again. Positions do not change,
-since the rows are those of the same LSN.
+In: the definitions of the tables in the catalog, and the definitions of the replicas
+Out: at most one commit for each replica
+
+If columns were added that are NULL, only metadata is changed. For other changes (a value for all rows, a new name, a
+dropped column), the replica is rewritten from its own rows. If a table cannot be followed in place, its state says that
+it has to be copied again. The position of a replica stays the same, because its rows are still those of the same LSN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,9 +43,10 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class SchemaChanges:
-    """Brings replicas to the definitions of a catalog that was read before `lsn`.
+    """Makes replicas follow the definitions of a catalog that was read before `lsn`.
 
-    Slices up to `transformed` are transformed with the former definitions.
+    Slices (changes from one position of the slot to another) up to `transformed` were transformed with the former
+    definitions.
     """
 
     subscription: Subscription
@@ -57,22 +60,22 @@ class SchemaChanges:
         return TableStates(self.lake, self.subscription.name)
 
     def follow(self, catalog: Catalog) -> bool:
-        """Bring the ready replicas to the catalog's definitions; returns whether a definition changed.
+        """Make the ready replicas follow the definitions of the catalog. Returns true if a definition has changed.
 
-        Raises OvertakenError if another process changes a table's state too.
+        Raises OvertakenError if another process changes the state of a table at the same time.
         """
         tables, has_changed = self.subscription.tables(catalog), False
-        self._states.note_altered(lambda s: _is_altered(self.subscription, tables.get(s.name), s))
+        self._states.note_altered(lambda state: _is_altered(self.subscription, tables.get(state.name), state))
         for name, state in self._states.newest().items():
             replicated = tables.get(name)
             if state.state != SyncState.READY or state.definition is None or replicated is None:
                 continue
-            present = self.subscription.definition(replicated, catalog)
-            if present == state.definition:
+            present_definition = self.subscription.definition(replicated, catalog)
+            if present_definition == state.definition:
                 continue
             has_changed = True
             try:
-                self._follow(state, replicated, present)
+                self._follow(state, replicated, present_definition)
             except (SchemaChangedError, ValueNotRepresentableError) as error:
                 reason = f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
                 self._states.append([replace(state, state=SyncState.INITIALIZE, reason=reason)])
@@ -82,33 +85,42 @@ class SchemaChanges:
             )
         return has_changed
 
-    def _follow(self, state: TableState, replicated: ReplicatedTable, present: Definition) -> None:
-        """Bring one replica to the present definition; raises SchemaChangedError if the table has to be copied again."""
-        followed_definition = state.definition
-        assert followed_definition is not None
+    def _follow(self, state: TableState, replicated: ReplicatedTable, present_definition: Definition) -> None:
+        """Make one replica follow its present definition.
+
+        Raises SchemaChangedError if the table has to be copied again.
+        """
+        former_definition = state.definition
+        assert former_definition is not None
         projection = _projection(
-            planned_sources(followed_definition, present), self.subscription.replica_types(replicated)
+            planned_sources(former_definition, present_definition),
+            self.subscription.replica_types(replicated),
         )
-        former = former_layout(followed_definition, present, self.transformed, self.lsn)
+        former_layout_of_changes = former_layout(
+            former_definition, present_definition, self.transformed, self.lsn
+        )
         new_definition = replace(
-            present,
-            former=former,
-            history=followed_definition.history.with_columns(present.columns),
-            published=followed_definition.published,
-            unaltered=followed_definition.unaltered,
+            present_definition,
+            former=former_layout_of_changes,
+            history=former_definition.history.with_columns(present_definition.columns),
+            published=former_definition.published,
+            unaltered=former_definition.unaltered,
         )
-        if projection.sources != _unchanged(followed_definition) or former.key != present.key_numbers:
+        if (
+            projection.sources != _unchanged(former_definition)
+            or former_layout_of_changes.key != present_definition.key_numbers
+        ):
             self._evolve(state, new_definition, projection)
         else:
             self._refuse_changed_state(state)
             self._states.append([replace(state, definition=new_definition)])
 
     def _evolve(self, state: TableState, new_definition: Definition, projection: Projection) -> None:
-        """Change the replica's columns. The table's state is "to be copied" meanwhile, in case this process dies.
+        """Change the columns of a replica. In case this process dies, the state of the table is "to be copied" meanwhile.
 
-        Another process that transforms at the same moment uses the former definition, or leaves the table out. A fence
-        before the change and one after it make that process begin its slice anew. If it has recorded a slice before the
-        second fence, the table is copied again.
+        Another process that transforms a slice at this moment uses the former definition, or leaves the table out. A
+        fence before the change, and another one after it, make that process begin its slice again. If it has recorded a
+        slice before the second fence, the table is copied again.
         """
         assert state.definition is not None
         lake, states, record = self.lake, self._states, TransformedSlices(self.lake, self.subscription.name)
@@ -134,14 +146,15 @@ class SchemaChanges:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
     def _refuse_changed_state(self, state: TableState) -> None:
-        """Raise OvertakenError if another process has changed the state since it was read."""
+        """Raise OvertakenError if another process has changed the state of the table since it was read."""
         if self._states.newest().get(state.name) != state:
             raise OvertakenError(self._states.path)
 
     def _refuse_unapplied(self, state: TableState) -> None:
-        """Raise SchemaChangedError if the replica may lack changes with the former columns and key.
+        """Raise SchemaChangedError if the replica may not have all changes with the former columns and key yet.
 
-        They may be recorded in `_transformed`, or only in the history, if a run died before it recorded the slice.
+        Such changes may be recorded in `_transformed`. If a run died before it recorded the slice, they are only in the
+        change history.
         """
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
@@ -158,10 +171,10 @@ class SchemaChanges:
             raise SchemaChangedError("earlier changes are still to be applied")
 
     def _follow_in_histories(self, state: TableState, new_definition: Definition, *, is_added: bool) -> None:
-        """Bring the histories to the new definition of a replica that has all transformed changes.
+        """Make the histories of rows follow the new definition of a replica. All transformed changes are in the replica.
 
-        `is_added` says that the rows only got more columns, which are NULL. Otherwise the versions of rows end, and begin
-        anew with the present columns.
+        `is_added` is true if the rows only got more columns, which are NULL. Otherwise the versions of rows end, and
+        begin again with the present columns.
         """
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake
@@ -187,7 +200,10 @@ class SchemaChanges:
 
 
 def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
-    """Whether a replica may have other rows than a new copy: its publications changed, or changes of origins are left out."""
+    """True if a replica may have other rows than a new copy would have.
+
+    This is so if its publications have changed, or if changes are left out because of their origin.
+    """
     record = state.definition.published if state.definition else None
     return (
         subscription.feed.options.origin != "any"
@@ -201,7 +217,7 @@ def former_layout(
 ) -> FormerLayout:
     """The former layout that changes before `lsn` may have.
 
-    It is the layout of `followed_definition`; or an earlier layout, if changes may still have it.
+    It is the layout of `followed_definition`. If changes may have an even earlier layout, it is that one.
     """
     earlier_layout = followed_definition.former
     if earlier_layout is None or earlier_layout.until <= transformed:
@@ -219,10 +235,11 @@ def _has_changes(row: Mapping[str, Any]) -> bool:
 
 
 def _projection(sources: Sequence[ColumnSource], types: Mapping[str, ColumnType]) -> Projection:
-    schema = pa.schema([(s.column, types[s.column].arrow) for s in sources])
+    """Make the projection that computes the new columns from their sources."""
+    schema = pa.schema([(source.column, types[source.column].arrow) for source in sources])
     added_values = {
-        s.column: from_text(pa.array([s.value], pa.string()), types[s.column], s.column)
-        for s in sources
-        if s.former is None
+        source.column: from_text(pa.array([source.value], pa.string()), types[source.column], source.column)
+        for source in sources
+        if source.former is None
     }
     return Projection(sources, schema, added_values)

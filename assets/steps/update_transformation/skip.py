@@ -1,8 +1,8 @@
-"""Skips a transaction by its finish LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
+"""Skips a transaction by the LSN at which it ends, as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
 
-As in PostgreSQL, the LSN is cleared at the next transaction that is not empty, even if this is another transaction than
-the chosen one (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an
-LSN that is passed already.
+As in PostgreSQL, the LSN is cleared by the next transaction that has changes, even if it is not the transaction that
+the user has named (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for
+an LSN that has already been passed.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Skip:
         return SubscriptionRecord(self.lake, self.subscription.name)
 
     def choose(self, lsn: int | None) -> None:
-        """Choose the transaction to skip by its finish LSN; None clears the choice."""
+        """Choose the transaction to skip by the LSN at which it ends. None clears the choice."""
         name, state = self.subscription.name, self._record.state()
         if lsn is None:
             self._record.set(replace(state, skip_lsn=None))
@@ -61,9 +61,9 @@ class Skip:
         self._record.set(replace(state, skip_lsn=lsn, notice=None))
 
     def clear(self, skip: int | None, window: Window, log: Log, *, has_changes: bool) -> int | None:
-        """Clear the LSN to skip after the window that contains it, or after a window with changes (`has_changes`).
+        """Clear the LSN to skip after the window that contains it, or after a window that has changes (`has_changes`).
 
-        Returns the LSN that is still to be skipped.
+        Returns the LSN that still has to be skipped; None if there is none.
         """
         if skip is None:
             return None
@@ -76,13 +76,13 @@ class Skip:
         else:
             return skip
         state = self._record.state()
-        if state.skip_lsn == skip:  # Otherwise the user has chosen another one meanwhile.
+        if state.skip_lsn == skip:  # If they differ, the user has chosen another transaction meanwhile.
             self._record.set(replace(state, skip_lsn=None, notice=notice))
         log(f"{self.subscription.name}: {notice}")
         return None
 
     def _is_in(self, window: Window) -> bool:
-        """Whether the window has a transaction that finished at the LSN that it skips."""
+        """True if the window has a transaction that ends at the LSN to skip."""
         lake, feed = self.lake, self.subscription.feed
         size = summarized_slice(lake, feed, window.slice).size
         messages = messages_of(lake, ChangeLog(lake, feed).path, [window.slice], size)
@@ -92,12 +92,17 @@ class Skip:
 
 
 def is_partly_transformed(states: TableStates, transformed: int) -> bool:
-    """Whether a run died amid the slice after `transformed`, with some tables written: then it cannot be divided."""
+    """True if a run died in the middle of the slice after `transformed`, after it had written the changes of some tables.
+
+    In that case the slice cannot be divided any more.
+    """
     lake = states.lake
     histories = (
-        (lake.paths.changes(states.subscription, *s.name, s.definition.history.generation), s.lsn)
-        for s in states.newest().values()
-        if s.definition
+        (lake.paths.changes(states.subscription, *state.name, state.definition.history.generation), state.lsn)
+        for state in states.newest().values()
+        if state.definition
     )
-    # A whole history has the position of the copy.
-    return any((lake.records.position(path) or 0) > max(transformed, copied) for path, copied in histories)
+    # A history that begins with the copied rows has the LSN of the copy as its position, so this is compared, too.
+    return any(
+        (lake.records.position(path) or 0) > max(transformed, copy_lsn) for path, copy_lsn in histories
+    )

@@ -1,7 +1,10 @@
-"""The contents of a slice of the change log for a subscription, found without reading any row.
+"""Finds what a slice of the change log contains for a subscription, without reading any row.
 
-In: the slice's Relation and Truncate messages, and its catalog (`slices_to_read`). Out: for each replica table the
-relation versions with changes for it (`published_versions`), and the TRUNCATEs of it (`table_truncates`).
+A slice is the changes from one position of the slot to another.
+
+In: the Relation and Truncate messages of the slice, and its catalog (`slices_to_read`)
+Out: - for each replica, the relation versions that have changes for it (`published_versions`)
+     - for each replica, its TRUNCATEs (`table_truncates`)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +37,10 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class RelationVersion:
-    """A Relation message, and the order keys between which it describes the relation's tuples; `end` None: to the end."""
+    """A Relation message, and the order keys between which it describes the tuples of the relation.
+
+    If `end` is None, it describes all tuples up to the end of the slice.
+    """
 
     relation: Relation
     begin: Order
@@ -43,7 +49,14 @@ class RelationVersion:
 
 @dataclass(frozen=True)
 class SliceContents:
-    """The contents of a slice: its end, its bytes, relation versions by oid, changed relations, and TRUNCATEs."""
+    """What a slice contains.
+
+    - `end`: the LSN at which it ends
+    - `size`: its bytes
+    - `versions`: maps the oid of a relation to its relation versions
+    - `changed`: the oids of the relations that have changes
+    - `truncates`: the TRUNCATEs, with their order keys
+    """
 
     end: int
     size: int
@@ -55,16 +68,18 @@ class SliceContents:
 def slices_to_read(
     lake: Lake, subscription: Subscription, present: Catalog, after: int
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
-    """The ends of the slices after an LSN, in order, each with the subscription that reads it, and the slice's catalog.
+    """Yields the slices after an LSN in order: the end, the subscription that reads the slice, and the slice's catalog.
 
-    `present` is the present catalog, for slices without a recorded one. The subscription that reads a slice has the feed
-    with the publisher's decisions (`as_published`) if publications were altered in the slice. It is None if the slot was
-    not read for the subscription at that time.
+    `present` is the present catalog. It is used for slices for which no catalog was recorded. If publications were
+    altered within a slice, the publisher has decided its changes, and the subscription that reads the slice has the
+    feed with the publisher's decisions (`as_published`). If the slot was not read for the subscription at that time,
+    None is yielded instead of a subscription.
     """
     feed, name = subscription.feed, subscription.name
     decided_subscription = replace(subscription, feed=as_published(feed, name))
     with lake.consistent_read():
-        # The change log is read before `altered`, since a slice is in `altered` first.
+        # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
+        # slice is read that is about to be listed.
         durable = ChangeLog(lake, feed).position() or 0
         altered = AlteredSlices(lake, feed).ends(name, durable)
         appended_ends = lake.records.slices(ChangeLog(lake, feed).path, after=after)
@@ -73,7 +88,8 @@ def slices_to_read(
             yield end, decided_subscription, present
         elif decided_by_server(feed, name) and (recorded_catalog := Catalogs(lake, feed).of_slice(end)):
             catalog, readers = recorded_catalog
-            # Values of a recorded type may contain a type that is newer than the record. Oids keep their meaning.
+            # A value of a recorded type may contain a value of a type that was created after the record. So the present
+            # types are added. An oid always means the same type.
             catalog = replace(catalog, types={**catalog.types, **present.types})
             yield end, subscription if name in readers else None, catalog
         else:
@@ -81,31 +97,34 @@ def slices_to_read(
 
 
 def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
-    """The recorded contents of a slice; if a run died before it recorded them, they are recorded now."""
+    """What a slice contains, according to its recorded summary.
+
+    If a run died before it recorded the summary, the summary is made and recorded now.
+    """
     slices = Slices(lake, feed)
     row = slices.row(end)
     if row is None:
         row = slices.append(end, _summary(lake, ChangeLog(lake, feed).path, end))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[Order, Truncate]] = []
-    for message in sorted(row["messages"], key=lambda m: (m["commit_lsn"], m["ordinal"])):
-        decoded = decode(message["data"])
+    for message in sorted(row["messages"], key=lambda message: (message["commit_lsn"], message["ordinal"])):
+        decoded_message = decode(message["data"])
         begin = (message["commit_lsn"], message["ordinal"])
-        if isinstance(decoded, Truncate):
-            truncates.append((begin, decoded))
-        elif isinstance(decoded, Relation):
-            described = versions.setdefault(decoded.relation_id, [])
-            if described and described[-1].relation == decoded:
+        if isinstance(decoded_message, Truncate):
+            truncates.append((begin, decoded_message))
+        elif isinstance(decoded_message, Relation):
+            relation_versions = versions.setdefault(decoded_message.relation_id, [])
+            if relation_versions and relation_versions[-1].relation == decoded_message:
                 continue
-            if described:
-                described[-1] = replace(described[-1], end=begin)
-            described.append(RelationVersion(decoded, begin, None))
+            if relation_versions:
+                relation_versions[-1] = replace(relation_versions[-1], end=begin)
+            relation_versions.append(RelationVersion(decoded_message, begin, None))
     return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
 
 
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
-    """Compute the summary of a slice of the change log at `path`."""
-    # The size of the whole change log, since the slice's own is not recorded.
+    """Make the summary of a slice of the change log at `path`."""
+    # The size of the slice is not recorded without a summary, so the size of the whole change log is used.
     size = None if lake.by_spark_alone else lake.records.size(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
@@ -119,12 +138,16 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class PublishedVersion:
-    """One relation version of a slice, how it is published (`sent`), and the types that users have defined.
+    """A relation version of a slice, and how it is published.
 
-    If a partition tree is published as its root, `root_key` is the root's own key, and `leaves` are the versions of the
-    leaves to which UPDATEs and DELETEs may belong. A session describes a leaf before the leaf's first change, and again
-    after it was altered (maybe_send_schema() of pgoutput.c). `partitions` are partitions through which changes came,
-    except those that the session described in an earlier slice.
+    - `sent`: the published relation, with its filters
+    - `defined`: the types that users have defined
+    - `root_key`: the key of the root, if a partition tree is published as its root
+    - `leaves`: the versions of the leaf partitions to which UPDATEs and DELETEs may belong, if a tree is published as
+      its root. The publisher describes a leaf before its first change in a session, and again after it was altered
+      (maybe_send_schema() in pgoutput.c).
+    - `partitions`: the partitions through which changes came, except those that the publisher has described in an
+      earlier slice
     """
 
     version: RelationVersion
@@ -135,41 +158,43 @@ class PublishedVersion:
     partitions: tuple[str, ...] = ()
 
     def is_after(self, since: Order) -> bool:
-        """Whether the version describes tuples after an order key."""
+        """True if the version describes tuples after an order key."""
         return self.version.end is None or self.version.end > since
 
 
 def published_versions(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[PublishedVersion]]:
-    """The relation versions with changes for each replica table."""
+    """Maps each replica to the relation versions that have changes for it."""
     feed, publications = subscription.feed, _publications(subscription, catalog)
-    by_id = {} if feed.filtered else routes(catalog, publications)
-    parts: dict[Name, list[PublishedVersion]] = {}
+    relations_by_oid = {} if feed.filtered else routes(catalog, publications)
+    versions_by_table: dict[Name, list[PublishedVersion]] = {}
     for relation_id, versions in contents.versions.items():
         if relation_id not in contents.changed:
             continue
         for version in versions:
-            sent = _as_published(version.relation) if feed.filtered else by_id.get(relation_id)
-            if sent is not None:
-                name = (sent.publish_as.schema, sent.publish_as.name)
-                part = PublishedVersion(version, sent, catalog.types)
-                root = catalog.tables.get(sent.publish_as.oid)
+            published = (
+                _as_published(version.relation) if feed.filtered else relations_by_oid.get(relation_id)
+            )
+            if published is not None:
+                name = (published.publish_as.schema, published.publish_as.name)
+                published_version = PublishedVersion(version, published, catalog.types)
+                root = catalog.tables.get(published.publish_as.oid)
                 if root is not None and root.kind == "p":
                     leaves = _leaves(root, version, contents, catalog, publications)
                     partitions = _partitions(root, version, contents)
-                    part = replace(
-                        part,
+                    published_version = replace(
+                        published_version,
                         root_key=frozenset(map(subscription.replica_name, root.key)),
                         leaves=leaves,
                         partitions=partitions,
                     )
-                parts.setdefault(name, []).append(part)
-    return parts
+                versions_by_table.setdefault(name, []).append(published_version)
+    return versions_by_table
 
 
 def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
-    """The publications of a subscription; if the publisher filters, without those that no longer exist."""
+    """The publications of a subscription. If the publisher filters, those that no longer exist are left out."""
     feed = subscription.feed
     if not feed.filtered:
         return feed.publications(catalog, subscription.name)
@@ -184,35 +209,38 @@ def _leaves(
     catalog: Catalog,
     publications: Sequence[Publication],
 ) -> list[RelationVersion]:
-    """The versions of the leaves, and of possible former leaves, to which changes of a version may belong."""
+    """The versions of those leaf partitions to which changes of a version may belong.
+
+    Relations that may be former leaf partitions are included.
+    """
     if version.relation.relation_id != root.oid:
-        described = {version.relation.relation_id: [version]}
+        versions_by_oid = {version.relation.relation_id: [version]}
     else:
         truncated_oids = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
         other_leaves = contents.versions.keys() - contents.changed - truncated_oids
-        described = {oid: list(contents.versions[oid]) for oid in sorted(other_leaves)}
-    changing = []
-    for oid, versions in described.items():
+        versions_by_oid = {oid: list(contents.versions[oid]) for oid in sorted(other_leaves)}
+    versions_with_changes = []
+    for oid, versions in versions_by_oid.items():
         leaf = catalog.tables.get(oid)
         if (
             sends_updates_or_deletes(leaf, root, publications, catalog)
             if leaf is not None and leaf.ancestors
-            else any({"update", "delete"} & p.operations for p in publications)
+            else any({"update", "delete"} & publication.operations for publication in publications)
         ):
-            changing += versions
-    return changing
+            versions_with_changes += versions
+    return versions_with_changes
 
 
 def _partitions(root: Table, version: RelationVersion, contents: SliceContents) -> tuple[str, ...]:
-    """The partitions through which changes of a version came."""
+    """The partitions through which the changes of a version came."""
     oid = version.relation.relation_id
-    described = (contents.versions.keys() & {*root.leaves}) if oid == root.oid else {oid}
-    relations = [contents.versions[each][-1].relation for each in described]
-    return tuple(quote_qualified(each.namespace or "pg_catalog", each.name) for each in relations)
+    oids = (contents.versions.keys() & {*root.leaves}) if oid == root.oid else {oid}
+    relations = [contents.versions[relation_id][-1].relation for relation_id in oids]
+    return tuple(quote_qualified(relation.namespace or "pg_catalog", relation.name) for relation in relations)
 
 
 def _as_published(relation: Relation) -> PublishedRelation:
-    """A relation of a publisher that filters: all its changes are sent, under the relation's own name."""
+    """The published relation for a relation of a publisher that filters. All its changes are sent under its own name."""
     table = Table(
         oid=relation.relation_id,
         schema=relation.namespace or "pg_catalog",
@@ -226,7 +254,7 @@ def _as_published(relation: Relation) -> PublishedRelation:
         publish_as=table,
         operations=frozenset(OPERATIONS),
         filters=dict.fromkeys(("insert", "update", "delete"), None),
-        columns=tuple(c.name for c in relation.columns),
+        columns=tuple(column.name for column in relation.columns),
         publications=(),
     )
 
@@ -234,11 +262,11 @@ def _as_published(relation: Relation) -> PublishedRelation:
 def table_truncates(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[Order]]:
-    """The order keys of the TRUNCATEs of each replica table."""
+    """Maps each replica to the order keys of its TRUNCATEs."""
     truncates_by_table: dict[Name, list[Order]] = {}
     for order, truncate in contents.truncates:
         if subscription.feed.filtered:
-            # The publisher describes every relation of a TRUNCATE before the TRUNCATE (pgoutput_truncate()).
+            # Before a TRUNCATE, the publisher describes each of its relations (pgoutput_truncate() in pgoutput.c).
             tables = [_described(contents.versions[oid], order) for oid in truncate.relation_ids]
         else:
             publications = subscription.feed.publications(catalog, subscription.name)
@@ -249,8 +277,10 @@ def table_truncates(
 
 
 def _described(versions: Sequence[RelationVersion], order: Order) -> Table:
-    """The relation as it was described at an order key."""
-    return _as_published(next(v for v in reversed(versions) if v.begin < order).relation).publish_as
+    """The relation in the way it was last described before an order key."""
+    return _as_published(
+        next(version for version in reversed(versions) if version.begin < order).relation
+    ).publish_as
 
 
 def _summarized(batches: Iterable[pa.RecordBatch]) -> str:

@@ -1,8 +1,9 @@
-"""UPDATE transformation: slices of the change log -> the transformed changes of each replicated table.
+"""UPDATE transformation: makes of each slice of the change log the transformed changes of each replicated table.
 
-A slice (the changes between two positions of the slot) is transformed once per subscription. Each table's changes are
-one Delta commit, with the slice's end as its position. Then one row per table is written to `_transformed`, which the
-apply reads. If a slice is repeated after a crash, Delta leaves out the commits that exist already, by their position.
+A slice is the changes from one position of the slot to another. It is transformed once for each subscription. The
+changes of each table are one Delta commit, and its position is the end of the slice. After these commits a row for each
+table is written to `_transformed`, which the apply reads. If a slice is repeated after a crash, Delta leaves out the
+commits that exist already, by their positions.
 """
 
 from collections.abc import Sequence
@@ -60,22 +61,22 @@ from pgsieve.resources.work import name_jobs
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
-    """Transform the slices that are not transformed yet, in order; before that the replicas follow schema changes.
+    """Transform the slices that are not transformed yet, in order. Before that, the replicas follow schema changes.
 
-    With `disable_on_error` an error disables the subscription, and nothing of its transaction or of later ones is
-    written. Raises SubscriptionDisabledError for a disabled subscription.
+    With `disable_on_error`, an error disables the subscription, and nothing of the transaction with the error or of
+    later transactions is written. Raises SubscriptionDisabledError if the subscription is disabled.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
     with subscription.feed.source.hold_lock(subscription.name):
-        # If another process has transformed a slice or copied a table meanwhile, the remaining slices begin anew.
+        # If another process has transformed a slice or copied a table meanwhile, the remaining slices are begun again.
         retry_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
 
 
 @dataclass(frozen=True)
 class Transformation:
-    """The transformation of a subscription's slices that are not transformed yet."""
+    """Transforms the slices of a subscription that are not transformed yet."""
 
     subscription: Subscription
     lake: Lake
@@ -90,30 +91,30 @@ class Transformation:
         subscription, lake = self.subscription, self.lake
         transformed_slices = TransformedSlices(lake, subscription.name)
         skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
-        # Read before any state: a process that changes a state also commits to `_transformed`, so that the commits of
-        # this process fail if its states are older.
+        # The version of `_transformed` is read before any table state. A process that changes a state also commits to
+        # `_transformed`. So if the states of this process become too old, its commits fail.
         head = lake.records.head(transformed_slices.path)
         begin, base = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
         self._set_aside_lagging(begin)
         with subscription.feed.source.connect() as connection:
-            present = sound_catalog(connection, subscription, present_catalog(connection))
+            current_catalog = sound_catalog(connection, subscription, present_catalog(connection))
             lsn = current_lsn(connection)
-        if hold_back(subscription, lake, table_problems(subscription, present)):
+        if hold_back(subscription, lake, table_problems(subscription, current_catalog)):
             return
-        if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(present):
-            # The definitions have changed, so this process begins anew, as does any other that transforms.
+        if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(current_catalog):
+            # The definitions have changed, so this process begins again. Any other process that transforms does so, too.
             self.run(results)
             return
-        for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
+        for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, after=begin):
             if reader is None:
                 transformed_slices.append(end, [], base)
                 begin, base = end, base + 1
             while reader is not None and begin < end:
                 window = next_window(skip, begin, end)
-                part = SliceReader(reader, lake, catalog)
-                work = part.work(window)
+                slice_reader = SliceReader(reader, lake, catalog)
+                work = slice_reader.work(window)
                 failure = FailureSearch(reader, lake, work).first() if subscription.disable_on_error else None
                 if failure is not None:
                     commit_lsn, problem = failure
@@ -122,11 +123,11 @@ class Transformation:
                     if commit_lsn <= begin or is_partly_transformed(self._states, begin):
                         return
                     window = replace(window, end=commit_lsn)
-                    work = part.work(window)
+                    work = slice_reader.work(window)
                 if reader is not subscription or window.skipped is not None:
                     self._note_altered(end, skipping=window.skipped is not None)
                 try:
-                    changes = _SliceTransformation(part, _Progress(begin, cut), base).changes(work)
+                    changes = _SliceTransformation(slice_reader, _Progress(begin, cut), base).changes(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
                         raise
@@ -138,7 +139,7 @@ class Transformation:
                 results += changes
                 if failure is not None:
                     return
-                has_changes = any(c.has_changes for c in changes)
+                has_changes = any(table_changes.has_changes for table_changes in changes)
                 skip = Skip(subscription, lake).clear(skip, window, self.log, has_changes=has_changes)
                 begin, base = window.end, base + 1
 
@@ -146,19 +147,22 @@ class Transformation:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
     def _note_altered(self, end: int, *, skipping: bool) -> None:
-        """Record that replicas may differ from a copy: changes were skipped, or the publisher decided a slice."""
+        """Record that replicas may have other rows than a copy.
+
+        The reason is that changes were skipped, or that the publisher has decided a slice.
+        """
         contents = summarized_slice(self.lake, self.subscription.feed, end)
-        truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
-        changed = contents.changed | truncated
+        truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
+        changed_relations = contents.changed | truncated_relations
 
-        def altered(state: TableState) -> bool:
+        def is_altered(state: TableState) -> bool:
             layout = state.definition.layout if state.definition else None
-            return skipping or layout is None or layout.is_partitioned or layout.oid in changed
+            return skipping or layout is None or layout.is_partitioned or layout.oid in changed_relations
 
-        self._states.note_altered(altered)
+        self._states.note_altered(is_altered)
 
     def _set_aside_lagging(self, begin: int) -> None:
-        """Set aside the tables whose next changes are deleted from the change log."""
+        """Set tables aside if their next changes were already deleted from the change log."""
         name, states = self.subscription.name, self._states
         deleted_up_to = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
         if begin >= deleted_up_to:
@@ -167,19 +171,19 @@ class Transformation:
             f"its changes are transformed only up to {format_lsn(begin)}, and changes up to {format_lsn(deleted_up_to)} are deleted"
             " from the change log: the subscription was restored from a backup, or missing in the configuration meanwhile"
         )
-        lagging_names = [
-            s.with_problem(name, problem)
-            for s in states.newest().values()
-            if s.applies and s.lsn < deleted_up_to
+        lagging_states = [
+            state.with_problem(name, problem)
+            for state in states.newest().values()
+            if state.applies and state.lsn < deleted_up_to
         ]
-        states.append(lagging_names)
-        for state in lagging_names:
+        states.append(lagging_states)
+        for state in lagging_states:
             self.log(f"{name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """The LSN up to which slices are transformed, and the newest cut, which has the positions of histories."""
+    """The LSN up to which slices are transformed, and the newest cut, which has the positions of the histories."""
 
     begin: int
     cut: Cut | None
@@ -187,21 +191,21 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _SliceTransformation:
-    """The transformation of a slice or of a window of it; `base` is the version of `_transformed` before it."""
+    """Transforms a slice, or a window of it. `base` is the version that `_transformed` has before."""
 
     reader: SliceReader
     reached: _Progress
     base: int
 
     def changes(self, work: WindowWork) -> list[TableChanges]:
-        """Transform a window table by table. A table that fails is set aside, or marked as to be copied."""
+        """Transform a window table by table. A table that fails is set aside, or its state says that it has to be copied."""
         if not work.tables:
             return []
         name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
-        shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
+        is_shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
         failed_states: dict[Name, TableState] = {}
 
-        def one(table: Name, messages: Messages) -> TableChanges:
+        def transform_one(table: Name, messages: Messages) -> TableChanges:
             activity = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
             with name_jobs(name, activity):
                 try:
@@ -210,20 +214,20 @@ class _SliceTransformation:
                     failed_states[table], problem = self._state_after(error, work, table)
                     return TableChanges(contents.end, *table, problem=problem)
 
-        with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
-            changes = lake.map_in_parallel(partial(one, messages=messages), list(work.tables))
+        with work.messages.persisted() if is_shared else nullcontext(work.messages) as messages:
+            changes = lake.map_in_parallel(partial(transform_one, messages=messages), list(work.tables))
         if (
             failed_states
-            and lake.records.version(transformed := TransformedSlices(lake, name).path) != self.base
+            and lake.records.version(transformed_path := TransformedSlices(lake, name).path) != self.base
         ):
-            raise OvertakenError(transformed)  # Another process may be the cause of the failures.
+            raise OvertakenError(transformed_path)  # Another process may be the cause of the failures.
         TableStates(lake, name).append(failed_states.values())
         return changes
 
     def _state_after(self, error: Exception, work: WindowWork, name: Name) -> tuple[TableState, str]:
-        """The state of a table after its transformation failed, and the reason.
+        """The state of a table whose transformation has failed, and the reason.
 
-        Raises the error if it disables the subscription, or is a fault of the lake itself.
+        If the error disables the subscription, or if the lake itself has failed, the error is raised.
         """
         subscription, lake = self.reader.subscription, self.reader.lake
         state, commit_lsn = work.tables[name], None
@@ -234,7 +238,7 @@ class _SliceTransformation:
                 raise error
             problem = waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        reason(lake, error)  # Raises a fault of the lake itself.
+        reason(lake, error)  # If the lake itself has failed, and not only this table, the error is raised.
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
@@ -243,6 +247,7 @@ class _SliceTransformation:
         return state.with_problem(subscription.name, problem), problem
 
     def _transform_table(self, table: TableWork) -> TableChanges:
+        """Transform the changes of one table."""
         subscription, lake = self.reader.subscription, self.reader.lake
         contents, state, definition = table.contents, table.state, table.state.definition
         assert definition is not None
@@ -257,7 +262,14 @@ class _SliceTransformation:
             truncates=len(truncates),
             truncated_at=max((order[:2] for order in truncates), default=None),
             through=tuple(
-                sorted({p for part in table.parts if part.is_after(copy_order) for p in part.partitions})
+                sorted(
+                    {
+                        partition
+                        for part in table.parts
+                        if part.is_after(copy_order)
+                        for partition in part.partitions
+                    }
+                )
             ),
         )
         if not readings and not truncates:
@@ -273,20 +285,20 @@ class _SliceTransformation:
             committer = lake.policy.by_files(path, schema)
         if self.reached.cut is not None:
             self.reached.cut.refuse_earlier_history(path, state, position)
-        # A history that begins with the copied rows has the position of the copy.
+        # If the history begins with the copied rows, its position is at least that of the copy.
         if max(self.reached.begin, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"
             )
         changes = SentChanges(readings, truncates, SliceOfTable(contents.end, definition.key, schema))
         if position >= contents.end:
-            # A run that died has written the changes: only the counts are made again.
-            came = changes.attempt(lake, definition.columns, result.size)
+            # A run has written the changes, and died before it recorded them. Only their counts are made again.
+            received = changes.attempt(lake, definition.columns, result.size)
             sent = _stored_tally(lake, path, contents.end, definition.key)
-            return _with_counts(result, replace(came, sent=sent))
-        readable = changes.readable
-        if committer is not None and readable is not None:
-            return _write_files(lake, committer, path, result, readable, position)
+            return _with_counts(result, replace(received, sent=sent))
+        readable_changes = changes.readable
+        if committer is not None and readable_changes is not None:
+            return _write_files(lake, committer, path, result, readable_changes, position)
         return _write_by_spark(lake, path, result, changes, definition, position)
 
 
@@ -298,17 +310,17 @@ def _write_files(
     changes: ReadableChanges,
     position: int,
 ) -> TableChanges:
-    """Let the runner write the files of a table's changes, and commit them."""
+    """Let the runner write the changes of a table into files, and commit the files."""
     counts = ChangeCounts()
 
-    def written() -> pa.Table:
+    def write_files() -> pa.Table:
         nonlocal counts
         written_changes = changes.write(lake.policy.runner(result.size), path, lake.store)
         counts = written_changes.counts
         return written_changes.files
 
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
-    committer.commit(written, path, changes.slice.schema, commit)
+    committer.commit(write_files, path, changes.slice.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
     return _with_counts(result, counts)
 
@@ -321,7 +333,7 @@ def _write_by_spark(
     definition: Definition,
     position: int,
 ) -> TableChanges:
-    """Let Spark write a table's changes, and count them while it writes."""
+    """Let Spark write the changes of a table, and count them while it writes."""
     noted_rows = changes.rows(lake, definition.columns)
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
@@ -330,7 +342,7 @@ def _write_by_spark(
 
 
 def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
-    """The tally of a slice's changes that a run has written before it died."""
+    """The tally of a slice's changes that a run had written before it died."""
     stored_slices = lake.stored_slices(path, [end])
     if stored_slices is None:
         return stored_tally(lake.read_slices(path, [end]), key)
@@ -346,9 +358,10 @@ def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
 
 
 def _with_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
-    """The result with the counts of its changes.
+    """The result, with the counts of its changes.
 
-    If the tallies have the size of the sent changes, it lowers `size`: a row filter may let few changes pass.
+    If the counts include the size of the sent changes, `size` becomes that size. It may be much smaller, because a row
+    filter may let only few changes pass.
     """
     sent = counts.sent
     return replace(

@@ -1,7 +1,11 @@
-"""Windows: a window is the part of a slice that is transformed at once, mostly the whole slice.
+"""Windows: a window is the part of a slice that is transformed at once. Mostly it is the whole slice.
 
-A slice is divided at a transaction that has to be skipped, and before a transaction that fails. In: the slice and a
-range of commit LSNs. Out: the tables, their relation versions and TRUNCATEs, and the messages.
+A slice is the changes from one position of the slot to another. It is divided at a transaction that has to be skipped,
+and before a transaction that fails.
+
+In: the slice, and a range of commit LSNs
+Out: the tables, their relation versions (a Relation message, and the changes that it describes) and TRUNCATEs, and the
+     messages
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +30,9 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Window:
-    """The transactions of a slice with begin <= commit LSN < end, without the one at `skipped`.
+    """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped`.
 
-    `slice` is the end of the slice. `end` becomes the position of the tables' changes.
+    `slice` is the LSN at which the slice ends. `end` becomes the position of the tables' changes.
     """
 
     slice: int
@@ -43,12 +47,15 @@ class Window:
         return Choice(after=(self.begin, FIRST), before=end_order, without=self.skipped)
 
     def holds(self, commit_lsn: int) -> bool:
-        """Whether a transaction is in the window."""
+        """True if a transaction is in the window."""
         return self.begin <= commit_lsn < self.end and commit_lsn != self.skipped
 
 
 def next_window(skip: int | None, begin: int, end: int) -> Window:
-    """The next window of the slice that ends at `end`, where everything before `begin` has been transformed."""
+    """The next window of the slice that ends at `end`. Everything before `begin` has been transformed.
+
+    `skip` is the commit LSN of the transaction to skip, if there is one.
+    """
     if skip is None or not begin <= skip < end:
         return Window(end, begin, end)
     if begin < skip:
@@ -58,7 +65,10 @@ def next_window(skip: int | None, begin: int, end: int) -> Window:
 
 @dataclass(frozen=True)
 class TableWork:
-    """The transformation work of a window for one table; `contents.size` is the table's share of the bytes, if known."""
+    """What has to be transformed in a window for one table.
+
+    If it is known how many bytes belong to the table, `contents.size` is that number.
+    """
 
     state: TableState
     contents: SliceContents
@@ -69,20 +79,26 @@ class TableWork:
 
 @dataclass(frozen=True)
 class WindowWork:
-    """The transformation work of a window: tables with their states, relation versions and TRUNCATEs; the messages."""
+    """What has to be transformed in a window.
+
+    - `tables`: maps tables to their states
+    - `parts`: maps tables to their relation versions
+    - `emptied`: maps tables to their TRUNCATEs
+    - `messages`: the messages of all tables
+    """
 
     contents: SliceContents
     tables: Mapping[Name, TableState]
     parts: Mapping[Name, Sequence[PublishedVersion]]
     emptied: Mapping[Name, Sequence[TruncateAt]]
     messages: Messages
-    #: In a large window, the tables with few changes and the approximate bytes of each; and the messages of all these
-    #: tables, read into memory.
+    #: In a large window, some tables may have few changes. `sizes` maps these tables to their approximate number of
+    #: bytes, and `few` has the messages of all these tables, read into memory.
     sizes: Mapping[Name, int]
     few: Messages | None
 
     def of_table(self, name: Name, messages: Messages) -> TableWork:
-        """The work for a table. It reads `messages`, or `few` if the table has few changes."""
+        """The work for one table. It reads `messages`, or `few` if the table has few changes."""
         contents = self.contents
         if self.few is not None and name in self.sizes:
             messages, contents = self.few, replace(contents, size=self.sizes[name])
@@ -92,14 +108,17 @@ class WindowWork:
 
 @dataclass(frozen=True)
 class SliceReader:
-    """A subscription, with the feed from which it reads a slice, and the catalog that decides the slice's changes."""
+    """Reads slices for a subscription. `catalog` is the catalog that decides how the changes of the slice are filtered."""
 
     subscription: Subscription
     lake: Lake
     catalog: Catalog
 
     def work(self, window: Window) -> WindowWork:
-        """The work of a window, for the tables that take its changes. Sets tables aside whose changes are lost."""
+        """The work of a window, for those tables that need its changes.
+
+        If a slice is lost, the tables that need its changes are set aside.
+        """
         subscription, lake = self.subscription, self.lake
         contents = summarized_slice(lake, subscription.feed, window.slice)
         truncates = [(order, truncate) for order, truncate in contents.truncates if window.holds(order[0])]
@@ -108,12 +127,16 @@ class SliceReader:
         truncates_by_table = table_truncates(subscription, contents, self.catalog)
         states = TableStates(lake, subscription.name)
         while True:
-            ready = {n: s for n, s in states.newest().items() if s.transforms and s.lsn < window.end}
+            ready = {
+                name: state
+                for name, state in states.newest().items()
+                if state.transforms and state.lsn < window.end
+            }
             tables = {
                 name: ready[name]
                 for name in sorted((parts.keys() | truncates_by_table.keys()) & ready.keys())
             }
-            # If no table has changes, no file is read, and a lost one does not matter.
+            # If no table has changes, no file is read. In that case it does not matter if a file is lost.
             slice_ends = [window.slice] if tables else []
             try:
                 messages = messages_of(
@@ -122,7 +145,7 @@ class SliceReader:
                 break
             except DamagedTableError as error:
                 problem = error.message
-            states.append([s.with_problem(subscription.name, problem) for s in tables.values()])
+            states.append([state.with_problem(subscription.name, problem) for state in tables.values()])
         messages = messages.chosen(window.choice)
         truncated_names = tables.keys() & truncates_by_table.keys()
         times = messages.truncate_times() if truncated_names else {}
@@ -143,19 +166,24 @@ class SliceReader:
 def _few_changes(
     lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[PublishedVersion]]
 ) -> tuple[Mapping[Name, int], Messages | None]:
-    """The tables of a large window that together have few changes, with their shares of the bytes; and their messages."""
-    numbers = messages.change_counts()
+    """Find the tables of a large window that together have few changes.
+
+    Maps these tables to their approximate number of bytes; and returns their messages, read into memory.
+    """
+    change_counts = messages.change_counts()
     relations_of_table = {
         name: frozenset(part.version.relation.relation_id for part in versions)
         for name, versions in parts.items()
     }
     shares = {
-        name: contents.size * sum(numbers.get(each, 0) for each in relations) // max(1, sum(numbers.values()))
+        name: contents.size
+        * sum(change_counts.get(relation_id, 0) for relation_id in relations)
+        // max(1, sum(change_counts.values()))
         for name, relations in relations_of_table.items()
-        if numbers
+        if change_counts
     }
     sizes, total = dict[Name, int](), 0
-    for name in sorted(shares, key=lambda each: shares[each]):
+    for name in sorted(shares, key=lambda table: shares[table]):
         total += shares[name]
         if not lake.policy.is_small(total):
             break
