@@ -79,13 +79,12 @@ def initial_sync_asset(
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/initial_sync`. When a partition is materialised, its table is copied anew.
 
-    - `names`: the template for the names of the replicas in Spark's catalog, where they are registered at the end; None
-      if they are not registered
+    - `names`: the template for the names of the replicas in Spark's catalog; None if they are not registered there
     - `tell`: gets lines about the progress, which also go to the log of the run
     - `seconds`: the copy waits at most this long for open transactions
 
-    A run with the tag `LACKING_TAG` copies only tables that still have no copy when it begins. If a table cannot be
-    copied, its partition is not materialised, and the run fails after it has copied the others.
+    A run with the tag `LACKING_TAG` copies only tables that have no copy when it begins. If a table cannot be copied,
+    its partition is not materialised, and the run fails after it has copied the others.
     """
     asset = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(asset)
@@ -102,8 +101,7 @@ def initial_sync_asset(
             return copy_tables(subscription, lake, tables, log, lacking=is_lacking, seconds=seconds), work
 
     with warnings.catch_warnings():
-        # Dagster warns that this parameter of the policy is a beta feature. It is needed so that a backfill copies its
-        # tables in one run.
+        # Dagster warns that the parameter, by which a backfill copies all tables in one run, is a beta feature.
         warnings.simplefilter("ignore", dg.BetaWarning)
 
         @dg.multi_asset(

@@ -102,10 +102,7 @@ def assemble(
     authoritative: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """Build the definitions of a configuration, for the tables that `published` lists.
-
-    `authoritative` is explained at `recorded_tables`.
-    """
+    """Build the definitions of a configuration for the tables in `published`; `authoritative` is as in `recorded_tables`."""
     project = build_project(config)
     engine, folders = pyspark_resource(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)

@@ -58,12 +58,7 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class AppliedTable:
-    """What a run has changed in a replica.
-
-    - `inserted`, `updated`, `deleted`: the numbers of rows, after row filters
-    - `truncated`: true if the table was truncated
-    - `version`: the Delta version of the replica with these changes
-    """
+    """What a run has changed in a replica: numbers of rows, after row filters, and the Delta version with these changes."""
 
     schema: str
     name: str
@@ -78,11 +73,9 @@ class AppliedTable:
 class TransformedTable:
     """Counts of changes to one table that a run has transformed, and that came through one relation and one row filter.
 
-    - `source`: the relation, which is the table itself or one of its partitions
-    - `row_filter`: the row filter; None if there was none
-    - `inserts`, `updates`, `deletes`: the numbers of changes before the row filter
-    - the last four fields: how many of the `updates` were sent as each operation, or not sent. For example, an UPDATE
-      that moves a row out of the filter is sent as a DELETE.
+    `source` is the relation, which is the table itself or one of its partitions. `row_filter` is None if there was
+    none. The last four fields say how many of the `updates` were sent as each operation, or not sent. For example, an
+    UPDATE that moves a row out of the filter is sent as a DELETE.
     """
 
     schema: str
@@ -139,10 +132,7 @@ class SubscriptionRun:
 
 @dataclass(frozen=True, slots=True)
 class MaintainedFolder:
-    """What maintenance has done: how many rows it has deleted, and how many files it has compacted.
-
-    `name` is the key of the asset that was materialised.
-    """
+    """How many rows maintenance has deleted, and how many files it has compacted. `name` is the key of its asset."""
 
     name: str
     rows: int
@@ -213,10 +203,9 @@ class EnableReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """What `pgsieve drop` has removed.
+    """What `pgsieve drop` has removed, and what was `left` on the server.
 
-    - `kept_for`: the other subscriptions that need the slot, which was kept for them
-    - `left`: what was left on the server
+    `kept_for` has the other subscriptions that need the slot, which was kept for them.
     """
 
     subscription: str
@@ -437,13 +426,11 @@ class JarsReport:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The warm engine, a Spark server that keeps running after a run.
+    """The warm engine, a Spark server that keeps running after a run: its address, uptime (`seconds`) and memory.
 
     - `serving`: true if runs can use it
     - `current`: true if it has this configuration's settings and this version of pgsieve. Runs use no other engine.
     - `used`: true if a run uses it now
-    - `seconds`: its uptime
-    - `resident_bytes`: its memory
     """
 
     serving: bool
@@ -486,9 +473,8 @@ class SurveyedPublication:
 class SurveyedTable:
     """A table that the user of `pgsieve init` can choose.
 
-    - `has_identity`: true if it has a replica identity. If not, only its INSERTs can be published. A partitioned table
-      has one if it and all its leaf partitions have one.
-    - `partitioned`: true if it is a partitioned table, which stands for all its partitions
+    `has_identity` is true if it has a replica identity. If not, only its INSERTs can be published. A partitioned table
+    stands for all its partitions, and has one if it and all its leaf partitions have one.
     """
 
     schema: str

@@ -96,11 +96,10 @@ class _Section(BaseModel):
 class SparkConfig(_Section):
     """Where Spark runs.
 
-    - `master`: a Spark master URL or a Spark Connect address. With `threads[N]`, N threads of pgsieve do the work, and
-      Spark is not used.
+    - `master`: a Spark master URL or a Spark Connect address. With `threads[N]`, N threads of pgsieve replace Spark.
     - `conf`: settings of Spark
-    - `engine`: whether runs use the warm engine, a Spark server that stays after a run. `use` uses the engine if it is
-      running, `start` also starts it if it is not, and `off` does not use it. Only a local `master` can have an engine.
+    - `engine`: whether runs use the warm engine, a Spark server that stays after a run. `use` uses it if it is running,
+      `start` also starts it, and `off` does not use it. Only a local `master` can have an engine.
     - `engine_idle`: the engine ends after it has not been used for this time
     """
 
@@ -431,10 +430,10 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
     for name, subscription in subscriptions.items():
         source = subscription.get("source") if isinstance(subscription, dict) else None
         if isinstance(source, str) and source not in sources:
-            location = ("subscriptions", name, "source")
+            place = ("subscriptions", name, "source")
             yield Problem(
-                dotted_path(location),
-                document.line(location),
+                dotted_path(place),
+                document.line(place),
                 _UNKNOWN_SOURCE,
                 name_hint(source, tuple(sources)),
             )
@@ -454,17 +453,13 @@ def _refuse_model_fields(document: Document, file: Path) -> dict[str, Any]:
     problems = []
     for location, mapping, field_name in fields:
         if isinstance(mapping, dict) and field_name in mapping:
-            field_location, allowed = (*location, field_name), _allowed_keys(location)
+            place, allowed = (*location, field_name), _allowed_keys(location)
             hint = (
                 f"the key above it is its name; {name_hint(None, allowed)}"
                 if location
                 else name_hint(None, allowed)
             )
-            problems.append(
-                Problem(
-                    dotted_path(field_location), document.line(field_location), "unknown key", hint, allowed
-                )
-            )
+            problems.append(Problem(dotted_path(place), document.line(place), "unknown key", hint, allowed))
     if problems:
         raise ConfigError(file, problems)
     return content
