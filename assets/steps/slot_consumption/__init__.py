@@ -1,4 +1,5 @@
-"""The second step: a slot's messages become the change log, and are confirmed once they are durable.
+"""The second step: appends the messages of a slot to the change log, and confirms them when they are durable.
 
-`ready` makes the slot ready. `drain` reads it up to an LSN by SQL. `follow` reads it by the streaming protocol.
+`ready` makes the slot ready. `drain` reads the slot up to an LSN by SQL, and `follow` reads it by the streaming
+protocol.
 """

@@ -1,7 +1,10 @@
-"""Appends slices to the change log: the slot's messages between two positions -> one Delta commit per slice.
+"""Appends slices to the change log: the messages of a slot between two positions become one Delta commit.
 
-In: positions, and how the slot is read. Out: the commits, each with the slice's end as its position, and the summaries
-in `slices`. Raises SourceError, errors of the messages, OvertakenError if another process was faster, else LakeError.
+In: positions, and how the slot is read
+Out: - the commits. The position of each is the end of the slice.
+     - the summaries of the slices in the table `slices`
+
+Raises SourceError, errors of the messages, OvertakenError if another process was faster, and LakeError.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,9 +44,10 @@ from pgsieve.resources.prefetch import prefetch
 from pgsieve.resources.spool import FileSpool
 from pgsieve.resources.work import name_jobs
 
-#: Files get several row groups, so that all cores can decode a slice.
+#: The files get several row groups, so that all cores can decode a slice at the same time.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
-#: Integers and times are written as differences, since they ascend or repeat: that takes less time and fewer bytes.
+#: Integers and times are written as differences to the value before. Since they ascend or repeat, that takes less time
+#: and fewer bytes.
 _ENCODINGS = {
     field.name: "DELTA_BINARY_PACKED"
     for field in CHANGE_LOG
@@ -53,9 +57,11 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """How to peek at a feed's slot, which confirms nothing: sessions, the plugin's options, the server's version number.
+    """How to peek at a feed's slot, which confirms nothing. A feed is a slot with the subscriptions that read it.
 
-    Changes of the relations `without` are not fetched from the server.
+    - `options`: the options of the plugin pgoutput
+    - `version`: the version number of the server
+    - `without`: the oids of relations whose changes are not fetched from the server
     """
 
     feed: Feed
@@ -65,18 +71,19 @@ class Peek:
     without: frozenset[int] = frozenset()
 
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
-        """The query that peeks up to `end`, at a copy of the slot if `slot` names one; see `peek_query`."""
+        """The query that peeks at the slot up to `end` (see `peek_query`). `slot` may name a copy of the slot instead."""
         query = peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
         return exclude_relations(query, self.without) if self.without else query
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of a slot from `begin` on; `ends` are the ends of its slices.
+    """One reading of a slot, from `begin` on. `ends` are the ends of its slices.
 
-    A second session reads the slices that end at `second_ends`. A `prepared` reading has one slice, and also records
-    the prepared transactions that wait for their second phase. With `unaltered`, each slice must have only changes that
-    it covers.
+    - `second_ends`: the ends of further slices, which a second session reads
+    - `prepared`: true if prepared transactions that wait for their second phase are recorded, too. Such a reading has
+      one slice.
+    - `unaltered`: if given, each slice must have only changes for which the recorded catalog is valid
     """
 
     peek: Peek
@@ -89,9 +96,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class WrittenSlice:
-    """A slice whose files are written and not committed yet: its end, its files, and its summary.
+    """A slice whose files are written, and which is not committed yet: its end, its files, and its summary.
 
-    `transactions` are the identifiers of its transactions.
+    `transactions` are the identifiers (xid) of its transactions.
     """
 
     end: int
@@ -101,7 +108,7 @@ class WrittenSlice:
 
 
 class UnprovenError(Exception):
-    """A slice has changes that the recorded catalog does not certainly decide; it is not committed."""
+    """It is not proven that the recorded catalog is valid for all changes of a slice, so the slice is not committed."""
 
 
 def append_slice(
@@ -112,19 +119,19 @@ def append_slice(
     after: int,
     base: int | None = None,
 ) -> None:
-    """Append transactions in commit order, given as arrays of messages, in one commit of this process.
+    """Append transactions to the change log, in one commit by this process.
 
-    Raises errors of the messages, OvertakenError if the change log's position is not `after` or its version not `base`,
-    else LakeError.
+    `messages` are arrays of messages, with the transactions in commit order. Raises errors of the messages;
+    OvertakenError if the position of the change log is not `after` or its version is not `base`; and LakeError.
     """
     commit_slice(lake, feed, _write_slice(lake, feed, messages, end), after, base)
 
 
 def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
-    """Write the files of a slice; raises errors of the messages, else LakeError."""
+    """Write the files of a slice. Raises errors of the messages, and LakeError."""
     summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, feed).path
     try:
-        # delta-rs would need more memory to write the same rows.
+        # The files are written without delta-rs, which would need more memory for the same rows.
         with lake.access.translate_errors(path), prefetch(summary.of(change_log_rows(messages, end))) as rows:
             batches = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             files = [file for batch in batches for file in batch.to_pylist()]
@@ -137,7 +144,7 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
 
 
 def commit_slice(lake: Lake, feed: Feed, written_slice: WrittenSlice, after: int, base: int | None) -> None:
-    """Commit a written slice; raises OvertakenError as `append_slice` does, else LakeError."""
+    """Commit a slice that was written. Raises OvertakenError as `append_slice` does, and LakeError."""
     path = ChangeLog(lake, feed).path
     reach(Failpoint.SLICE_WRITTEN)
     lake.commit_files(
@@ -150,11 +157,12 @@ def commit_slice(lake: Lake, feed: Feed, written_slice: WrittenSlice, after: int
 def append_slices(
     lake: Lake, reading: Reading, after: int, base: int | None = None
 ) -> Iterator[tuple[int, bool]]:
-    """Append the slices of a reading, each in one commit; yields the end of each, and whether it has rows.
+    """Append the slices of a reading, each in one commit. Yields the end of each slice, and whether it has rows.
 
-    The slices that end at `second_ends` are left out if the server cannot advance a copy of the slot. In a lake that
-    only Spark reaches, a reading has one slice. Raises OvertakenError if the change log's position is not `after` or its
-    version not `base`; UnprovenError before the first slice with changes that `unaltered` does not cover.
+    If the server cannot advance a copy of the slot, the slices that end at `second_ends` are left out. In a lake that
+    only Spark reaches, a reading has one slice. Raises OvertakenError if the position of the change log is not `after`
+    or its version is not `base`. Raises UnprovenError before the first slice that has changes which `unaltered` does
+    not cover.
     """
     if lake.by_spark_alone:
         (end,) = reading.ends
@@ -163,7 +171,9 @@ def append_slices(
     feed, unaltered = reading.peek.feed, reading.unaltered
     with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
-        waiting = PreparedTransactions(lake, feed).restore(assembler) if reading.prepared else ()
+        prepared_transactions = (
+            PreparedTransactions(lake, feed).restore(assembler) if reading.prepared else ()
+        )
         for end, written_slice in _write_reading(lake, reading, assembler, stack):
             if written_slice is not None:
                 if unaltered and not unaltered.covers(
@@ -172,7 +182,7 @@ def append_slices(
                     raise UnprovenError
                 commit_slice(lake, feed, written_slice, after, base)
                 if reading.prepared:
-                    PreparedTransactions(lake, feed).save(assembler, end, waiting)
+                    PreparedTransactions(lake, feed).save(assembler, end, prepared_transactions)
             yield end, written_slice is not None
             after = end
 
@@ -180,18 +190,19 @@ def append_slices(
 def _write_reading(
     lake: Lake, reading: Reading, assembler: TransactionAssembler, stack: ExitStack
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """Read and write the slices of a reading; yields them with their ends, None for an empty one.
+    """Read and write the slices of a reading. Yields the end of each slice, and the slice; None if it is empty.
 
     `stack` closes the sessions.
     """
     peek, ends = reading.peek, [*reading.ends]
-    # This session is opened before the second one: if the role may have only one more, it has to be this one.
+    # This session is opened before the second one. If the role may have only one more session, it has to be this one.
     session = stack.enter_context(stack.enter_context(peek.conninfo.connect_adbc()).cursor())
     copy = stack.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
         ends += reading.second_ends
     messages = message_batches(session, peek.query(ends[-1]))
-    # With prepared transactions a slice without rows is written too: a waiting transaction has no rows yet.
+    # With prepared transactions, a slice is written even if it has no rows: a transaction that was prepared in it, and is
+    # not committed yet, has no rows.
     slices = _write_slices(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
@@ -209,9 +220,9 @@ def _write_slices(
     *,
     empty: bool,
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """Write the slices of one session's messages; yields them with their ends.
+    """Write the slices of one session's messages. Yields the end of each slice, and the slice.
 
-    A slice in which nothing commits is None, or is written too if `empty` is true.
+    If nothing commits in a slice, None is yielded instead of the slice. With `empty`, it is written anyway.
     """
     message_arrays = (batch.column("data") for batch in batches)
     first_array = next((messages for messages in message_arrays if len(messages)), None)
@@ -235,7 +246,10 @@ def _write_slices(
 def _write_from_copy(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """Write the slices that a copy of the slot sends from `begin` on; none if the server cannot advance the copy to it."""
+    """Write the slices that a copy of the slot sends, from `begin` on.
+
+    Yields nothing if the server cannot advance the copy to `begin`.
+    """
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _write_slices(
@@ -244,7 +258,7 @@ def _write_from_copy(
 
 
 def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """Let an executor append the slot's messages from `begin` up to `end` as one slice; False if there are none."""
+    """Let an executor append the slot's messages from `begin` to `end` as one slice. Returns false if there are none."""
     feed = peek.feed
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
@@ -254,17 +268,17 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
 
 
 def _append_by_spark(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """Append the slice of a slot that has changes; returns True."""
+    """Let Spark append the slice of a slot that has changes. Returns true."""
     feed = peek.feed
     noted_rows = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
     path, commit = ChangeLog(lake, feed).path, Commit(end, base=base, after=after)
     summary = noted_rows.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
-    # Without it, the summary is made when the slice is read.
+    # If Spark does not return the summary, it is made when the slice is read.
     if summary is not None:
         Slices(lake, feed).append(end, summary_of(summary))
     return True
 
 
 def peek_options(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
-    """The options of a peek. It does not stream: a peek returns nothing before everything is decoded anyway."""
+    """The options of pgoutput for a peek. It does not stream, because a peek returns nothing before everything is decoded."""
     return replace(feed.options, publications=tuple(publications), streaming="off")

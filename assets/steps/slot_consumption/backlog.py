@@ -1,8 +1,13 @@
-"""How much WAL is read from a slot at once, and how a reading is divided into slices.
+"""Decides how much WAL is read from a slot at once, and divides what is read into slices.
 
-In: positions, faults, and the messages of transactions in commit order. Out: the ends of the slices to read
-next, and the messages of each. Every reading decodes from the slot's restart_lsn, which a long transaction holds back.
-So readings grow as long as they succeed, so that a backlog takes few readings. Raises ProtocolError.
+A slice is the changes from one position of the slot to another.
+
+In: positions, faults, and the messages of transactions in commit order
+Out: the ends of the slices to read next, and the messages of each slice
+
+For each reading, the server decodes WAL from the slot's restart_lsn on, which a long transaction holds back. So
+readings become larger as long as they succeed, and a large backlog needs only few readings. Raises ProtocolError for
+messages that cannot be parsed.
 """
 
 from bisect import bisect_left
@@ -16,16 +21,18 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Begin, decode
 
-#: The most slices of a reading: the server keeps everything that it has decoded in a temporary file.
+#: The largest number of slices in a reading. The server keeps everything that it has decoded in a temporary file.
 MAX_SLICES = 8
-#: A reading of fewer bytes of WAL uses one session: a second one needs time to be made ready.
+#: If a reading has fewer bytes of WAL than this, one session reads it. A second session takes some time to be made
+#: ready.
 SECOND_SESSION_BYTES = 64 * 1024 * 1024
-#: The smallest reading. After a failure this many readings have to succeed before they grow.
+#: The smallest number of bytes in a reading; and how many readings have to succeed after a failure before they grow
+#: again.
 MIN_BYTES, _SUCCESSES_AFTER_FAILURE = 4 * 1024 * 1024, 4
 
 
 class Stride:
-    """The number of bytes of WAL in a reading: it grows after successes, and is halved after a failure."""
+    """The number of bytes of WAL in a reading. It grows after successes, and is halved after a failure."""
 
     def __init__(self, slice_bytes: int) -> None:
         self._slice = slice_bytes
@@ -33,20 +40,20 @@ class Stride:
         self._needed, self._successes = 1, 0
 
     def next_ends(self, position: int, target: int, *, single: bool) -> list[int]:
-        """The ends of the slices of the next reading, from `position` to at most `target`; one slice if `single`."""
+        """The ends of the slices in the next reading, from `position` to at most `target`. With `single`, only one slice."""
         size = min(self._bytes, self._slice)
         number = 1 if single else max(1, self._bytes // self._slice)
-        ends = [min(position + size * each, target) for each in range(1, number + 1)]
+        ends = [min(position + size * index, target) for index in range(1, number + 1)]
         return list(dict.fromkeys(ends))
 
     def grow(self) -> None:
-        """Let the next readings grow."""
+        """Record a success. After enough of them, the next readings are larger."""
         self._successes += 1
         if self._successes >= self._needed:
             self._bytes, self._successes = min(self._bytes * 2, self._slice * MAX_SLICES), 0
 
     def shrink(self, failed_bytes: int) -> bool:
-        """Halve the next reading; False if `failed_bytes`, the bytes that failed, cannot be halved."""
+        """Halve the next reading after a reading of `failed_bytes` has failed. Returns false if it cannot be made smaller."""
         if failed_bytes <= MIN_BYTES:
             return False
         self._bytes = max(MIN_BYTES, failed_bytes // 2)
@@ -55,7 +62,10 @@ class Stride:
 
 
 def halves(position: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Divide the ends of slices between two sessions, so that each reads about the same amount of WAL."""
+    """Divide slices between two sessions, so that each of them reads about the same amount of WAL.
+
+    Returns the ends of the slices of each session.
+    """
     middle = (position + ends[-1]) // 2
     return [*(end for end in ends if end < middle), middle], [end for end in ends if end > middle]
 
@@ -68,7 +78,10 @@ class TransactionsInOrder:
         self._remainder: pa.Array | None = None
 
     def before(self, end: int | None) -> Iterator[pa.Array]:
-        """The messages of the next transactions that commit before `end`, or of all if it is None; no array is empty."""
+        """Yields the messages of the next transactions that commit before `end`, or of all if it is None.
+
+        No array that is yielded is empty.
+        """
         while (messages := self._next()) is not None:
             row = len(messages) if end is None else _first_from(messages, end)
             if row < len(messages):
@@ -86,10 +99,10 @@ class TransactionsInOrder:
 def transactions_from(
     begin: int, messages: Iterable[pa.Array], relations: RelationDescriptions
 ) -> TransactionsInOrder:
-    """The transactions that commit at or after `begin`; of earlier ones only the Relation messages are recorded.
+    """The transactions that commit at or after `begin`. Of earlier ones, only the Relation messages are recorded.
 
-    If a server crashed after a slot was advanced, the slot is at the last checkpoint's position again, and the server
-    sends earlier transactions again (PostgreSQL documentation, 9.28.6 Replication Management Functions,
+    If a server has crashed after a slot was advanced, the slot is at the position of the last checkpoint again, and the
+    server sends earlier transactions again (PostgreSQL documentation, 9.28.6 Replication Management Functions,
     pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
@@ -99,7 +112,7 @@ def transactions_from(
 
 
 def _first_from(messages: pa.Array, end: int) -> int:
-    """The row at which the first transaction that commits at or after `end` begins; the number of rows if there is none."""
+    """The row at which the first transaction begins that commits at or after `end`. The number of rows if there is none."""
 
     def is_later(row: int) -> bool:
         begin = decode(messages[row].as_py())
@@ -107,5 +120,5 @@ def _first_from(messages: pa.Array, end: int) -> int:
         return begin.final_lsn >= end
 
     begin_rows = np.flatnonzero(Octets(messages).kinds() == Begin.tag).tolist()
-    first = bisect_left(begin_rows, True, key=is_later)
-    return int(begin_rows[first]) if first < len(begin_rows) else len(messages)
+    index = bisect_left(begin_rows, True, key=is_later)
+    return int(begin_rows[index]) if index < len(begin_rows) else len(messages)

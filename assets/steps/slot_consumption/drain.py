@@ -1,9 +1,10 @@
-"""Drains a feed's slot: its messages are appended to the change log, and then confirmed.
+"""Drains a feed's slot: appends its messages to the change log, and then confirms them.
 
-A run drains to the WAL position at its start, in slices of limited size. A slice is one Delta commit, with the slice's
-end as its position; the slot is advanced after that commit. The slice [begin, end) has the transactions whose commit
-record begins in it. pg_replication_slot_advance(end) confirms exactly these. So a run that died can be repeated from
-any point.
+A feed is a slot with the subscriptions that read it. A run drains the slot up to the position that the WAL has when the
+drain begins, in slices of limited size. The slice [begin, end) has the transactions whose commit record begins in it.
+It is one Delta commit, and the position of the commit is the end of the slice. After that commit, the slot is advanced:
+pg_replication_slot_advance(end) confirms exactly these transactions. So if a run dies, it can be repeated from any
+point.
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ from pgsieve.resources.postgres.wal import flushed_lsn
 def drain(
     feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
 ) -> DrainResult:
-    """Append the feed's committed transactions to its change log, confirm them, and refresh the published sequences.
+    """Append the committed transactions of a feed to its change log, confirm them, and record the published sequences.
 
-    Drains to the server's LSN at its start, or to `upto`.
+    It reads the slot up to the LSN that the server has when the drain begins, or up to `upto`.
     """
     source = feed.source
     source.check_ready()
@@ -51,7 +52,7 @@ def drain(
 
 
 def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:
-    """Log the subscribed publications that do not exist; the others are replicated without them."""
+    """Log which subscribed publications do not exist. The others are replicated without them."""
     for subscription, names in feed.subscriptions.items():
-        if missing := catalog.missing(names):
-            log(f"{subscription}: {missing.message}; the others are replicated without it")
+        if error := catalog.missing(names):
+            log(f"{subscription}: {error.message}; the others are replicated without it")

@@ -1,9 +1,12 @@
-"""Continuous slot consumption: the streaming replication protocol -> slices of the feed's change log.
+"""Reads a slot continuously by the streaming replication protocol, and appends slices to the feed's change log.
 
-It writes the same change log as a run: whole transactions in commit order. A slice is one Delta commit, with the
-slice's end as its position; the slot is confirmed after it. Messages wait in spools, on disk if there are many, so a
-transaction of any size needs little memory. PostgreSQL documentation, 54.4 Streaming Replication Protocol and 54.5
-Logical Streaming Replication Protocol.
+A feed is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
+another.
+
+The change log gets the same contents as by a run: whole transactions in commit order. A slice is one Delta commit, and
+the position of the commit is the end of the slice. The slot is confirmed after the commit. Messages wait in spools,
+which use the disk if there are many messages. So a transaction of any size needs little memory. PostgreSQL
+documentation, 54.4 Streaming Replication Protocol and 54.5 Logical Streaming Replication Protocol.
 """
 
 import math
@@ -49,14 +52,15 @@ from pgsieve.resources.postgres.slot import SlotAheadError, is_decoding_error, w
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
-#: A slice is due when it has this many bytes of messages, or this many seconds after the previous slice.
+#: A slice is due when it has this many bytes of messages, or when this many seconds have passed since the previous
+#: slice.
 SLICE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 1.0
-#: If there is nothing to append, the position is recorded and confirmed at this interval. A server that shuts down waits
-#: until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
+#: If there is nothing to append, the position is recorded and confirmed once in this time. When a server shuts down, it
+#: waits until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
 IDLE_SECONDS = 10.0
 
-#: The interval at which a follower checks whether another process waits for the slot's lock.
+#: A follower checks once in this time whether another process waits for the lock of the slot.
 TURN_SECONDS = 1.0
 
 _MESSAGES = pa.schema([("data", pa.binary())])
@@ -65,10 +69,10 @@ _MESSAGES = pa.schema([("data", pa.binary())])
 class StreamedFeed:
     """A feed whose slot this process reads until it is stopped.
 
-    Use it as `for _ in streamed.slices(): streamed.append()`; nothing is read while a slice is appended. The stream
-    ends by itself after an alteration at the publisher, since the slot has to be made ready again, and when another
-    process waits for the slot's lock. Raises SourceError and SlotError if the slot cannot be read, LakeError if the
-    lake cannot be written.
+    It is used as `for _ in streamed.slices(): streamed.append()`. Nothing is read while a slice is appended. The stream
+    ends by itself in two cases: after an alteration at the publisher, because the slot has to be made ready again; and
+    if another process waits for the lock of the slot. Raises SourceError and SlotError if the slot cannot be read, and
+    LakeError if the lake cannot be written.
     """
 
     def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
@@ -81,7 +85,7 @@ class StreamedFeed:
                 sqlstate="0A000",
             )
         with ExitStack() as stack:
-            #: The slot's lock: as long as it is held, no other process reads the slot or makes it ready.
+            #: The lock of the slot. As long as it is held, no other process reads the slot or makes it ready.
             self._lock = stack.enter_context(feed.hold_lock())
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
@@ -93,9 +97,9 @@ class StreamedFeed:
             self._leaves = feed.leaves_captured(catalog)
             self._keeps_prepared = keeps_prepared(feed, state)
             options = replace(feed.options, publications=tuple(publications))
-            durable = ChangeLog(lake, feed).position()
-            #: Everything that commits before this LSN has arrived.
-            self.position = self._durable = state.confirmed_lsn if durable is None else durable
+            log_position = ChangeLog(lake, feed).position()
+            #: All transactions that commit before this LSN have arrived.
+            self.position = self._durable = state.confirmed_lsn if log_position is None else log_position
             self._stream = ReplicationStream(
                 feed.source,
                 feed.slot,
@@ -109,12 +113,12 @@ class StreamedFeed:
             self._waiting: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._is_altered = self._is_ended = False
-            #: The bytes of messages that have arrived; and when the server last sent something, None before that.
+            #: How many bytes of messages have arrived; and when the server last sent something (None before that).
             self.received = 0
             self.last_message_at: float | None = None
-            #: When this process last checked whether another one waits for the lock.
+            #: When this process last checked whether another process waits for the lock.
             self._checked_at = time.monotonic()
-            self._opened = stack.pop_all()
+            self._resources = stack.pop_all()
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -126,34 +130,34 @@ class StreamedFeed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._opened:
+        with self._resources:
             self._session.close()
             self._stream.__exit__(kind, error, traceback)
             if error is None:
                 self._wait_until_free()
 
     def stop(self) -> None:
-        """Make `slices` end soon, with the transactions that have committed; any thread may call it."""
+        """Make `slices` end soon, with the transactions that have committed. Any thread may call this."""
         self._stream.stop()
 
     @property
     def waiting_since(self) -> float | None:
-        """When the first commit that is in no slice yet arrived (time.monotonic); None if there is none."""
+        """When the first commit arrived that is in no slice yet (time.monotonic); None if there is none."""
         return self._session.waiting.since
 
     def slices(self) -> Iterator[int]:
-        """Yield the end of each slice when it is due; the caller appends it before it takes the next one."""
+        """Yields the end of each slice when it is due. The caller appends the slice before it asks for the next one."""
         try:
             yield from self._slices()
         except SlotAheadError:
-            # While the connection was down, the lock may have been lost too, and another process has read the slot.
+            # While the connection was down, this process may have lost the lock, and another process has read the slot.
             if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
         except SourceError as error:
             if self.last_message_at is None or not is_decoding_error(error):
                 raise
-            # The server may be unable to send one transaction: a drain reads around it, or raises the cause.
+            # It may be that the server cannot send one transaction. A drain reads around it, or raises the cause.
             self._log(error.message)
             self._is_altered = True
             yield self.position
@@ -176,12 +180,12 @@ class StreamedFeed:
                             return
                     if self._is_awaited():
                         self.stop()
-        # If nothing arrived, an alteration may be the reason.
+        # If nothing arrived, the reason may be that something was altered at the publisher. `_due` finds that out.
         if self._session.waiting.end or self.position > self._durable:
             yield from self._due()
 
     def _due(self) -> Iterator[int]:
-        """Yield the end of the slice that is due; if nothing has committed, confirm the position instead."""
+        """Yields the end of the slice that is due. If nothing has committed, the position is confirmed instead."""
         try:
             with self._feed.source.connect() as connection:
                 unaltered = Catalogs(self._lake, self._feed).unaltered(connection, self._durable)
@@ -194,7 +198,7 @@ class StreamedFeed:
                 if not self._is_altered:
                     refresh_sequences(connection, self._feed, self._lake)
         except (SourceUnreachableError, TransientError) as error:
-            # A server that shuts down accepts no connections, and waits for this stream to end.
+            # A server that is shutting down accepts no new connections, and waits until this stream has ended.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
             self._stream.restart()
             return
@@ -207,8 +211,8 @@ class StreamedFeed:
     def append(self) -> DrainResult:
         """Append the slice that is due, and confirm it.
 
-        After an alteration, or if the server cannot send a change, the stream ends, and a drain reads the slot up to now
-        (`pgsieve.assets.steps.records.catalogs`).
+        After an alteration at the publisher, or if the server cannot send a change, the stream ends, and a drain reads
+        the slot up to the present (`pgsieve.assets.steps.records.catalogs`).
         """
         if self._is_altered:
             return self._drain()
@@ -224,6 +228,7 @@ class StreamedFeed:
         return DrainResult(begin, end, slices=1, lag=self.position - end)
 
     def _drain(self) -> DrainResult:
+        """End the stream, and read the slot by a drain."""
         self._is_ended = True
         self.stop()
         self._stream.disconnect()
@@ -237,7 +242,7 @@ class StreamedFeed:
             wait_until_free(connection, self._feed.slot)
 
     def _begin(self, start: Started) -> None:
-        """Begin with a new connection: the server sends everything again that was not appended."""
+        """Begin again on a new connection. The server sends everything again that was not appended."""
         self.last_message_at = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(start.timeline)
         self._session.close()
@@ -247,19 +252,22 @@ class StreamedFeed:
         self.position = start.lsn
 
     def _is_awaited(self) -> bool:
-        """Whether another process waits for the slot's lock; checked every second."""
+        """True if another process waits for the lock of the slot. This is checked every second."""
         if time.monotonic() - self._checked_at < TURN_SECONDS:
             return False
         self._checked_at = time.monotonic()
         return self._lock.is_awaited()
 
     def _is_behind(self) -> bool:
-        """Whether to confirm the position without a commit, so that the slot retains little WAL and a server can shut down."""
+        """True if the position should be confirmed although nothing has committed.
+
+        Otherwise the slot would retain much WAL, and a server could not shut down.
+        """
         seconds = time.monotonic() - self._confirmed_at
         return self.position - self._durable >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
 
     def _confirm(self, lsn: int) -> None:
-        """Make the change log durable, and confirm to the server that it has everything before `lsn`."""
+        """Sync the change log to disk, and confirm to the server that it has everything before `lsn`."""
         if self._keeps_prepared:
             assembler = self._session.assembler
             self._waiting = PreparedTransactions(self._lake, self._feed).save(assembler, lsn, self._waiting)
@@ -269,13 +277,13 @@ class StreamedFeed:
 
 
 class _Session:
-    """The state of one connection: messages that are in no slice yet."""
+    """The state of one connection: the messages that are in no slice yet."""
 
     def __init__(self, parallel: bool) -> None:
         self._spools = FileSpool(), FileSpool()
         self.assembler = TransactionAssembler(self._spools[0], parallel=parallel)
         self.waiting = WaitingTransactions(self._spools[1])
-        #: The Relation messages: each slice has to repeat those of its relations.
+        #: The Relation messages that have arrived. Each slice has to repeat those of its relations.
         self.relations = RelationDescriptions()
 
     def close(self) -> None:
@@ -284,22 +292,22 @@ class _Session:
 
 
 class WaitingTransactions:
-    """Transactions that are in no slice yet; the last one may still lack its Commit message."""
+    """Transactions that are in no slice yet. The Commit message of the last one may not have arrived yet."""
 
     def __init__(self, spool: FileSpool) -> None:
         self._spool = spool
         self._number = self._bytes = self._rows = self._complete = 0
         self._since = 0.0
         self._dropped_at = -math.inf
-        #: The LSN at which the last commit record ends; 0 before there is one.
+        #: The LSN at which the last commit record ends; 0 if none has arrived.
         self.end = 0
-        #: Whether there is a TRUNCATE; the transactions' identifiers; the oids of changed relations.
+        #: True if there is a TRUNCATE; the identifiers of the transactions; the oids of relations with changes.
         self.truncates = False
         self.transactions: set[int] = set()
         self.relations: set[int] = set()
 
     def add(self, messages: pa.Array) -> None:
-        """Add messages."""
+        """Add messages that have arrived."""
         kind = Octets(messages).kinds()
         self.truncates |= bool(np.any(kind == Truncate.tag))
         xids, relation_ids = begun_xids_and_changed_relations(messages)
@@ -308,26 +316,26 @@ class WaitingTransactions:
         commits = np.flatnonzero(kind == Commit.tag)
         self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
         if len(commits):
-            last = decode(messages[int(commits[-1])].as_py())
-            assert isinstance(last, Commit)
+            last_commit = decode(messages[int(commits[-1])].as_py())
+            assert isinstance(last_commit, Commit)
             self._since = self._since if self.end else time.monotonic()
-            self._complete, self.end = self._rows + int(commits[-1]) + 1, last.end_lsn
+            self._complete, self.end = self._rows + int(commits[-1]) + 1, last_commit.end_lsn
         self._rows += len(messages)
         self._bytes += messages.nbytes
 
     @property
     def since(self) -> float | None:
-        """When the first commit arrived (time.monotonic); None before there is one."""
+        """When the first commit arrived (time.monotonic); None if none has arrived."""
         return self._since if self.end else None
 
     def is_due(self) -> bool:
-        """Whether the committed transactions should be appended now."""
+        """True if the transactions that have committed should be appended now."""
         return bool(self.end) and (
             self._bytes >= SLICE_BYTES or time.monotonic() - self._dropped_at >= SLICE_SECONDS
         )
 
     def complete(self) -> Iterator[pa.Array]:
-        """The messages of committed transactions: up to the last Commit message."""
+        """Yields the messages of transactions that have committed, up to the last Commit message."""
         remaining = self._complete
         for batch in self._spool.read(self._number):
             if not remaining:
@@ -336,16 +344,19 @@ class WaitingTransactions:
             remaining -= min(remaining, len(batch))
 
     def drop(self) -> None:
-        """Drop the committed transactions, which are durable now. Messages after the last Commit message stay."""
+        """Drop the transactions that have committed, since they are durable now.
+
+        Messages after the last Commit message stay.
+        """
         self._dropped_at = time.monotonic()
-        durable_messages, rows_passed = self._number, 0
+        spool_number, rows_passed = self._number, 0
         incomplete = self._rows - self._complete
         complete, self._number = self._complete, self._number + 1
         self._rows = self._complete = self._bytes = self.end = 0
         self.truncates, self.transactions, self.relations = False, set(), set()
-        for batch in self._spool.read(durable_messages) if incomplete else ():
+        for batch in self._spool.read(spool_number) if incomplete else ():
             remainder = batch.slice(max(0, min(complete - rows_passed, len(batch))))
             rows_passed += len(batch)
             if len(remainder):
                 self.add(remainder.column("data"))
-        self._spool.drop(durable_messages)
+        self._spool.drop(spool_number)

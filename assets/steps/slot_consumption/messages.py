@@ -1,4 +1,4 @@
-"""Messages of a slot -> rows of the change log."""
+"""Makes rows of the change log from the messages of a slot."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -18,13 +18,17 @@ from pgsieve.resources.postgres.errors import without_values
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
 
+#: Maps the first byte of a message to its kind, which is a letter.
 _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 
 
 def drained_messages(
     spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
 ) -> NotedRows:
-    """The change log's rows of the slice [begin, slice_end), read from the slot by one executor; the note is its summary."""
+    """Let one executor read a slice from the slot. Returns the rows for the change log; their note is the slice's summary.
+
+    The slice has the transactions whose commit LSN is at or after `begin` and before `slice_end`.
+    """
 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -40,8 +44,8 @@ def drained_messages(
                     relations = RelationDescriptions()
                     transactions = transactions_from(begin, arrays, relations)
                     relations.begin_slice()
-                    described = map(relations.insert_missing, transactions.before(None))
-                    rows = change_log_rows(chain.from_iterable(described), slice_end)
+                    described_messages = map(relations.insert_missing, transactions.before(None))
+                    rows = change_log_rows(chain.from_iterable(described_messages), slice_end)
                     yield from with_note(summary.of(rows), CHANGE_LOG, note)
 
     note_schema = spark_schema(noted_schema(CHANGE_LOG))
@@ -49,24 +53,25 @@ def drained_messages(
 
 
 def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
-    """The change log's rows of messages, which are binary arrays of transactions in commit order.
+    """Yields the rows of the change log for messages.
 
-    Headers (type, relation, transaction) are read from the bytes by numpy; the messages stay as they are. The column
-    `number` orders a slice as the order key does, in one integer.
+    `messages` are binary arrays with transactions in commit order. The headers of messages (type, relation,
+    transaction) are read from the bytes by numpy, and the messages themselves stay as they are. The column `number`
+    orders the messages of a slice in the same way as the order key does, but in one integer.
     """
     scanner, count = HeaderScanner(), 0
-    for data in messages:
-        headers = scanner.scan(data)
+    for message_array in messages:
+        headers = scanner.scan(message_array)
         columns = [
-            pa.array(np.full(len(data), slice_end, np.int64)),
+            pa.array(np.full(len(message_array), slice_end, np.int64)),
             pa.array(headers.commit_lsn),
             pa.array(headers.ordinal),
-            pa.array(np.arange(count, count + len(data))),
+            pa.array(np.arange(count, count + len(message_array))),
             pa.array(headers.commit_time).cast(pa.timestamp("us", "UTC")),
             pa.array(headers.xid),
             _KINDS.take(pa.array(headers.kind)),
             pa.array(headers.relation_id),
-            data,
+            message_array,
         ]
-        count += len(data)
+        count += len(message_array)
         yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_LOG)

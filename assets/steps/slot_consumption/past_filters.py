@@ -1,9 +1,14 @@
-"""Reads the slot without the changes of tables that are set aside because their row filter failed at the publisher.
+"""Reads a slot without the changes of tables that are set aside because their row filter has failed at the publisher.
 
-pgsieve creates a publication that lists these tables without a filter, so that the server does not evaluate the filter.
-A reading adds it to the subscribed publications, and does not fetch the changes of these tables. A table that is used
-again is removed from the publication before it is copied. In: the states of a feed's tables, and how its slot is
-read. Out: the publication, and a peek with it. Raises SourceError, LakeError.
+A table that is set aside gets no more changes until it is copied again. pgsieve creates a publication that lists these
+tables without a row filter. If the slot is also read with this publication, the server does not evaluate the filters,
+and does not fail. The changes of these tables are not fetched. Before such a table is copied again, it is removed from
+the publication.
+
+In: the states of a feed's tables, and how its slot is read
+Out: the publication, and a peek with it
+
+Raises SourceError and LakeError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +39,17 @@ from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 def publish_set_aside(
     connection: psycopg.Connection[Any], feed: Feed, lake: Lake, catalog: Catalog, log: Log
 ) -> None:
-    """Let the publication list the tables that are set aside and have a row filter; drop it if there are none.
+    """Make the publication list the tables that are set aside and have a row filter. If there are none, drop it.
 
-    If the role may not alter it, or a publication of the user has its name, this is only logged; then a failing
-    transaction makes all tables be copied again.
+    If the role may not alter the publication, or if the user has a publication of this name, that is only logged. In
+    that case a transaction in which a filter fails makes pgsieve copy all tables again.
     """
     (subscription,) = feed.subscriptions
-    tables = [r.table for r in _set_aside(feed, lake, catalog).values() if r.row_filters is not None]
+    tables = [
+        replicated.table
+        for replicated in _set_aside(feed, lake, catalog).values()
+        if replicated.row_filters is not None
+    ]
     publications = feed.publications(catalog, subscription)
     statements = unfiltered_statements(feed.unfiltered_publication, tables, publications, catalog)
     if not statements:
@@ -65,12 +74,14 @@ def publish_set_aside(
 
 
 def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
-    """How to read the slot up to `end` without the tables that are set aside; None if the server refuses that too."""
+    """How to read the slot up to `end` without the tables that are set aside. None if the server refuses that, too."""
     feed, catalog = peek.feed, present_catalog(connection)
     publication = catalog.publications.get(feed.unfiltered_publication)
     if not feed.filtered or publication is None:
         return None
-    set_aside_tables = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
+    set_aside_tables = {
+        replicated.table.oid: replicated.table for replicated in _set_aside(feed, lake, catalog).values()
+    }
     listed_oids = {entry.oid for entry in publication.tables}
     if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
@@ -82,21 +93,22 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
 
 
 def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
-    """The table of the subscription whose row filter fails before `end`; None if that is not certain."""
+    """The table of the subscription whose row filter fails before `end`. None if that is not certain."""
     if (text := failing_table(connection, peek.query(end))) is None:
         return None
     (subscription,) = peek.feed.subscriptions
     catalog = present_catalog(connection)
-    by_id = routes(catalog, peek.feed.publications(catalog, subscription))
+    relations_by_oid = routes(catalog, peek.feed.publications(catalog, subscription))
     names = {
         (relation.publish_as.schema, relation.publish_as.name)
-        for oid, relation in by_id.items()
+        for oid, relation in relations_by_oid.items()
         if catalog.tables[oid].qualified == text
     }
     return names.pop() if len(names) == 1 else None
 
 
 def _set_aside(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, ReplicatedTable]:
+    """Maps the tables that are set aside, and are still published, to their definitions."""
     (subscription,) = feed.subscriptions
     states = TableStates(lake, subscription).newest()
     set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
@@ -107,4 +119,5 @@ def _set_aside(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, Replic
 
 
 def _relations(table: Table) -> Sequence[int]:
+    """The oids of a table and of its leaf partitions."""
     return table.oid, *table.leaves

@@ -1,8 +1,12 @@
-"""Slices that the publisher itself decides for one subscription, because publications were altered within them.
+"""Lets the publisher decide which changes of a slice a subscription gets, if publications were altered within the slice.
 
-A slice is the changes between two positions of a slot. In: how the feed's slot is read, and positions. Out: the same
-slice in a change log of the subscription's own. This slice is listed in `altered` before the feed's slice is
-committed. Raises SourceError, OvertakenError if another process was faster, else LakeError.
+A slice is the changes from one position of the slot to another.
+
+In: how the slot of a feed is read, and positions
+Out: the same slice in a change log of the subscription's own. The slice is listed in the table `altered` before it is
+     committed to the feed's change log.
+
+Raises SourceError, OvertakenError if another process was faster, and LakeError.
 """
 
 from collections.abc import Sequence
@@ -23,17 +27,17 @@ from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT
 
 
 def published_up_to(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
-    """The greatest end of a slice that an interrupted run has already appended to one of the feeds.
+    """The greatest end of a slice that an interrupted run has already appended to one of these feeds.
 
-    The next slice must not end earlier.
+    The next slice must not end before it.
     """
     return max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
 
 
 def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
-    """The feeds that also have to be read after an alteration: one per subscription that the publisher can decide.
+    """The feeds that have to be read, too, after an alteration: one for each subscription that the publisher can decide.
 
-    Empty as long as a prepared transaction waits, since it was received as captured.
+    As long as a prepared transaction waits for its second phase, there are none, because it was received as captured.
     """
     path = PreparedTransactions(lake, feed).path
     if not lake.by_spark_alone and lake.records.exists(path) and lake.records.count(path):
@@ -44,11 +48,11 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 def version_to_append_to(
     lake: Lake, feed: Feed, subscription_feeds: Sequence[Feed], head: TableHead, end: int
 ) -> int:
-    """The version of the change log for a slice that is appended to it and to the feeds of the subscriptions.
+    """The version that the change log has to have when a slice is appended to it, and to the feeds of the subscriptions.
 
-    These feeds may already have a slice that is not in the change log: another run died, or is about to commit it. A
-    commit without rows then makes a new version, so that the other run's commit fails. Raises OvertakenError if another
-    process was faster.
+    These feeds may already have a slice that the change log does not have, because another run has died, or is about to
+    commit the slice. In that case a commit without rows makes a new version, so that the commit of the other run fails.
+    Raises OvertakenError if another process was faster.
     """
     path, position = ChangeLog(lake, feed).path, head.position or 0
     reached_position = max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
@@ -61,9 +65,9 @@ def version_to_append_to(
 
 
 def append_as_published(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int) -> bool:
-    """Append the changes that the publisher sends to one subscription of a feed; False if it cannot decode them.
+    """Append the changes that the publisher sends to one subscription of a feed.
 
-    The slot has to be confirmed up to `begin`.
+    Returns false if the publisher cannot decode them. The slot has to be confirmed up to `begin`.
     """
     subscription_feed = peek.feed
     try:
@@ -74,21 +78,21 @@ def append_as_published(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int
     except SourceError as error:
         if error.sqlstate != UNDEFINED_OBJECT:
             raise
-        # Before PostgreSQL 18 a publisher cannot decode WAL that is older than one of the publications.
+        # Before PostgreSQL 18, a publisher cannot decode WAL that is older than one of the publications.
         return False
     list_as_published(lake, feed, subscription_feed, begin, end)
     return True
 
 
 def peek_as_published(peek: Peek, subscription_feed: Feed) -> Peek:
-    """How to read the slot with the publications of one subscription."""
+    """How to peek at the slot with the publications of one subscription."""
     (publications,) = subscription_feed.subscriptions.values()
     options = replace(peek_options(peek.feed, publications), binary=peek.options.binary)
     return replace(peek, feed=subscription_feed, options=options)
 
 
 def append_empty(lake: Lake, subscription_feed: Feed, end: int) -> None:
-    """Append an empty slice: the subscription receives nothing in it."""
+    """Append an empty slice, because the subscription gets no changes in it."""
     ChangeLog(lake, subscription_feed).record_position(
         end, ChangeLog(lake, subscription_feed).position() or 0
     )
@@ -96,7 +100,7 @@ def append_empty(lake: Lake, subscription_feed: Feed, end: int) -> None:
 
 
 def list_as_published(lake: Lake, feed: Feed, subscription_feed: Feed, begin: int, end: int) -> None:
-    """List a slice that the publisher has decided for a subscription; its change log has it already."""
+    """List a slice that the publisher has decided for a subscription. The subscription's own change log already has it."""
     (subscription,) = subscription_feed.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)
     lake.access.make_durable()

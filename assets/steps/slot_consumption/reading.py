@@ -1,8 +1,13 @@
-"""The loop that reads a ready slot up to an LSN: its messages are appended as slices, and then confirmed.
+"""The loop that reads a slot up to an LSN. The messages are appended as slices, and then confirmed.
 
-In: a slot that is ready, and its publications. Out: `DrainResult`. Readings grow as long as they succeed. A reading that
-a transient fault of the server ends is repeated in smaller parts. If another process has read the slot meanwhile, this
-one continues from there.
+A slice is the changes from one position of the slot to another.
+
+In: a slot that is ready, and the publications with which it is read
+Out: `DrainResult`
+
+A reading is one query, which may return several slices. Readings become larger as long as they succeed. If a transient
+fault of the server ends a reading, it is repeated in smaller parts. If another process has read the slot meanwhile,
+this one goes on from there.
 """
 
 import random
@@ -47,19 +52,22 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import slot_state, transactions_and_relations, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
-#: The most bytes of WAL in a slice.
+#: The largest number of bytes of WAL in a slice.
 SLICE_BYTES = 512 * 1024 * 1024
-#: If there is nothing to read, the position is still recorded and confirmed once the WAL has grown by this much, or if
-#: the slot could release so much WAL.
+#: If there is nothing to read, the position is not recorded and confirmed each time, but only when the WAL has grown by
+#: this many bytes, or when the slot could release so many bytes of WAL.
 IDLE_BYTES = 4 * 1024 * 1024
 
-#: A drain fails when other processes have read the slot meanwhile this often.
+#: If other processes have read the slot meanwhile this often, a drain fails.
 _MAX_TIMES_OVERTAKEN = 6
 
 
 @dataclass(frozen=True)
 class DrainResult:
-    """The result of a drain: its positions as LSNs, the slices written, the slot's lag in bytes at the end."""
+    """The result of a drain.
+
+    It has the LSNs from which and to which the slot was read, the number of slices, and the slot's lag in bytes.
+    """
 
     from_lsn: int
     to_lsn: int
@@ -69,9 +77,10 @@ class DrainResult:
 
 @dataclass(frozen=True)
 class ReadySlot:
-    """A slot that is ready to be read into a lake, with a session and the slot's publications.
+    """A slot that is ready to be read into a lake, with a session and the publications with which it is read.
 
-    `leaves` are the leaves of each root whose TRUNCATE looks, as captured, like a TRUNCATE of all its leaves.
+    `leaves` has the leaf partitions of each root for which a TRUNCATE of the root looks the same as a TRUNCATE of all
+    leaves.
     """
 
     connection: psycopg.Connection[tuple[object, ...]]
@@ -91,8 +100,8 @@ def drain_to(
 ) -> DrainResult:
     """Append and confirm the transactions that commit before `target`.
 
-    With `recording`, the position is recorded even if nothing was read. It is also recorded if a cut of one of the
-    `subscriptions` needs it.
+    With `recording`, the position is recorded even if nothing was read. It is also recorded if one of the
+    `subscriptions` needs it for its next cut.
     """
     reader = _SlotReader(slot, target, log, subscriptions, recording=recording)
     begin = reader.position
@@ -122,13 +131,13 @@ class _SlotReader:
             peek_options(slot.feed, slot.publications),
             slot.connection.info.server_version,
         )
-        state, durable = present_slot(slot.connection, slot.feed), self._change_log.position()
+        state, log_position = present_slot(slot.connection, slot.feed), self._change_log.position()
         #: The LSN before which all transactions are in the change log.
-        self.position = state.confirmed_lsn if durable is None else durable
+        self.position = state.confirmed_lsn if log_position is None else log_position
         #: The end of the present reading.
         self._end = self.position
         self.slices = self._times_overtaken = 0
-        # Read after the target, so that every alteration before the target is seen.
+        # This is read after the target was determined, so that all alterations before the target are seen.
         self._unaltered = Catalogs(slot.lake, slot.feed).unaltered(slot.connection, self.position)
         self._is_unproven = False
         self._keeps_prepared = keeps_prepared(slot.feed, state)
@@ -158,18 +167,18 @@ class _SlotReader:
                 self._recover(fault)
             else:
                 continue
-            # So the slices that were appended before the fault are not read again.
+            # The slices that were appended before the fault are confirmed. Otherwise they would be read again.
             self._confirm()
 
     def _continue_from(self, lsn: int) -> None:
-        """Continue from the LSN up to which another process has read the slot."""
+        """Go on from the LSN up to which another process has read the slot."""
         if self._keeps_prepared:
             recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, lsn)
         self.position = lsn
         self._confirm()
 
     def _read_next(self, head: TableHead) -> bool:
-        """Append and confirm the next slices; False if the last one is empty and ends at the target."""
+        """Append and confirm the next slices. Returns false if the last one is empty and ends at the target."""
         begin = self.position
         publisher_decides = self._unaltered is None or self._is_unproven
         is_single = publisher_decides or self._keeps_prepared or self._lake.by_spark_alone
@@ -189,7 +198,8 @@ class _SlotReader:
             self._peek, begin, ends, second_ends, prepared=self._keeps_prepared, unaltered=unaltered
         )
         is_continued = self._append(reading, base, recording=self._recording or bool(subscription_feeds))
-        # One confirmation for all slices of the reading: each would decode from restart_lsn.
+        # All slices of the reading are confirmed at once, because the server decodes from restart_lsn for each
+        # confirmation.
         if begin < self.position:
             self._confirm()
             reach(Failpoint.SLOT_CONFIRMED)
@@ -205,9 +215,12 @@ class _SlotReader:
         return True
 
     def _append_as_published(self, subscription_feeds: Sequence[Feed], end: int, head: TableHead) -> int:
-        """Append one slice to each of the feeds; returns the version of the change log for the slice of `self._feed`."""
+        """Append one slice to each of these feeds, with the changes that the publisher sends to its subscription.
+
+        Returns the version that the change log of the slot's own feed has to have when the slice is appended to it.
+        """
         self._end = max(end, published_up_to(self._lake, subscription_feeds))
-        # Checked before the first append, since all feeds get the same slice.
+        # All feeds have to get the same slice. So before the first append it is checked that the server can send it.
         if (error := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:
             raise error
         base = version_to_append_to(self._lake, self._feed, subscription_feeds, head, self._end)
@@ -217,7 +230,7 @@ class _SlotReader:
         return base
 
     def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
-        """Append the slices of a reading; False if the last one is empty and its position need not be recorded."""
+        """Append the slices of a reading. Returns false if the last one is empty and its position need not be recorded."""
         slices = (
             append_slices(self._lake, reading, self.position, base)
             if self._slot.publications
@@ -235,7 +248,7 @@ class _SlotReader:
         return True
 
     def _is_recorded(self, end: int) -> bool:
-        """Whether the position after an empty slice has to be recorded."""
+        """True if the position after an empty slice has to be recorded."""
         return (
             end < self._target
             or end - self.position >= IDLE_BYTES
@@ -244,7 +257,10 @@ class _SlotReader:
         )
 
     def _recover(self, fault: PgsieveError) -> None:
-        """Recover from a fault: read smaller parts if it is transient, or read around an unsendable change; else raise it."""
+        """Recover from a fault, or raise it.
+
+        After a transient fault, smaller parts are read. If the server cannot send a change, the slot is read around it.
+        """
         if isinstance(fault, SourceUnreachableError | LakeError):
             raise fault
         if not is_transient(fault):
@@ -255,6 +271,7 @@ class _SlotReader:
             raise fault
 
     def _read_around(self, fault: PgsieveError) -> None:
+        """Read the slot past a change that the server cannot send."""
         self._confirm()
         fallback = Fallback(
             self._connection, self._lake, self._peek, self._log, prepared=self._keeps_prepared
@@ -266,7 +283,7 @@ class _SlotReader:
             self._count_overtaken(error)
 
     def _count_overtaken(self, error: OvertakenError) -> None:
-        """Count how often another process has read the slot meanwhile; raise the error if that is too often."""
+        """Count how often another process has read the slot meanwhile. If that is too often, raise the error."""
         self._times_overtaken += 1
         if self._times_overtaken == _MAX_TIMES_OVERTAKEN:
             raise error
@@ -277,11 +294,11 @@ class _SlotReader:
         confirm(self._connection, self._feed.source, slot, self.position, options, make_durable)
 
     def _is_second_session_worth_it(self) -> bool:
-        """Whether a second session may read in parallel, and is worth it.
+        """True if a second session may read at the same time, and makes the reading faster.
 
-        It is not worth it if both would mostly decode old WAL, from a restart_lsn that a long transaction holds back.
-        Failover slots have no second session: they send only WAL that the standbys have (PostgreSQL documentation,
-        synchronized_standby_slots), and a temporary copy of the slot does not wait for that.
+        It is not faster if both sessions would mostly decode old WAL, from a restart_lsn that a long transaction holds
+        back. Failover slots have no second session: they send only WAL that the standbys have (PostgreSQL
+        documentation, synchronized_standby_slots), and a temporary copy of the slot would not wait for that.
         """
         size = self._end - self.position
         if not self._can_advance_copies or size < SECOND_SESSION_BYTES:
@@ -295,9 +312,9 @@ class _SlotReader:
         )
 
     def _must_publisher_decide(self) -> bool:
-        """Whether the publisher has to decide the next slice.
+        """True if the publisher has to decide which changes of the next slice a subscription gets.
 
-        If only Spark writes the lake, this peeks at the slice; otherwise a slice is examined when it is read.
+        If only Spark writes the lake, this method peeks at the slice. Otherwise a slice is examined when it is read.
         """
         unaltered = self._unaltered
         if self._lake.by_spark_alone and unaltered is not None and not unaltered.covers_all:
@@ -310,21 +327,35 @@ class _SlotReader:
         return self._truncates_root()
 
     def _truncates_root(self) -> bool:
-        """Whether a TRUNCATE names all leaves of a root: only the publisher can say whether it was of the root itself."""
+        """True if a TRUNCATE names all leaf partitions of a root.
+
+        Only the publisher can say whether it was a TRUNCATE of the root itself.
+        """
         if not self._slot.leaves:
             return False
         query = self._peek.query(self._end)
-        truncated = truncated_relations(self._connection, self._feed.source.name, self._feed.slot, query)
-        return any(tree <= relation_ids for relation_ids in truncated for tree in self._slot.leaves)
+        truncated_relations_of_slice = truncated_relations(
+            self._connection, self._feed.source.name, self._feed.slot, query
+        )
+        return any(
+            tree <= relation_ids
+            for relation_ids in truncated_relations_of_slice
+            for tree in self._slot.leaves
+        )
 
 
 def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
-    """Whether a table was copied at a later LSN: there is no cut before the position has reached it."""
+    """True if a table was copied at a later LSN. There is no cut before the position has reached that LSN.
+
+    A cut is a version of each replica, so that together they equal the publisher at one LSN.
+    """
     for subscription in subscriptions:
         try:
             states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
-            reason(lake, error)  # Raises a fault of the lake itself.
+            reason(
+                lake, error
+            )  # If the lake itself has failed, and not only this table, the error is raised.
         else:
             if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True

@@ -1,8 +1,12 @@
-"""Makes a feed's slot ready: the capture publications, the slot and the recorded catalog exist, and fit the change log.
+"""Makes the slot of a feed ready to be read. A feed is a slot with the subscriptions that read it.
 
-In: a feed, and a session of its publisher. Out: the feed without refused subscriptions, the catalog, and the
-publications with which the slot is read. If a call fails, it drops the publications that it has created. Raises
-SlotError.
+After that, pgsieve's own capture publications (with which the slot is read), the slot and the recorded catalog exist,
+and fit the change log.
+
+In: a feed, and a session of its publisher
+Out: the feed without subscriptions that are refused, the catalog, and the publications with which the slot is read
+
+If a call fails, it drops the publications that it has created. Raises SlotError.
 """
 
 from collections.abc import Sequence
@@ -45,58 +49,63 @@ def ready_slot(
 ) -> tuple[Feed, Catalog, tuple[str, ...]]:
     """Create the feed's capture publications and slot if they are missing, and record the catalog if it was altered.
 
-    Returns the feed without refused subscriptions, the catalog, and the publications with which the slot is read.
+    Returns the feed without subscriptions that are refused, the catalog, and the publications with which the slot is
+    read.
 
-    Another session's lock may keep a table from being captured, or its row filter from being read. Then the publisher
-    decides the changes meanwhile, except for a subscription `copying` with publications of pgsieve.yaml. Raises
-    SlotError for a slot that does not fit the change log's position; and OpenTransactionsError or LockedTableError for a
-    lock if the publisher cannot decide.
+    A lock of another session may prevent a table from being captured, or its row filter from being read. In that case
+    the publisher decides the changes meanwhile, unless `copying` is a subscription that has publications of
+    pgsieve.yaml. Raises SlotError if the slot does not fit the position of the change log. Raises OpenTransactionsError
+    or LockedTableError for a lock if the publisher cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, feed)
-    sound, server = sound_part(connection, feed, catalog)
-    if sound != feed:
-        fingerprint, catalog = read_catalog_with_fingerprint(connection, sound)
-    # The query of a killed run continues until the server notices.
+    sound_feed, server = sound_part(connection, feed, catalog)
+    if sound_feed != feed:
+        fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_feed)
+    # If a run was killed, its query goes on until the server notices that.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
     refuse_put_back_tables(lake, feed_records(lake, feed), newest_cuts(lake, feed))
-    durable = ChangeLog(lake, feed).position()
-    names = sound.slot_publications(server)
-    created_names = [n for n in names if n not in server.publications]
+    log_position = ChangeLog(lake, feed).position()
+    names = sound_feed.slot_publications(server)
+    created_names = [name for name in names if name not in server.publications]
     try:
-        is_recorded = Catalogs(lake, sound).is_recorded(fingerprint)
+        is_recorded = Catalogs(lake, sound_feed).is_recorded(fingerprint)
         is_begun = (
-            state is not None and durable is not None and not Catalogs(lake, sound).unread_subscriptions()
+            state is not None
+            and log_position is not None
+            and not Catalogs(lake, sound_feed).unread_subscriptions()
         )
-        decides = is_begun and not is_recorded and (copying is None or decided_by_server(sound, copying))
+        publisher_decides = (
+            is_begun and not is_recorded and (copying is None or decided_by_server(sound_feed, copying))
+        )
         if feed.filtered:
-            publish_set_aside(connection, sound, lake, server, no_log)
-        elif not _ensure_capture(connection, sound, server, publisher_decides=decides):
-            names, is_recorded = tuple(n for n in names if n not in created_names), True
-        if not is_recorded:  # The catalog has to include the new capture publications.
-            fingerprint, catalog = read_catalog_with_fingerprint(connection, sound)
-            is_recorded = _is_filter_hidden(sound, catalog, publisher_decides=decides)
-        captured, transaction = inserted_lsn(connection), next_transaction(connection)
+            publish_set_aside(connection, sound_feed, lake, server, no_log)
+        elif not _ensure_capture(connection, sound_feed, server, publisher_decides=publisher_decides):
+            names, is_recorded = tuple(name for name in names if name not in created_names), True
+        if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
+            fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_feed)
+            is_recorded = _is_filter_hidden(sound_feed, catalog, publisher_decides=publisher_decides)
+        capture_lsn, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
             begin_slot(connection, feed, lake)
         else:
-            _align(connection, feed, lake, state, durable, names)
+            _align(connection, feed, lake, state, log_position, names)
         if not is_recorded:
-            if durable is not None and connection.info.server_version < 180000:
+            if log_position is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
-            # A subscription that was missing in pgsieve.yaml for a while lacks the changes of that time.
-            unread = Catalogs(lake, sound).unread_subscriptions()
-            forget_copies(lake, unread)
-            restart_lsn = captured if state is None else state.restart_lsn
-            Catalogs(lake, sound).append(captured, transaction, fingerprint, catalog, restart_lsn)
-            # The record decides all later slices.
+            # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
+            unread_subscriptions = Catalogs(lake, sound_feed).unread_subscriptions()
+            forget_copies(lake, unread_subscriptions)
+            restart_lsn = capture_lsn if state is None else state.restart_lsn
+            Catalogs(lake, sound_feed).append(capture_lsn, transaction, fingerprint, catalog, restart_lsn)
+            # All later slices are decided by this record, so it is synced to disk before the slot is read.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:
             drop_publications(connection, feed.source.name, created_names)
         raise
-    return sound, server, names
+    return sound_feed, server, names
 
 
 def _align(
@@ -104,16 +113,16 @@ def _align(
     feed: Feed,
     lake: Lake,
     state: SlotState,
-    durable: int | None,
+    log_position: int | None,
     names: tuple[str, ...],
 ) -> None:
-    """Bring an existing slot and the change log, whose position is `durable`, to the same position."""
-    if durable is not None:
+    """Bring a slot that exists and the change log to the same position. `log_position` is that of the change log."""
+    if log_position is not None:
         if keeps_prepared(feed, state):
-            recover_prepared(feed, lake, names, connection.info.server_version, durable)
+            recover_prepared(feed, lake, names, connection.info.server_version, log_position)
         options = peek_options(feed, names)
-        confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
-    else:  # The process that created the slot died before it recorded the position.
+        confirm(connection, feed.source, feed.slot, log_position, options, lake.access.make_durable)
+    else:  # The process that has created the slot has died before it recorded the position.
         if keeps_prepared(feed, state):
             PreparedTransactions(lake, feed).begin(state.confirmed_lsn)
         ChangeLog(lake, feed).record_position(state.confirmed_lsn)
@@ -128,13 +137,14 @@ def readable_publications(
 ) -> tuple[str, ...]:
     """The publications with which a stream is read.
 
-    If nothing is captured, as with sequences alone, an empty publication is created: a stream needs one.
+    If nothing is captured, for example because only sequences are published, an empty publication is created, because a
+    stream needs a publication.
     """
     if publications:
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
-    # WAL from before the publication existed is read without it, as in `_drain_before_created`.
+    # WAL from before the publication existed is read without the publication, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, feed, lake, ())
         drain_to(slot, flushed_lsn(connection), no_log, recording=True)
@@ -148,7 +158,10 @@ def _ensure_capture(
     *,
     publisher_decides: bool,
 ) -> bool:
-    """Create or alter the capture publications as planned; False if a lock prevents it, and the publisher can decide."""
+    """Create or alter the capture publications as planned.
+
+    Returns false if a lock prevents that, and the publisher can decide the changes meanwhile.
+    """
     try:
         with limit_wait(feed.source, connection, BRIEF_SECONDS):
             ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
@@ -161,7 +174,7 @@ def _ensure_capture(
 
 
 def _is_filter_hidden(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
-    """Whether a lock hides a row filter, so that the publisher has to decide; raises LockedTableError if it cannot."""
+    """True if a lock hides a row filter, so that the publisher has to decide. Raises LockedTableError if it cannot."""
     catalog = feed.with_defined_publications(catalog)
     errors = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
     if errors and not publisher_decides:

@@ -1,7 +1,10 @@
 """Records the values of published sequences, as ALTER SUBSCRIPTION … REFRESH SEQUENCES does on PostgreSQL 19.
 
-In: a feed, and a session of its publisher. Out: rows of `_sequences` for values that have changed. A slot sends no
-sequences. Their values are read after the changes, so that they are never behind rows that took numbers from them.
+In: a feed (a slot with its subscriptions), and a session of its publisher
+Out: rows of the table `_sequences`, for values that have changed
+
+A slot does not send sequences. Their values are read after the changes, so that they are never behind the rows that
+have taken numbers from them.
 """
 
 from dataclasses import replace
@@ -22,44 +25,49 @@ from pgsieve.resources.postgres.sequences import PublishedSequences, SequenceVal
 def received_sequences(
     connection: psycopg.Connection[Any], feed: Feed, subscription: str
 ) -> tuple[SequenceValue, ...]:
-    """The sequences that a subscription receives, with their present values on the publisher."""
+    """The sequences that a subscription receives, with the values that they have on the publisher now."""
     names = feed.subscriptions[subscription]
-    configured = [feed.defined[name] for name in names if name in feed.defined]
+    definitions = [feed.defined[name] for name in names if name in feed.defined]
     sequences = PublishedSequences(
         [name for name in names if name not in feed.defined],
-        frozenset(name for defined in configured for name in defined.sequences),
-        any(defined.all_sequences for defined in configured),
+        frozenset(name for definition in definitions for name in definition.sequences),
+        any(definition.all_sequences for definition in definitions),
     )
     with translate_errors(feed.source.name, "read the sequences"):
         return read_sequences(connection, sequences)
 
 
 def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lake) -> None:
-    """Record the changed values of sequences that the feed's subscriptions receive.
+    """Record the values of the sequences that the feed's subscriptions receive, if they have changed.
 
-    The values of a disabled subscription stay.
+    The values of a disabled subscription stay as they are.
     """
     for name in feed.subscriptions:
         try:
             retry_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
-            # Raises a fault of the lake itself. A damaged table is reported by its own subscription.
+            # If the lake itself has failed, the error is raised. A damaged table is reported by its own subscription.
             reason(lake, error)
 
 
 def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:
-    # Read before the values: if another process records newer values meanwhile, this append fails.
+    # The version is read before the values. If another process records newer values meanwhile, the append below fails.
     base = record.version()
-    values = {(v.schema, v.name): v for v in received_sequences(connection, feed, record.subscription)}
+    values = {
+        (value.schema, value.name): value
+        for value in received_sequences(connection, feed, record.subscription)
+    }
     if not (values or base):
         return
-    recorded_values, present = record.newest(), dict[tuple[str, str], SequenceValue]()
+    recorded_values, present_values = record.newest(), dict[tuple[str, str], SequenceValue]()
     for name, value in values.items():
         former_value = recorded_values.get(name)
-        present[name] = (
+        present_values[name] = (
             replace(former_value, problem=value.problem) if former_value and value.problem else value
         )
-    altered = [value for name, value in present.items() if recorded_values.get(name) != value]
-    unpublished = [value for name, value in recorded_values.items() if name not in present]
-    if (altered or unpublished) and SubscriptionRecord(record.lake, record.subscription).state().enabled:
-        record.append(altered, unpublished, base)
+    altered_values = [value for name, value in present_values.items() if recorded_values.get(name) != value]
+    unpublished_values = [value for name, value in recorded_values.items() if name not in present_values]
+    if (altered_values or unpublished_values) and SubscriptionRecord(
+        record.lake, record.subscription
+    ).state().enabled:
+        record.append(altered_values, unpublished_values, base)

@@ -1,6 +1,7 @@
-"""Two-phase transactions: whether a slot sends them at PREPARE, and the recovery of prepared transactions after a crash.
+"""Two-phase transactions: whether a slot sends them at PREPARE, and how prepared transactions are recovered after a crash.
 
-In: the feed and the state of its slot. Out: the feed's table `prepared`, at the position of the change log again.
+In: the feed (a slot with its subscriptions), and the state of the slot
+Out: the feed's table `prepared`, which has the position of the change log again
 """
 
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ from pgsieve.resources.spool import FileSpool
 
 
 def keeps_prepared(feed: Feed, state: SlotState) -> bool:
-    """Whether the slot sends transactions at their PREPARE; a slot that does so cannot stop doing it."""
+    """True if the slot sends transactions at their PREPARE. A slot that does so cannot stop doing so."""
     return feed.options.two_phase or state.two_phase
 
 
 def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
-    """Read waiting transactions again if a run died between its commits of the change log and of `prepared`."""
+    """Read prepared transactions again, if a run died between its commits of the change log and of `prepared`."""
     if PreparedTransactions(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, peek_options(feed, publications), version)
@@ -34,5 +35,5 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
         waiting = PreparedTransactions(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
-                pass  # These messages are in the change log already.
+                pass  # These messages are already in the change log. Only those of prepared transactions are missing.
         PreparedTransactions(lake, feed).save(assembler, durable, waiting)

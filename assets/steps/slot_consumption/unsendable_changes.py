@@ -1,9 +1,14 @@
 """Reads a slot past changes that the server cannot send, so that one value, row filter or table does not stop the others.
 
-In: a reading of the slot that ended with an error of the server: a row filter fails, a text has more than 1 GB, an
-output function fails. Out: slices up to an LSN from which the slot can be read again. pgoutput sends a transaction as a
-whole or not at all. So a transaction that cannot be sent is left out, after its tables are marked as to be copied
-again. If the row filter or the value fails for the copy too, the copy sets the table aside, with its own reason.
+The server cannot send a change, for example, if a row filter fails, if a text has more than 1 GB, or if an output
+function fails.
+
+In: a reading of the slot that has ended with an error of the server
+Out: slices (changes from one position of the slot to another) up to an LSN from which the slot can be read again
+
+pgoutput sends a transaction as a whole or not at all. So a transaction that cannot be sent is left out, after its
+tables were marked as to be copied again. If the row filter or the value fails for the copy, too, the copy sets the
+table aside, with a reason of its own.
 """
 
 import re
@@ -49,27 +54,30 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import changed_relations, decoding_error
 from pgsieve.resources.spool import FileSpool
 
-#: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header, whose greatest length this is.
+#: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header. The second number is the
+#: greatest length of a page header.
 _RECORD_ALIGNMENT, _MAX_PAGE_HEADER = 8, 40
-#: The commit record of a transaction is first searched within this many bytes after the change.
+#: The commit record of a transaction is searched at first within this many bytes after the change.
 _FIRST_STEP = 256
 
 
 def find_refusal(
     connection: psycopg.Connection[Any], peek: Peek, subscription_feeds: Sequence[Feed], end: int
 ) -> SourceError | None:
-    """The server's error for sending the changes up to `end` to all these feeds; None if it sends them."""
-    captured = decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
-    if captured is not None:
-        return captured
-    published = (_refusal(connection, peek_as_published(peek, each), end) for each in subscription_feeds)
-    return next((error for error in published if error is not None), None)
+    """The server's error if it cannot send the changes up to `end` to all these feeds; None if it can."""
+    error_of_capture = decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
+    if error_of_capture is not None:
+        return error_of_capture
+    errors_of_subscriptions = (
+        _refusal(connection, peek_as_published(peek, each), end) for each in subscription_feeds
+    )
+    return next((error for error in errors_of_subscriptions if error is not None), None)
 
 
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
-    """The server's error for sending the changes up to `end`; None if it sends them.
+    """The server's error if it cannot send the changes up to `end`; None if it can.
 
-    A publication that did not exist yet does not count: see `append_as_published`.
+    An error about a publication that did not exist at that time is ignored (see `append_as_published`).
     """
     error = decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
     return None if error is not None and error.sqlstate == UNDEFINED_OBJECT else error
@@ -86,19 +94,19 @@ class Fallback:
     prepared: bool
 
     def read(self, fault: PgsieveError, position: int, end: int) -> int:
-        """Append the changes before the first transaction that cannot be sent; or that transaction, as far as it can be.
+        """Append the changes before the first transaction that cannot be sent. If there are none, append that transaction.
 
-        Returns the new position. The slot is at `position`, and cannot be read up to `end`. Raises `fault` if the
-        server sends everything, or nothing at all.
+        It is appended as far as it can be sent. Returns the new position. The slot is at `position`, and cannot be read
+        up to `end`. Raises `fault` if the server can send everything, or nothing at all.
         """
-        # No catalog is certain for this slice, so the publisher decides.
+        # It is not proven that a recorded catalog is valid for this slice, so the publisher decides.
         subscription_feeds = published_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
             return find_refusal(self.connection, self.peek, subscription_feeds, lsn)
 
         if refused_before(position) is not None:
-            raise fault  # Not even an empty range can be read: the error is not about a change.
+            raise fault  # Even if there is nothing to send, there is an error. So it is not about a change.
         refusal = refused_before(end)
         if refusal is None:
             raise fault
@@ -121,15 +129,18 @@ class Fallback:
         return new_position
 
     def _find_accepted_peek(self, reading: Peek, end: int) -> Peek | None:
-        """A peek with which the server sends everything up to `end`: as it is, or in binary format; None if there is none."""
+        """A peek with which the server sends everything up to `end`; None if there is none.
+
+        It is `reading` itself, or the same with values in binary format.
+        """
         peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
     def _find_captured_peek(self, refusal: SourceError, end: int) -> tuple[Peek | None, list[str]]:
         """A peek with which the server sends the captured changes, or None; and the publications that the peek leaves out.
 
-        It leaves out publications that did not exist at the time of the transaction: before PostgreSQL 18 the server
-        cannot decode it with them. Raises `refusal` if a publication does not exist now.
+        These are publications that did not exist at the time of the transaction. Before PostgreSQL 18, the server
+        cannot decode a transaction with such publications. Raises `refusal` if a publication does not exist now.
         """
         feed, publications = self.peek.feed, self.peek.options.publications
 
@@ -148,6 +159,7 @@ class Fallback:
         return self._find_accepted_peek(reading(existing), end) if existing else None, left_out
 
     def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
+        """Append the slice from `begin` to `end` to the change log."""
         reading = Reading(peek, begin, [end], prepared=self.prepared)
         for _, has_rows in append_slices(self.lake, reading, begin, base):
             if not has_rows:
@@ -155,7 +167,7 @@ class Fallback:
         self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, subscription_feeds: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version of the change log for a slice that the other feeds get too; see `version_to_append_to`."""
+        """The version that the change log has to have for a slice that other feeds get, too (see `version_to_append_to`)."""
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
@@ -169,23 +181,26 @@ class Fallback:
     def _append_transaction(
         self, refusal: SourceError, begin: int, end: int, subscription_feeds: Sequence[Feed]
     ) -> None:
-        """Append a slice of one transaction, as far as it can be sent; tables that lack changes of it are copied again."""
+        """Append a slice of one transaction, as far as it can be sent.
+
+        Tables that do not get all changes of the transaction are marked as to be copied again.
+        """
         feed, lake = self.peek.feed, self.lake
-        captured, left_out = self._find_captured_peek(refusal, end)
+        captured_peek, left_out = self._find_captured_peek(refusal, end)
         peeks = [
             self._find_accepted_peek(peek_as_published(self.peek, each), end) for each in subscription_feeds
         ]
-        if captured is None or None in peeks:
+        if captured_peek is None or None in peeks:
             self._refuse_waiting(begin, refusal)
         base = self._base(subscription_feeds, begin, end)
-        if captured is None and feed.filtered:
+        if captured_peek is None and feed.filtered:
             self._set_aside_failing(begin, end)
-        changed_relations = None if captured is None else self._changed_relations(captured, end)
-        lacking_names = set() if captured is not None and not left_out else set(feed.subscriptions)
+        changed_relations = None if captured_peek is None else self._changed_relations(captured_peek, end)
+        names_to_copy = set() if captured_peek is not None and not left_out else set(feed.subscriptions)
         for each, peek in zip(subscription_feeds, peeks, strict=True):
             (name,) = each.subscriptions
             if peek is None:
-                lacking_names.discard(name)
+                names_to_copy.discard(name)
                 relations = (
                     None
                     if changed_relations is None
@@ -195,12 +210,12 @@ class Fallback:
                 append_empty(lake, each, end)
                 list_as_published(lake, feed, each, begin, end)
             elif append_as_published(lake, peek, feed, begin, end):
-                lacking_names.discard(name)
-        for name in sorted(lacking_names):
-            relations = None if captured is None else self._published_relations(left_out)
+                names_to_copy.discard(name)
+        for name in sorted(names_to_copy):
+            relations = None if captured_peek is None else self._published_relations(left_out)
             self._mark_to_copy(name, relations, refusal, begin, end)
-        if captured is not None:
-            self._append_captured(captured, begin, end, base)
+        if captured_peek is not None:
+            self._append_captured(captured_peek, begin, end, base)
             return
         ChangeLog(lake, feed).record_position(end, begin, base)
         if self.prepared:
@@ -211,7 +226,10 @@ class Fallback:
                 )
 
     def _refuse_waiting(self, begin: int, refusal: SourceError) -> None:
-        """Raise if there are prepared transactions: this one may be among them, and commit after its tables are copied."""
+        """Raise an error if transactions are prepared.
+
+        The transaction that cannot be sent may be one of them. It would commit after its tables are copied.
+        """
         if not self.prepared:
             return
         rows = self.connection.execute(
@@ -233,30 +251,30 @@ class Fallback:
         begin: int,
         end: int,
     ) -> None:
-        """Mark the tables of a subscription that the transaction may have changed as to be copied again.
+        """Mark those tables of a subscription as to be copied again that the transaction may have changed.
 
-        `changed_relations` are the oids of the relations that it changed; None stands for all.
+        `changed_relations` has the oids of the relations that it has changed. None stands for all relations.
         """
         names = None if changed_relations is None else self._tables(subscription, changed_relations)
         states = TableStates(self.lake, subscription)
-        transaction_text = f"the transaction that commits at {format_lsn(begin)}"
-        problem = f"the server did not send {transaction_text}: {refusal.message}"
+        transaction = f"the transaction that commits at {format_lsn(begin)}"
+        problem = f"the server did not send {transaction}: {refusal.message}"
         states_to_copy = [
-            replace(s, lsn=0)
-            if s.state == SyncState.REMOVED
-            else replace(s, state=SyncState.INITIALIZE, reason=problem)
-            for s in states.newest().values()
-            if _takes_changes(s, end) and (names is None or s.name in names)
+            replace(state, lsn=0)
+            if state.state == SyncState.REMOVED
+            else replace(state, state=SyncState.INITIALIZE, reason=problem)
+            for state in states.newest().values()
+            if _takes_changes(state, end) and (names is None or state.name in names)
         ]
         states.append(states_to_copy)
-        table_list = ", ".join(quote_qualified(*s.name) for s in states_to_copy) or "no table"
-        self.log(f"{subscription}: {problem}; copied again: {table_list}")
+        table_names = ", ".join(quote_qualified(*state.name) for state in states_to_copy) or "no table"
+        self.log(f"{subscription}: {problem}; copied again: {table_names}")
 
     def _set_aside_failing(self, begin: int, end: int) -> None:
         """Set aside the table whose row filter fails, so that its later changes are not read.
 
-        A table that was copied after the transaction is not set aside: the user has corrected its rows. The filter can
-        fail for the correction itself, since the publisher evaluates it for old rows too.
+        If the table was copied after the transaction, it is not set aside, because the user has corrected its rows. The
+        filter may fail even for the correction itself, since the publisher evaluates it for the old rows, too.
         """
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
@@ -277,21 +295,26 @@ class Fallback:
         return changed_relations(self.connection, feed.source.name, feed.slot, captured.query(end))
 
     def _published_relations(self, publications: Sequence[str]) -> set[int]:
-        """The oids of the publications' tables and of their partitions."""
+        """The oids of the tables in some publications, and of their partitions."""
         catalog = present_catalog(self.connection)
         subscribed_publications = [catalog.publications[name] for name in publications]
-        tables = [t for t in catalog.tables.values() if any(p.contains(t) for p in subscribed_publications)]
+        tables = [
+            table
+            for table in catalog.tables.values()
+            if any(publication.contains(table) for publication in subscribed_publications)
+        ]
         return {oid for table in tables for oid in (table.oid, *table.leaves)}
 
     def _tables(self, subscription: str, changed_relations: Collection[int]) -> set[Name]:
-        """The tables of a subscription to which the changed relations belong, by the recorded and the present catalog.
+        """The tables of a subscription to which the changed relations belong.
 
-        If a relation is in neither catalog, all partitioned tables are included.
+        Both the recorded and the present catalog are used. If a relation is in neither of them, all partitioned tables
+        are included.
         """
         feed = self.peek.feed
         newest_record = Catalogs(self.lake, feed).newest()
         names: set[Name] = set()
-        trees: set[Name] = set()
+        partitioned_tables: set[Name] = set()
         relations: set[int] = set()
         for catalog in (
             feed.with_defined_publications(present_catalog(self.connection)),
@@ -299,15 +322,19 @@ class Fallback:
         ):
             with suppress(PublicationError):
                 publications = feed.publications(catalog, subscription)
-                by_id = routes(catalog, publications)
-                relations |= by_id.keys()
-                names |= {_name(by_id[oid].publish_as) for oid in changed_relations if oid in by_id}
-                trees |= {
+                relations_by_oid = routes(catalog, publications)
+                relations |= relations_by_oid.keys()
+                names |= {
+                    _name(relations_by_oid[oid].publish_as)
+                    for oid in changed_relations
+                    if oid in relations_by_oid
+                }
+                partitioned_tables |= {
                     _name(relation.publish_as)
-                    for relation in by_id.values()
+                    for relation in relations_by_oid.values()
                     if relation.publish_as.kind == "p"
                 }
-        return names if set(changed_relations) <= relations else names | trees
+        return names if set(changed_relations) <= relations else names | partitioned_tables
 
     def _lsn_after_commit(self, position: int) -> int:
         """An LSN after the start of the commit record at `position`, and before the start of the next record."""
@@ -330,16 +357,17 @@ def _aligned(lsn: int) -> int:
 
 
 def _failing_lsn(refusal: SourceError) -> int:
-    """The LSN of the change that the server could not send, from the error's context; 0 if the context has none."""
+    """The LSN of the change that the server could not send, from the context of its error; 0 if it is not there."""
     context = refusal.__cause__.diag.context if isinstance(refusal.__cause__, psycopg.Error) else None
     places = re.findall(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", context or "")
     return parse_lsn(places[-1]) if places else 0
 
 
 def _last_sendable(begin: int, end: int, guess: int, sends: Callable[[int], bool]) -> int:
-    """The last LSN up to which the server can send: it can up to `begin`, and cannot up to `end`.
+    """The last LSN up to which the server can send. It can send up to `begin`, and not up to `end`.
 
-    Only LSNs at which a record may begin are tried. `guess` is a first guess, which is before the result if it is right.
+    Only LSNs at which a record may begin are tried. `guess` is tried first; if it is right, it is just before the
+    result.
     """
     sendable_lsn = _aligned(guess) if begin < _aligned(guess) < end and sends(_aligned(guess)) else begin
     step = _FIRST_STEP
@@ -353,5 +381,5 @@ def _last_sendable(begin: int, end: int, guess: int, sends: Callable[[int], bool
 
 
 def _takes_changes(state: TableState, end: int) -> bool:
-    """Whether a table takes changes before `end`: it is copied, or is being copied, at an earlier LSN."""
+    """True if a table needs changes before `end`, because it is copied, or is being copied, at an earlier LSN."""
     return state.lsn < end and (state.transforms or state.state == SyncState.DATA_SYNC)
