@@ -1,7 +1,11 @@
-"""A subscription's replicas as they were at any moment: at a cut, or at a cut plus later changes.
+"""The replicas of a subscription as they were at any moment: at a cut, or at a cut plus later changes.
 
 A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
-`moment` turns a time into an LSN. `bases` finds a version and the changes after it for each table. `reading` applies
-these changes to clones in a temporary folder, by the functions of the apply; `restore` makes permanent tables. The
-replicas are only read.
+
+- `moment` converts a time to an LSN
+- `bases` finds for each table a version of its replica, and the changes after this version
+- `reading` applies these changes to clones in a temporary folder, by the functions of the apply
+- `restore` makes permanent tables
+
+The replicas themselves are only read.
 """

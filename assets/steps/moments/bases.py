@@ -1,9 +1,11 @@
-"""The base of each table of a subscription at an LSN: a Delta version of its replica, and slices of its change history.
+"""Finds the base of each table at an LSN: a Delta version of its replica, and slices of its change history.
 
-In: the records of a subscription. Out: a `Base` for each table that the subscription had at the LSN. The version has
-the transactions that committed before its position; the history has later transactions. The history is complete unless
-retention has deleted a part of it, or the table was copied again in between. Raises MomentError with the reason if the
-records do not prove that the history is complete.
+In: the records of a subscription
+Out: a `Base` for each table that the subscription had at the LSN
+
+The version has the transactions that committed before its position, and the change history has later transactions. The
+history has all of them, unless retention has deleted a part of it, or the table was copied again in between. Raises
+MomentError with the reason if the records do not prove that the history is complete.
 """
 
 from collections.abc import Sequence
@@ -29,9 +31,11 @@ from pgsieve.resources.lake.stores.store import join_path
 
 @dataclass(frozen=True)
 class Base:
-    """A version of the replica at `path` with all that committed before `since`, and slices of `history` with later changes.
+    """A version of a replica, and the slices of its change history with later changes.
 
-    `state` is the table's state at that time. Its definition is the definition of this version and of these slices.
+    - `path`, `version`: the version of the replica, which has all that committed before `since`
+    - `state`: the state of the table at that time. Its definition is that of this version and of these slices.
+    - `history`, `slices`: the path of the change history, and the ends of the slices
     """
 
     path: str
@@ -43,7 +47,7 @@ class Base:
 
     @property
     def name(self) -> Name:
-        """(schema, table)."""
+        """The schema and the name of the table."""
         return self.state.name
 
     @property
@@ -93,7 +97,11 @@ def bases(moment: Moment) -> list[Base]:
 
 @dataclass(frozen=True)
 class _Search:
-    """Finds the base of each table; `before` is the last cut at or before the moment, `after` the first later cut."""
+    """Finds the base of each table.
+
+    `before` is the last cut at or before the moment, and `after` is the first cut after it. A cut is a version of each
+    replica, so that together they equal the publisher at one LSN.
+    """
 
     moment: Moment
     before: Cut | None
@@ -104,15 +112,25 @@ class _Search:
         return self.moment.lake
 
     def base(self, name: Name, states: Sequence[TableState]) -> Base | None:
-        """The base of a table; None if the subscription did not have the table at that moment. `states` are its states."""
-        of_cut = self.before.tables.get(name) if self.before is not None else None
-        ready = next(
-            (s for s in reversed(states) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
+        """The base of a table; None if the subscription did not have the table at that moment.
+
+        `states` has the recorded states of the table.
+        """
+        cut_version = self.before.tables.get(name) if self.before is not None else None
+        ready_state = next(
+            (
+                state
+                for state in reversed(states)
+                if state.state == SyncState.READY and state.lsn <= self.moment.lsn
+            ),
+            None,
         )
-        is_copied_since = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
-        if of_cut is None and not is_copied_since:
+        is_copied_since = ready_state is not None and (
+            self.before is None or ready_state.lsn > self.before.lsn
+        )
+        if cut_version is None and not is_copied_since:
             return None
-        if ready is None:
+        if ready_state is None:
             raise self._unreadable(
                 name,
                 "the record of its columns at that time is gone: an earlier version's `pgsieve maintain` deleted it",
@@ -120,32 +138,40 @@ class _Search:
         path = self._lake.paths.replica(self.moment.subscription, *name)
         if (
             self.before is not None
-            and of_cut is not None
+            and cut_version is not None
             and not is_copied_since
             and self.before.lsn == self.moment.lsn
         ):
-            state = self._fitting_state(name, states, ready, self._lake.columns_at(path, of_cut))
-            return Base(path, of_cut, state, self.moment.lsn, self._history(name, state))
-        return self._with_changes(name, path, states, ready, None if is_copied_since else of_cut)
+            state = self._fitting_state(name, states, ready_state, self._lake.columns_at(path, cut_version))
+            return Base(path, cut_version, state, self.moment.lsn, self._history(name, state))
+        return self._with_changes(name, path, states, ready_state, None if is_copied_since else cut_version)
 
     def _with_changes(
-        self, name: Name, path: str, states: Sequence[TableState], ready: TableState, of_cut: int | None
+        self,
+        name: Name,
+        path: str,
+        states: Sequence[TableState],
+        ready_state: TableState,
+        cut_version: int | None,
     ) -> Base:
+        """The base of a table that has changed after the cut before the moment."""
         delta_rs = self._local(name)
-        version, position = self._newest_version(name, delta_rs, path, of_cut)
-        if not ready.lsn <= position <= self.moment.lsn:
+        version, position = self._newest_version(name, delta_rs, path, cut_version)
+        if not ready_state.lsn <= position <= self.moment.lsn:
             raise self._unreadable(name, "its replica's version of that time is gone")
-        if of_cut != version:
+        if cut_version != version:
             self._refuse_vacuumed(name, delta_rs, path, version)
-        state = self._fitting_state(name, states, ready, self._lake.columns_at(path, version))
+        state = self._fitting_state(name, states, ready_state, self._lake.columns_at(path, version))
         since_lsn = (
-            max(position, self.before.lsn) if self.before is not None and of_cut is not None else position
+            max(position, self.before.lsn)
+            if self.before is not None and cut_version is not None
+            else position
         )
         base = Base(path, version, state, since_lsn, self._history(name, state))
         return self._with_slices(base, states) if since_lsn < self.moment.lsn else base
 
     def _with_slices(self, base: Base, states: Sequence[TableState]) -> Base:
-        """Add the slices of the history to a base; raises MomentError if some may be missing."""
+        """Add the slices of the change history to a base. Raises MomentError if some of them may be missing."""
         name, lake = base.name, self._lake
         slice_ends = self._slices(name, base)
         deleted_up_to = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
@@ -160,16 +186,16 @@ class _Search:
                 f"its changes up to {format_lsn(deleted_up_to)} are deleted, as `retention.changes` says",
             )
         self._refuse_gap(name, base.state, states, slice_ends)
-        earlier = [end for end in slice_ends if end < self.moment.lsn]
-        lacking = [*earlier, *slice_ends[len(earlier) :][:1]]
-        return Base(base.path, base.version, base.state, base.since, base.history, lacking)
+        earlier_ends = [end for end in slice_ends if end < self.moment.lsn]
+        ends_needed = [*earlier_ends, *slice_ends[len(earlier_ends) :][:1]]
+        return Base(base.path, base.version, base.state, base.since, base.history, ends_needed)
 
     def _slices(self, name: Name, base: Base) -> list[int]:
-        """The slices of a history with changes after the base, without those that have only copied rows."""
+        """The ends of the slices with changes after the base. Slices that have only copied rows are left out."""
         records = self._lake.records
         slice_ends = records.slices(base.history, base.since)
         copied_slices = {
-            r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")
+            row["slice"] for row in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")
         }
         if not copied_slices:
             return list(slice_ends)
@@ -183,18 +209,24 @@ class _Search:
             ]
 
     def _refuse_gap(
-        self, name: Name, ready: TableState, states: Sequence[TableState], ends: Sequence[int]
+        self, name: Name, ready_state: TableState, states: Sequence[TableState], ends: Sequence[int]
     ) -> None:
-        """Raise MomentError if the history may lack changes, since the table was not replicated until its next copy.
+        """Raise MomentError if changes may be missing in the history, because the table was not replicated for a while.
 
-        The history is complete if the table's state stayed ready. Otherwise it is complete up to its last slice.
+        If the state of the table stayed ready, the history is complete. Otherwise it is complete only up to its last
+        slice.
         """
         limit = None if self.after is None else self.after.states
         states_before = [state for state in states if limit is None or state.version <= limit]
-        if states_before and states_before[-1].applies and states_before[-1].lsn == ready.lsn:
+        if states_before and states_before[-1].applies and states_before[-1].lsn == ready_state.lsn:
             return
         next_copy = min(
-            (s.lsn for s in states if s.lsn > self.moment.lsn and s.version > ready.version), default=None
+            (
+                state.lsn
+                for state in states
+                if state.lsn > self.moment.lsn and state.version > ready_state.version
+            ),
+            default=None,
         )
         followed_lsn = max((end for end in ends if next_copy is None or end <= next_copy), default=0)
         if followed_lsn < self.moment.lsn:
@@ -209,9 +241,9 @@ class _Search:
             )
 
     def _newest_version(
-        self, name: Name, delta_rs: LocalRecords, path: str, of_cut: int | None
+        self, name: Name, delta_rs: LocalRecords, path: str, cut_version: int | None
     ) -> tuple[int, int]:
-        """The newest version whose position is at or before the LSN, and its position; found by bisection."""
+        """The newest version that has a position at or before the LSN, and this position. It is found by bisection."""
         if not self._lake.records.exists(path):
             raise self._unreadable(name, "its replica is gone")
         newest_version = self._lake.records.version(path)
@@ -220,7 +252,7 @@ class _Search:
             if self.after is None
             else min(self.after.tables.get(name, newest_version), newest_version)
         )
-        low, positions = of_cut or 0, dict[int, int]()
+        low, positions = cut_version or 0, dict[int, int]()
         while low < high:
             middle = (low + high + 1) // 2
             if self._position(delta_rs, path, middle, positions) <= self.moment.lsn:
@@ -231,7 +263,7 @@ class _Search:
 
     @staticmethod
     def _position(delta_rs: LocalRecords, path: str, version: int, positions: dict[int, int]) -> int:
-        """The position of a version; -1 if it has none, or its log entry is deleted."""
+        """The position of a version; -1 if it has none, or if its log entry was deleted."""
         if version not in positions:
             try:
                 position = delta_rs.as_of(path, version).transaction_version(APPLICATION)
@@ -241,7 +273,10 @@ class _Search:
         return positions[version]
 
     def _refuse_vacuumed(self, name: Name, delta_rs: LocalRecords, path: str, version: int) -> None:
-        """Raise MomentError if files of the version are deleted: vacuum keeps only those of versions in cuts."""
+        """Raise MomentError if files of the version were deleted.
+
+        Vacuum keeps only the files of recent versions, and of versions that are in cuts.
+        """
         with self._lake.access.translate_errors(path):
             files = files_of(delta_rs.as_of(path, version))
         if not all(self._lake.store.has_file(join_path(path, file)) for file in files):
@@ -250,23 +285,26 @@ class _Search:
             )
 
     def _fitting_state(
-        self, name: Name, states: Sequence[TableState], ready: TableState, columns: Sequence[str]
+        self, name: Name, states: Sequence[TableState], ready_state: TableState, columns: Sequence[str]
     ) -> TableState:
-        """The state whose definition has the columns of a version; `columns` may also have some that a user has added."""
+        """The state with a definition that has the columns of a version.
+
+        `columns` are the columns of the version. They may include columns that a user has added.
+        """
         limit = None if self.after is None else self.after.states
         candidates = [
             (state, set(state.definition.names))
             for state in reversed(states)
             if state.state == SyncState.READY
-            and state.lsn == ready.lsn
+            and state.lsn == ready_state.lsn
             and state.definition is not None
             and (limit is None or state.version <= limit)
         ]
-        equal = [state for state, names in candidates if names == set(columns)]
-        states_in_time = [state for state, names in candidates if names < set(columns)]
-        if not (equal or states_in_time):
+        states_with_equal_columns = [state for state, names in candidates if names == set(columns)]
+        states_with_fewer_columns = [state for state, names in candidates if names < set(columns)]
+        if not (states_with_equal_columns or states_with_fewer_columns):
             raise self._unreadable(name, "the record of its columns at that time is gone")
-        return [*equal, *states_in_time][0]
+        return [*states_with_equal_columns, *states_with_fewer_columns][0]
 
     def _history(self, name: Name, state: TableState) -> str:
         assert state.definition is not None
@@ -277,6 +315,7 @@ class _Search:
         return self._lake.local_or(self._unreadable(name, reason, "0A000"))
 
     def _unreadable(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
+        """The error that a table cannot be read at the moment, with the reason."""
         cuts = [format_lsn(cut.lsn) for cut in (self.before, self.after) if cut is not None]
         return MomentError(
             f'subscription "{self.moment.subscription}": table "{quote_qualified(*name)}" cannot be read as of'

@@ -1,10 +1,9 @@
-"""Moments as users name them: an LSN, or a time -> the LSN before which the transactions of that moment committed.
+"""Moments as users name them: converts an LSN or a time to the LSN before which the moment's transactions committed.
 
-A time stands for all transactions, in the order of the WAL, before the first one with a later commit time: recovery
-with PostgreSQL's recovery_target_time stops there. Commit times are in the change histories, so a time must lie between
-two of their commits. Raises MomentError.
-
-Source: recoveryStopsBefore() in src/backend/access/transam/xlogrecovery.c.
+A time stands for all transactions, in the order of the WAL, before the first transaction that has a later commit time.
+PostgreSQL's recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
+src/backend/access/transam/xlogrecovery.c). Commit times are in the change histories, so a time has to lie between two
+of their commits. Raises MomentError if it does not.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
 
-#: A time given in microseconds, in the SQL of DataFusion and of Spark.
+#: A time in microseconds, written in the SQL of DataFusion, and in that of Spark.
 _TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 _SPARK_TIME = "timestamp_micros({})"
 
@@ -29,10 +28,10 @@ class MomentError(PgsieveError):
 
 @dataclass(frozen=True)
 class Moment:
-    """The LSN as of which the replicas of a subscription are read.
+    """A moment: the LSN at which the replicas of a subscription are read.
 
-    The caller knows that everything before the LSN `complete` was read; slices and cuts may end earlier if nothing
-    changed.
+    The caller knows that everything before the LSN `complete` was read. Slices and cuts may end earlier, if nothing has
+    changed since.
     """
 
     lake: Lake
@@ -42,7 +41,10 @@ class Moment:
 
     @classmethod
     def of(cls, lake: Lake, subscription: str, moment: str | datetime) -> "Moment":
-        """A moment as users name it: an LSN as PostgreSQL writes it, or a time with its time zone, as text in ISO 8601."""
+        """The moment that a user names by an LSN, or by a time with its time zone.
+
+        An LSN is written as PostgreSQL does, and a time may be a text in ISO 8601.
+        """
         if isinstance(moment, str):
             if "/" in moment:
                 return cls(lake, subscription, parse_lsn(moment))
@@ -68,6 +70,7 @@ def _time(text: str) -> datetime:
 
 
 def _lsn_at(states: TableStates, time: datetime) -> int:
+    """The LSN before which the transactions of a time committed."""
     lake, subscription = states.lake, states.subscription
     changes = history_paths(lake.paths.changes, subscription, states.newest())
     paths = [path for path in changes if lake.records.exists(path)]
@@ -88,14 +91,15 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # The LSN right after the last commit, so that no copy made later is taken for this moment.
+    # The LSN right after the last commit is used. If it were a later LSN, a copy that was made in between would be taken
+    # for this moment.
     return max(earlier_lsns) + 1
 
 
 def _bounds(
     lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, micros: int
 ) -> list[int]:
-    """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
+    """For each history that has changes which meet a condition, the least or the greatest commit LSN of these changes."""
     bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
         time = _SPARK_TIME if lake.policy.reader(path) is None else _TIME

@@ -1,9 +1,12 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
-In: the bases of the tables, and a folder for clones. A base without slices (changes of the history) is a version of the
-replica itself. A base with slices is cloned into the folder, and its changes are copied beside the clone. Then the
-functions of the apply apply the changes to the clone. Out: `TableAt` for each table. Raises LakeError, and MomentError
-if a change cannot be applied, which could not be applied to the replica either.
+In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
+    folder for clones
+Out: a `TableAt` for each table
+
+If a base has no slices, it is a version of the replica itself. If it has slices, the version is cloned into the folder,
+and the changes are copied to a place beside the clone. Then the functions of the apply apply the changes to the clone.
+Raises LakeError. Raises MomentError if a change cannot be applied; it could not be applied to the replica either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,13 +35,17 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
-#: The folder for clones in a lake on this machine. The folders of feeds have no dot in their names.
+#: The folder for clones in a lake on this machine. The folder of a feed has no dot in its name, so the two cannot be
+#: the same.
 _CLONES = f"{OWN_FOLDER}/.moments"
 
 
 @dataclass(frozen=True)
 class TableAt:
-    """A table as it was at a moment: a version of a Delta table in `lake`, and the number of changes applied to its clone."""
+    """A table as it was at a moment: a version of a Delta table in `lake`.
+
+    `changes` is the number of changes that were applied to the table, if it is a clone.
+    """
 
     name: Name
     lake: Lake
@@ -48,7 +55,7 @@ class TableAt:
 
     @property
     def qualified(self) -> str:
-        """The table's name as in SQL."""
+        """The table's name, as it is written in SQL."""
         return quote_qualified(*self.name)
 
     def frame(self) -> DataFrame:
@@ -56,7 +63,7 @@ class TableAt:
         return self.lake.as_of(self.path, self.version)
 
     def table(self) -> DeltaTable:
-        """The table for delta-rs; raises MomentError if delta-rs cannot reach the lake."""
+        """The table for delta-rs. Raises MomentError if delta-rs cannot reach the lake."""
         delta_rs = self.lake.local_or(
             MomentError(
                 f'table "{self.qualified}": only Spark reaches its lake',
@@ -71,7 +78,7 @@ class TableAt:
         return pa.schema(self.table().schema().to_arrow())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The table's rows in batches, read by delta-rs, or by Spark if delta-rs cannot."""
+        """Yields the rows of the table in batches. delta-rs reads them, or Spark if delta-rs cannot."""
         delta_rs = self.lake.policy.reader(self.path)
         with self.lake.access.translate_errors(self.path):
             if delta_rs is not None:
@@ -80,7 +87,7 @@ class TableAt:
                 yield from self.frame().toArrow().to_batches()
 
     def count(self) -> int:
-        """The table's number of rows."""
+        """The number of the table's rows."""
         if self.lake.policy.reader(self.path) is None:
             return self.frame().count()
         return sum(batch.num_rows for batch in self.batches())
@@ -89,44 +96,48 @@ class TableAt:
 def read_at(
     spark: SparkSession, lake: str, subscription: str, moment: str | datetime, scratch: str | None = None
 ) -> dict[str, DataFrame]:
-    """The replicas of a subscription as they were at any moment: DataFrames by table, as in `public.orders`.
+    """The replicas of a subscription as they were at any moment: maps each table, such as `public.orders`, to a DataFrame.
 
-    `lake` is the path or URI in pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: all that
-    committed before it) or a time with its zone (all that committed up to it). Tables that changed since the cut before
-    the moment are read from clones, which are deleted when this process ends. If the lake is in an object store and
-    Spark runs on other machines, name a folder in the store for the clones with `scratch`, and remove it afterwards.
-    Raises MomentError with the reason if the lake cannot show the moment any more.
+    `lake` is the path or URI in pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: all
+    transactions that committed before it), or a time with its time zone (all transactions that committed up to it).
+    Tables that have changed between the last cut and the moment are read from clones, which are deleted when this
+    process ends. If the lake is in an object store, and Spark runs on other machines, pass a folder in the store for
+    the clones as `scratch`, and remove it afterwards. Raises MomentError with the reason if the lake can no longer show
+    the moment.
     """
     return frames(Moment.of(Lake(lake, lambda: spark), subscription, moment), scratch)
 
 
 def frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
-    """The replicas at a moment as DataFrames, by table."""
+    """Maps each table to its replica at a moment, as a DataFrame."""
     return {each.qualified: each.frame() for each in tables_at(moment, scratch)}
 
 
 def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = None) -> list[TableAt]:
-    """The tables of a subscription at a moment, or `only` one of them.
+    """The tables of a subscription at a moment. With `only`, just this table.
 
-    Clones are made in the folder `scratch`. Without it, they are in a temporary folder, which is deleted when this
+    Clones are made in the folder `scratch`. Without it, they are made in a temporary folder, which is deleted when this
     process ends.
     """
-    lake, clones, lacking = moment.lake, list[TableAt](), list[Base]()
+    lake, tables, bases_with_changes = moment.lake, list[TableAt](), list[Base]()
     for base in bases(moment):
         if only is not None and base.name != only:
             continue
         if base.slices:
-            lacking.append(base)
+            bases_with_changes.append(base)
         else:
-            clones.append(TableAt(base.name, lake, base.path, base.version))
-    if not lacking:
-        return clones
+            tables.append(TableAt(base.name, lake, base.path, base.version))
+    if not bases_with_changes:
+        return tables
     target = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
-    return [*clones, *clone_up_to(moment, lacking, target)]
+    return [*tables, *clone_up_to(moment, bases_with_changes, target)]
 
 
 def _scratch_of(lake: Lake) -> Path:
-    """A temporary folder for clones: in the lake if that has hard links and is writable, else on this machine."""
+    """A temporary folder for clones.
+
+    It is in the lake if the lake has hard links and can be written, or else on this machine.
+    """
     if not is_uri(lake.uri):
         try:
             return private_folder(f"{lake.uri}/{_CLONES}")
@@ -136,7 +147,7 @@ def _scratch_of(lake: Lake) -> Path:
 
 
 def remove_stale_clones(lake: Lake) -> None:
-    """Remove the clones of processes that were killed: their links keep data files from being freed."""
+    """Remove the clones of processes that were killed. Their links would keep data files from being freed."""
     if not is_uri(lake.uri):
         remove_abandoned_folders(Path(lake.uri, _CLONES))
 
@@ -151,8 +162,8 @@ def clone_up_to(moment: Moment, bases: Sequence[Base], target: Lake) -> list[Tab
     tables = []
     for base, changes in zip(bases, clones, strict=True):
         path = target.paths.replica(subscription, *base.name)
-        number = sum(sum(each.sent.values()) + each.truncates for each in changes)
-        tables.append(TableAt(base.name, target, path, target.records.version(path), number))
+        change_count = sum(sum(each.sent.values()) + each.truncates for each in changes)
+        tables.append(TableAt(base.name, target, path, target.records.version(path), change_count))
     return tables
 
 
@@ -169,14 +180,14 @@ def _clone(moment: Moment, target: Lake, base: Base) -> list[TableChanges]:
 
 
 def _apply(subscription: str, target: Lake, changes: Sequence[TableChanges]) -> None:
-    """Apply changes as a run does, in batches; raises MomentError if some cannot be applied."""
+    """Apply changes in batches, as a run does. Raises MomentError if some of them cannot be applied."""
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice):
         slices.setdefault(change.slice, []).append(change)
     for ends in (part for batch in slice_batches(list(slices)) for part in batches_in_memory(batch, slices)):
         batch = Batch(subscription, target, ends[-1], [change for end in ends for change in slices[end]])
-        todo, _, _ = batch.plan(None)
-        for result in batch.apply(todo):
+        plan, _, _ = batch.plan(None)
+        for result in batch.apply(plan):
             if result.problem is not None:
                 raise MomentError(
                     f'subscription "{subscription}": table "{quote_qualified(*result.name)}" cannot be brought up to'

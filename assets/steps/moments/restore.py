@@ -1,8 +1,10 @@
-"""Restores, in another folder, the replicas of a subscription as they were at an LSN.
+"""Restores the replicas of a subscription as they were at an LSN, in another folder.
 
-In: a lake, an LSN, and the path or URI of an empty folder. Out: plain Delta tables at
-`<folder>/<subscription>/<schema>/<table>`. No run can update them, since a slot never goes back. Raises MomentError,
-and then leaves no files. A killed process leaves `_pgsieve` in the folder; a complete restore does not.
+In: a lake, an LSN, and the path or URI of an empty folder
+Out: Delta tables at `<folder>/<subscription>/<schema>/<table>`. No run can update them, because a slot never goes back.
+
+Raises MomentError, and in that case leaves no files. If the process is killed, the folder keeps a folder `_pgsieve`,
+which it does not have after a complete restore.
 """
 
 from pathlib import Path
@@ -17,7 +19,7 @@ from pgsieve.resources.lake.stores.storage import is_uri
 
 
 def restore(moment: Moment, folder: str) -> list[TableAt]:
-    """Restore the tables of a subscription at a moment into a folder."""
+    """Restore the tables of a subscription, as they were at a moment, into a folder."""
     lake, subscription = moment.lake, moment.subscription
     target = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
     if lake.by_spark_alone or target.by_spark_alone:
@@ -38,7 +40,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
             target.remove(path)
         raise
     target.access.make_durable()
-    # The change history and the table states were needed only to apply the changes.
+    # Change histories and table states were needed only to apply the changes.
     for path in (f"{target.uri}/{subscription}/_changes", target.paths.table_states(subscription)):
         target.remove(path)
     target.access.make_durable()
@@ -48,8 +50,8 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
 
 def _refuse_occupied(lake: Lake, target: Lake) -> None:
     """Raise MomentError if a folder is not empty, is within the lake, or contains the lake."""
-    ours, theirs = (f"{each.uri.rstrip('/')}/" for each in (lake, target))
-    if ours.startswith(theirs) or theirs.startswith(ours):
+    lake_prefix, target_prefix = (f"{each.uri.rstrip('/')}/" for each in (lake, target))
+    if lake_prefix.startswith(target_prefix) or target_prefix.startswith(lake_prefix):
         raise MomentError(
             f'"{target.uri}" is within the lake, or the lake is within it',
             hint="choose another folder",

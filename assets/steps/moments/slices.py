@@ -1,8 +1,10 @@
 """Copies the changes of a slice that committed before an LSN into the change history of a clone.
 
-In: the slice of a table's history in one lake. Out: the same rows in another lake, and the record that a run would have
-written of them. This process writes the files, one row group at a time; if column names are mapped, Spark does. Raises
-LakeError, also if files of the slice are lost.
+In: a slice (the changes from one position of the slot to another) of a table's history in one lake
+Out: the same rows in another lake, and the record about them that a run would have written
+
+This process writes the files, one row group at a time. If Delta maps the names of columns, Spark writes them instead.
+Raises LakeError, for example if files of the slice are lost.
 """
 
 import json
@@ -27,9 +29,10 @@ from pgsieve.resources.lake.lake import Lake, StoredSlices
 
 @dataclass
 class _CopiedPart:
-    """A part of a slice that is copied: the changes that committed before `lsn`. It counts them as they pass.
+    """Copies a part of a slice: the changes that committed before `lsn`. It can be sent to executors.
 
-    In the copy their slice ends at `end`. `truncates` are the order keys of TRUNCATEs. It is sent to executors.
+    It counts the changes while they pass (`tally`), and keeps the order keys of TRUNCATEs (`truncates`). In the copy,
+    the slice of the changes ends at `end`.
     """
 
     end: int
@@ -39,7 +42,7 @@ class _CopiedPart:
     truncates: list[Order] = field(default_factory=list)
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes that are copied; `slice` is their first column."""
+        """Yields the changes that are copied. `slice` has to be their first column."""
         for batch in batches:
             part = batch.filter(pc.less(batch.column("commit_lsn"), self.lsn))
             count_changes_and_bytes(part, self.key, self.tally)
@@ -58,7 +61,8 @@ class _CopiedPart:
 def copy_slice(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
-    The copied slice ends at `lsn` if that is earlier than `end`. Returns the record of a run for these rows.
+    If `lsn` is earlier than `end`, the copied slice ends at `lsn`. Returns the record about these rows that a run would
+    write.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
     committer = None if stored is None else target.policy.by_files(history, stored.schema)
@@ -66,16 +70,16 @@ def copy_slice(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history
         return _copy_by_spark(lake, target, base, end, lsn, history)
     part = _CopiedPart(min(end, lsn), lsn, base.definition.key)
 
-    def written() -> pa.Table:
+    def write() -> pa.Table:
         files = write_files(history, stored.schema, part.of(_rows(lake, stored, end)), target.store)
         return pa.Table.from_batches(files, FILE_SCHEMA)
 
-    committer.commit(written, history, stored.schema, Commit(part.end))
+    committer.commit(write, history, stored.schema, Commit(part.end))
     return _changes(base, part.end, [part.note()])
 
 
 def _rows(lake: Lake, stored: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, with all columns of their history; `slice` is the first."""
+    """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
     assert stored.schema.names[0] == "slice"
     for _, read in lake.store.readers(stored.groups):
         rows = read(stored.schema.names)
@@ -87,16 +91,16 @@ def _copy_by_spark(lake: Lake, target: Lake, base: Base, end: int, lsn: int, his
     rows = lake.read_slices(base.history, [end], every=True)
     part, schema = _CopiedPart(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
 
-    def copied(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from with_note(part.of(batches), schema, part.note)
 
-    noted_rows = NotedRows(rows.mapInArrow(copied, spark_schema(noted_schema(schema))))
+    noted_rows = NotedRows(rows.mapInArrow(copy, spark_schema(noted_schema(schema))))
     notes = noted_rows.write(lambda frame: target.write(frame, history, Commit(part.end)))
     return _changes(base, part.end, noted_rows.notes() if notes is None else notes)
 
 
 def _changes(base: Base, end: int, notes: Sequence[str]) -> TableChanges:
-    """What a run records of a slice of a table; `notes` are the counts of its parts."""
+    """What a run would record about a slice of a table. `notes` are the counts of its parts."""
     parts = [json.loads(note) for note in notes]
     tally = sum_tallies(part["tally"] for part in parts)
     truncates = [(lsn, ordinal) for part in parts for lsn, ordinal in part["truncates"]]

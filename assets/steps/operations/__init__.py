@@ -1,4 +1,4 @@
-"""Operations outside the four steps: maintenance of the lake, dropping a subscription, copying tables again.
+"""Operations besides the four steps: maintaining the lake, dropping a subscription, copying tables again, and others.
 
-A user runs them by a command, or a schedule does.
+A user runs them by a command, or a schedule runs them.
 """

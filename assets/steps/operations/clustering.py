@@ -1,7 +1,9 @@
-"""Clustering of replicas: rows with similar values in some columns are put into the same files, so that readers skip others.
+"""Clustering of replicas: puts rows with similar values in some columns into the same files.
 
-In: the columns of a replica's layout, and its files. Out: whether the replica is due for clustering, and a
-record of its last clustering in the subscription's state.
+A reader that looks for such values can skip the other files.
+
+In: the columns in a replica's layout, and its files
+Out: whether the replica has to be clustered now; and a record of its last clustering, in the state of the subscription
 """
 
 import json
@@ -11,22 +13,25 @@ from dataclasses import dataclass, field, replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
 
-#: A replica is clustered again if files newer than its last clustering have this share of its bytes.
+#: A replica is clustered again if files that are newer than its last clustering have this share of its bytes.
 MIN_NEW_SHARE = 0.2
 
-#: When a file was written, in milliseconds, and its size.
+#: The time at which a file was written, in milliseconds, and its size.
 File = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Clusterings:
-    """The last clustering of each replica: the columns, and the time of the newest file after it."""
+    """The last clustering of each replica: its columns, and the time of the newest file after it."""
 
     record: SubscriptionRecord
     _noted: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def is_due(self, name: Name, columns: Sequence[str], files: Sequence[File]) -> bool:
-        """Whether a replica with these files is due: it was not clustered by these columns yet, or many bytes are new."""
+        """True if a replica with these files has to be clustered now.
+
+        Either it was not clustered by these columns before, or many of its bytes are new.
+        """
         clustered_by, newest_time = self._recorded().get(name, ((), 0))
         new_bytes = sum(size for time, size in files if time > newest_time)
         return bool(files) and (
@@ -34,11 +39,11 @@ class Clusterings:
         )
 
     def note(self, name: Name, columns: Sequence[str], files: Sequence[File]) -> None:
-        """Note that a replica is clustered and has these files; `save` records it."""
+        """Note that a replica was clustered, and has these files now. `save` records all notes."""
         self._noted[name] = tuple(columns), max((time for time, _ in files), default=0)
 
     def save(self) -> None:
-        """Record the notes."""
+        """Record the notes in the state of the subscription."""
         if self._noted:
             rows = [
                 [*name, list(columns), newest_time]

@@ -1,7 +1,10 @@
-"""Removes damaged record tables of pgsieve; later runs make them anew, and copy the replicated tables again if needed.
+"""Removes record tables of pgsieve that are damaged. Later runs make them again, and copy tables again if necessary.
 
-In: a subscription. Out: the paths of the removed tables. Raises LakeError if only Spark reaches the lake: then the
-user has to remove the folders. A damaged change log is not removed here but together with its slot.
+In: a subscription
+Out: the paths of the tables that were removed
+
+Raises LakeError if only Spark reaches the lake; in that case the user has to remove the folders. A damaged change log
+is not removed here, but together with its slot.
 """
 
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -25,38 +28,41 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
-    """Remove the record tables of a subscription and its feed that are unreadable or were put back.
+    """Remove the record tables of a subscription and its feed that cannot be read, or were put back to earlier versions.
 
-    Without the feed's records, the transformed slices or the table states, all tables are copied again. Without its
-    state, the subscription counts as new: enabled, and skipping nothing. Cuts, slices, registered names and sequences
-    begin anew without a copy.
+    If the records of the feed, the transformed slices or the table states are removed, all tables are copied again. If
+    the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing. If
+    cuts, slices, registered names or sequences are removed, they begin again, and nothing is copied.
     """
     feed, name = subscription.feed, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
     transformed_slices = TransformedSlices(lake, name).path
-    feeds = [*feed_records(lake, feed), PreparedTransactions(lake, feed).path]
+    feed_paths = [*feed_records(lake, feed), PreparedTransactions(lake, feed).path]
     other_paths = [
         record.path,
         Slices(lake, feed).path,
-        *(each(lake, name).path for each in (Cuts, RegisteredNames, Sequences)),
+        *(table(lake, name).path for table in (Cuts, RegisteredNames, Sequences)),
     ]
     with feed.hold_lock(), feed.source.hold_lock(name):
         damaged_paths = [
-            p for p in (states.path, transformed_slices, *feeds, *other_paths) if _is_damaged(lake, p)
+            path
+            for path in (states.path, transformed_slices, *feed_paths, *other_paths)
+            if _is_damaged(lake, path)
         ]
         if cuts.path not in damaged_paths:
-            readable = [
-                p
-                for p in (*feed_records(lake, feed), *subscription_records(lake, name))
-                if p not in damaged_paths
+            readable_paths = [
+                path
+                for path in (*feed_records(lake, feed), *subscription_records(lake, name))
+                if path not in damaged_paths
             ]
-            damaged_paths += put_back_tables(lake, readable, newest_cuts(lake, feed))
+            damaged_paths += put_back_tables(lake, readable_paths, newest_cuts(lake, feed))
         if states.path not in damaged_paths and _is_put_back(states, cuts):
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
             lake.remove_log(states.path)
-        # Before the others are removed: if this process dies in between, the next one finds the damage again.
-        if not set(feeds).isdisjoint(damaged_paths):
+        # This is done before the other tables are removed. If this process dies in between, the next one finds the damage
+        # again.
+        if not set(feed_paths).isdisjoint(damaged_paths):
             forget_copies(lake, feed.subscriptions)
         elif transformed_slices in damaged_paths:
             forget_copies(lake, [name])
@@ -69,7 +75,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
 
 
 def _is_put_back(states: TableStates, cuts: Cuts) -> bool:
-    """Whether the table states were put back: the newest cut records a later version of them."""
+    """True if the table states were put back, because the newest cut records a later version of them."""
     if _is_damaged(cuts.lake, cuts.path) or (cut := cuts.last()) is None:
         return False
     try:
@@ -80,6 +86,7 @@ def _is_put_back(states: TableStates, cuts: Cuts) -> bool:
 
 
 def _is_damaged(lake: Lake, path: str) -> bool:
+    """True if a table cannot be read because it is damaged."""
     try:
         lake.records.rows(path)
     except DamagedTableError:

@@ -1,9 +1,12 @@
-"""Drops a subscription: pgsieve's objects for it on the server, and its progress in the lake.
+"""Drops a subscription: what pgsieve has created for it on the server, and its progress in the lake.
 
-In: a subscription, and the other subscriptions of its feed that are in use. Out: the server has no objects of the
-subscription; its tables in the lake stay unless their deletion is requested. The server's objects are dropped first, so
-that a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses, and
-OtherClusterError or OtherDatabaseError if the source is another cluster or database than before.
+In: a subscription, and the other subscriptions of its feed (the readers of the same slot) that are in use
+Out: a `DropResult`. The server has nothing of the subscription any more. Its tables in the lake stay, unless their
+     deletion is requested.
+
+What is on the server is dropped first, so that a drop that was killed can be repeated. Raises SourceError if the server
+does not answer or refuses, and OtherClusterError or OtherDatabaseError if the source is another cluster or database
+than before.
 """
 
 from collections.abc import Sequence
@@ -42,12 +45,15 @@ from pgsieve.resources.postgres.slot import drop_slot
 
 @dataclass(frozen=True)
 class DropResult:
-    """The objects that were dropped (None or empty: none); `kept_for` are the subscriptions that still need the slot."""
+    """What was dropped; a field is None or empty if there was nothing.
+
+    `kept_for` has the subscriptions that still need the slot.
+    """
 
     slot: str | None
     altered: tuple[str, ...] = ()
     publications: tuple[str, ...] = ()
-    #: Capture publications that pgsieve did not create; they stay.
+    #: Publications with the names of capture publications that pgsieve has not created. They stay.
     foreign: tuple[str, ...] = ()
     kept_for: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -57,9 +63,9 @@ class DropResult:
 def drop_subscription(
     subscription: Subscription, lake: Lake, *, leave_slot: bool, delete_tables: bool
 ) -> DropResult:
-    """Drop a subscription; nothing happens if it is dropped already.
+    """Drop a subscription. If it was already dropped, nothing happens.
 
-    With `leave_slot` the server is not contacted, as after ALTER SUBSCRIPTION ... SET (slot_name = NONE).
+    With `leave_slot`, the server is not contacted, as after ALTER SUBSCRIPTION ... SET (slot_name = NONE).
     """
     feed, name = subscription.feed, subscription.name
     if delete_tables:
@@ -72,9 +78,11 @@ def drop_subscription(
         )
         _refuse_lake_within(lake, name)
     other_subscriptions = tuple(
-        s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use()
+        other_name
+        for other_name in feed.subscriptions
+        if other_name != name and TableStates(lake, other_name).is_in_use()
     )
-    # A lake that cannot be written fails here, before anything is dropped.
+    # If the lake cannot be written, this fails, before anything is dropped.
     if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
     result = DropResult(None, kept_for=other_subscriptions)
@@ -83,21 +91,21 @@ def drop_subscription(
             refuse_other_cluster(connection, feed, lake)
             refuse_other_database(connection, lake, [name])
             refuse_slot_of_another_lake(connection, feed, lake)
-            alone = f"SELECT pg_drop_replication_slot('{feed.slot}')"
+            command = f"SELECT pg_drop_replication_slot('{feed.slot}')"
             refuse_slot_ahead(
                 connection,
                 feed,
                 lake,
-                f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{alone}`",
+                f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{command}`",
             )
             lake.access.make_durable()
             result = _drop_on_server(connection, feed, other_subscriptions)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(
-        [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
+        [TableState(*state.name, SyncState.REMOVED) for state in states if state.state != SyncState.REMOVED]
     )
     if lake.records.exists(SubscriptionRecord(lake, name).path):
-        # The record of the replicas' folders stays, since the replicas can still be read.
+        # The record of the folders stays, because the replicas can still be read.
         record = SubscriptionRecord(lake, name)
         state = record.state()
         record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
@@ -114,7 +122,7 @@ def drop_subscription(
 
 
 def _refuse_lake_within(lake: Lake, name: str) -> None:
-    """Raise PgsieveError if another lake is in the folder of a subscription: it would be deleted with the folder."""
+    """Raise PgsieveError if there is another lake in the folder of a subscription. It would be deleted with the folder."""
     folder = f"{lake.uri}/{name}"
     with lake.access.translate_errors(folder):
         has_lake = lake.store.has_folder(folder, OWN_FOLDER)
@@ -129,32 +137,33 @@ def _refuse_lake_within(lake: Lake, name: str) -> None:
 def _drop_on_server(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, other_subscriptions: Sequence[str]
 ) -> DropResult:
+    """Drop the slot and the capture publications; or if other subscriptions need them, reduce the publications."""
     catalog = read_catalog(connection)
     if other_subscriptions:
-        remaining = replace(feed, subscriptions={s: feed.subscriptions[s] for s in other_subscriptions})
-        altered, dropped_publications = _shrink_to(connection, remaining, catalog)
+        remaining_feed = replace(feed, subscriptions={s: feed.subscriptions[s] for s in other_subscriptions})
+        altered, dropped_publications = _shrink_to(connection, remaining_feed, catalog)
         return DropResult(None, altered, dropped_publications, kept_for=tuple(other_subscriptions))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
-    # Read before the publications are dropped: their comments say which ones pgsieve created.
+    # This is read before publications are dropped, because their comments say which of them pgsieve has created.
     foreign = () if feed.filtered else foreign_publications(connection, feed.capture, catalog)
     altered, dropped_publications = _shrink(connection, feed, (), catalog)
     return DropResult(slot, altered, dropped_publications, tuple(foreign))
 
 
 def _shrink_to(
-    connection: psycopg.Connection[tuple[object, ...]], remaining: Feed, catalog: Catalog
+    connection: psycopg.Connection[tuple[object, ...]], remaining_feed: Feed, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Reduce the capture to the needs of the remaining subscriptions `remaining`.
+    """Reduce the capture publications to what the remaining subscriptions need.
 
-    Nothing changes if one of these subscriptions is refused now, since its needs are unknown.
+    If one of these subscriptions is refused now, its needs are not known, and nothing is changed.
     """
     try:
-        sound, catalog = sound_part(connection, remaining, catalog)
+        sound_feed, catalog = sound_part(connection, remaining_feed, catalog)
     except PgsieveError:
         return (), ()
-    if sound.subscriptions.keys() < remaining.subscriptions.keys():
+    if sound_feed.subscriptions.keys() < remaining_feed.subscriptions.keys():
         return (), ()
-    return _shrink(connection, remaining, remaining.planned_capture(catalog), catalog)
+    return _shrink(connection, remaining_feed, remaining_feed.planned_capture(catalog), catalog)
 
 
 def _shrink(
@@ -163,6 +172,7 @@ def _shrink(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Reduce the capture publications to the planned ones. Returns the names of those that were altered, and dropped."""
     if feed.filtered:
         names_to_drop = own_publications(connection, [feed.unfiltered_publication])
         drop_publications(connection, feed.source.name, names_to_drop)

@@ -1,7 +1,10 @@
-"""The initial copy from begin to end: the feed's slot is made ready, tables are copied, the slot is drained in between.
+"""The initial copy from begin to end: makes the feed's slot ready, and copies tables; in between, it drains the slot.
 
-In: the tables to copy. Out: the result for each table. The slot exists before the first snapshot, so no change between
-slot and snapshot is lost. Draining bounds the WAL that the slot retains during long copies.
+In: the tables to copy
+Out: the result of each table
+
+The slot exists before the first snapshot, so no change between the two is lost. Because the slot is drained (read into
+the change log, and confirmed) during long copies, it does not retain too much WAL.
 """
 
 from collections.abc import Collection
@@ -42,10 +45,10 @@ def copy_tables(
     lacking: bool = False,
     seconds: float = PATIENT_SECONDS,
 ) -> list[CopyResult]:
-    """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot is ready.
+    """Copy these tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot was made ready.
 
-    With `lacking`, tables that need no copy any more are left out. The copy waits at most `seconds` for open
-    transactions, and leaves tables that still wait for them to a later copy. Raises SubscriptionDisabledError if the
+    With `lacking`, tables that no longer need a copy are left out. The copy waits at most `seconds` for open
+    transactions, and tables that still have to wait are left to a later copy. Raises SubscriptionDisabledError if the
     subscription is disabled, and the errors of `ready_slot`.
     """
     if not names:
@@ -61,7 +64,7 @@ def copy_tables(
         try:
             with limit_wait(feed.source, connection, BRIEF_SECONDS):
                 sizes = table_bytes(connection, names)
-            # If Spark will be needed, it starts now, in the background.
+            # If Spark will be needed for a table of this size, it starts now, in the background.
             lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
         except OpenTransactionsError as error:
@@ -75,14 +78,14 @@ def copy_tables(
 
 @dataclass(frozen=True)
 class _RetainedWal:
-    """The WAL that a feed's slot retains while tables of a subscription are copied."""
+    """Limits the WAL that a feed's slot retains while tables of a subscription are copied."""
 
     subscription: Subscription
     lake: Lake
     log: Log
 
     def bound(self, more_batches: bool) -> None:
-        """If the slot retains much WAL, drain it with `more_batches` to come, and otherwise log how much it is."""
+        """If the slot retains much WAL, drain it, or if no more batches follow, log how much it is."""
         feed = self.subscription.feed
         try:
             with feed.source.connect() as connection:

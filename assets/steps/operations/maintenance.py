@@ -1,9 +1,13 @@
-"""Keeps a lake from growing without end: retention, compaction and vacuum of a feed's and a subscription's tables.
+"""Maintenance: keeps a lake from growing for ever, by deleting old changes, compacting tables, and deleting old files.
 
-In: the Delta tables, and the retention of applied changes. Out: the same tables, smaller. Maintenance never deletes
-changes that a subscription of the feed has not applied, nor files of a recent version or of a version in a cut. Each
-commit is atomic and independent of the others, so maintenance that was killed can be repeated. It may run at the same
-time as a run: of two writers of a table the slower one begins again.
+In: the Delta tables of a feed (a slot with its subscriptions) or of a subscription, and how long applied changes are
+    retained
+Out: the same tables, smaller
+
+Maintenance never deletes changes that a subscription of the feed has not applied. It never deletes files of a recent
+version, or of a version in a cut (a version of each replica, so that together they equal the publisher at one LSN).
+Each commit is atomic and does not depend on the others. So if maintenance was killed, it can be repeated. It may run at
+the same time as a run: if both write a table, the slower of the two begins again.
 """
 
 import math
@@ -42,17 +46,18 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
-#: The grace period for readers: the files of a cut stay this long after the cut is deleted.
+#: After a cut was deleted, its files stay for this time, so that readers can finish.
 READ_GRACE = timedelta(hours=1)
-#: The retention of old versions of pgsieve's own tables: only a reader that has just opened one needs them.
+#: How long old versions of pgsieve's own tables are retained. Only a reader that has just opened such a table needs
+#: them.
 RECORD_RETENTION = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long applied changes are kept: None for ever, zero only until they are applied.
+    """How long changes are retained after they were applied. None means for ever, and zero means no time.
 
-    `versions` is how long old versions of tables, and the cuts that name them, are kept.
+    `versions` is how long old versions of tables are retained, and the cuts that name them.
     """
 
     change_log: timedelta | None
@@ -62,7 +67,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """The result for one Delta table: the number of rows deleted, and by how many files it became smaller."""
+    """The result for one Delta table: how many rows were deleted, and how many files fewer it has."""
 
     path: str
     rows: int
@@ -72,25 +77,36 @@ class MaintainedTable:
 def maintain_feed(
     feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
-    """Maintain a feed's change log and records; `subscriptions` are all subscriptions of the feed."""
+    """Maintain the change log and the records of a feed. `subscriptions` are all subscriptions of the feed."""
     with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, feed).path
-        applied_lsn = min((ReplicaProgress(s, lake).applied_up_to() for s in subscriptions), default=0)
-        upto = maintainer.expired(change_log, applied_lsn, retention.change_log)
-        log(
-            f"change log of {feed.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(upto)}"
+        applied_lsn = min(
+            (ReplicaProgress(subscription, lake).applied_up_to() for subscription in subscriptions), default=0
         )
-        if upto:
-            FeedRecord(lake, feed).note_deleted(upto)
-        owners = [feed.name, *(as_published(feed, s).name for s in feed.subscriptions if not feed.filtered)]
+        deleted_up_to = maintainer.expired(change_log, applied_lsn, retention.change_log)
+        log(
+            f"change log of {feed.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(deleted_up_to)}"
+        )
+        if deleted_up_to:
+            FeedRecord(lake, feed).note_deleted(deleted_up_to)
+        owners = [
+            feed.name,
+            *(
+                as_published(feed, subscription).name
+                for subscription in feed.subscriptions
+                if not feed.filtered
+            ),
+        ]
         for owner in owners:
             for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
-                maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
-        maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
-        # The newest catalog before `upto` also decides later slices, so it stays.
-        record = Catalogs(lake, feed).path
-        catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
-        maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
+                maintainer.maintain(path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None)
+        maintainer.maintain(
+            AlteredSlices(lake, feed).path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None
+        )
+        # The newest catalog before `deleted_up_to` is also valid for later slices, so it stays.
+        catalogs_path = Catalogs(lake, feed).path
+        catalog_lsns = [row["lsn"] for row in lake.records.rows(catalogs_path) if row["lsn"] <= deleted_up_to]
+        maintainer.maintain(catalogs_path, f"lsn < {max(catalog_lsns):d}" if catalog_lsns else None)
         maintainer.maintain(PreparedTransactions(lake, feed).path)
         feed_record = FeedRecord(lake, feed)
         maintainer.maintain(feed_record.path, superseded_condition(feed_record.counting_versions()))
@@ -106,8 +122,8 @@ def maintain_subscription(
 ) -> list[MaintainedTable]:
     """Maintain the change histories, the replicas with their cuts, and the records of a subscription.
 
-    With `changed_tables`, the histories and replicas of other tables are left out, as nothing was written to them. If a replica
-    cannot be clustered as its layout says, ClusteringError is raised after all other work.
+    With `changed_tables`, the histories and replicas of other tables are left out, because nothing was written to them.
+    If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).refuse_other_folders()
@@ -135,7 +151,7 @@ def maintain_subscription(
 
 @dataclass(frozen=True)
 class _SubscriptionTables:
-    """The maintenance of a subscription's Delta tables: histories, records, replicas, cuts."""
+    """Maintains the Delta tables of a subscription: histories, records, replicas and cuts."""
 
     subscription: Subscription
     lake: Lake
@@ -144,38 +160,41 @@ class _SubscriptionTables:
     def maintain_histories(
         self, states: Mapping[Name, TableState], applied_lsn: int, retention: timedelta | None
     ) -> None:
-        """Delete expired changes from change histories; compact and vacuum these, and the tables of versions of rows."""
+        """Delete expired changes from change histories; and compact and vacuum these, and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(history_paths(self.lake.paths.changes, name, states))
-        expired = {path: maintainer.expired(path, applied_lsn, retention) for path in paths}
+        ends_by_path = {path: maintainer.expired(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
-        # Without this record, earlier maintenance may have deleted any applied change.
-        unknown = applied_lsn if record.state().deleted_up_to is None else 0
-        record.note_deleted(max((*expired.values(), unknown)))
-        for path, upto in expired.items():
-            maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
+        # If it is not recorded, earlier maintenance may have deleted any change that was applied.
+        possibly_deleted = applied_lsn if record.state().deleted_up_to is None else 0
+        record.note_deleted(max((*ends_by_path.values(), possibly_deleted)))
+        for path, end in ends_by_path.items():
+            maintainer.maintain(path, f"slice <= {end:d}" if end else None, record=False)
         for path in history_paths(self.lake.paths.versions, name, states):
             maintainer.compact(path)
             maintainer.vacuum(path)
 
     def maintain_records(self, applied_lsn: int) -> None:
-        """Delete superseded rows of the subscription's record tables."""
+        """Delete rows of the subscription's record tables that newer rows have superseded."""
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.last()
-        # Rows after the newest cut stay if they have changes: the next cut needs them. Of the rows without changes only
-        # the last one is needed, for the position.
+        # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows without changes, only
+        # the last one is needed, because it has the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, applied_rows)
-        of_cuts = {cut.states for cut in cuts.all() if cut.states is not None}
-        maintain(states.path, superseded_condition(states.counting_versions(of_cuts)))
+        cut_versions = {cut.states for cut in cuts.all() if cut.states is not None}
+        maintain(states.path, superseded_condition(states.counting_versions(cut_versions)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
         maintain(record.path, superseded_condition({record.newest_version()}))
         maintain(RegisteredNames(lake, name).path)
         maintain(sequences.path, superseded_condition(sequences.counting_versions()))
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
-        """Compact replicas, and cluster those that are due; returns the errors of layouts that do not fit their table."""
+        """Compact replicas, and cluster those for which it is time.
+
+        Returns the errors of layouts that do not fit their table.
+        """
         maintainer, clustering_errors = self.maintainer, list[ClusteringError]()
         clusterings = Clusterings(SubscriptionRecord(self.lake, self.subscription.name))
         for table, state in states.items():
@@ -199,27 +218,30 @@ class _SubscriptionTables:
         return clustering_errors
 
     def remove_versions(self, states: Mapping[Name, TableState], oldest_time: datetime, version: int) -> bool:
-        """Remove the cuts and the replicas' versions from before `oldest_time`; `version` is the version of the newest state.
+        """Remove the cuts, and the versions of replicas, from before `oldest_time`.
 
-        Returns False, and removes nothing, if there is no recent cut and a replica is ahead of the newest one.
+        `version` is the version of the newest table state. Returns false, and removes nothing, if there is no recent
+        cut, and a replica has changes that are not in the newest cut.
         """
         if not self._renew_cut(oldest_time, version):
             return False
-        # A cut is deleted before its files, so that no reader opens it meanwhile.
+        # A cut is deleted before its files are. Otherwise a reader could open the cut in between.
         cuts = Cuts(self.lake, self.subscription.name).path
         self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, oldest_time), since=oldest_time)
         for table, state in states.items():
-            # A long copy writes files long before its commit; vacuum would take them for old ones.
+            # A long copy writes files long before it commits them. Vacuum would take these for old files, and delete them.
             if state.state != SyncState.DATA_SYNC:
                 self.maintainer.vacuum(self._replica(table))
-        # The cut also has to name the versions that this maintenance has made, so that a run can skip these replicas.
+        # Maintenance has made new versions. If the cut names them, a run knows that it can skip these replicas.
         self._renew_cut(oldest_time, version)
         return True
 
     def _renew_cut(self, oldest_time: datetime, states: int) -> bool:
-        """Write the newest cut again with the present versions, if these have the same rows and one differs or it is old.
+        """Write the newest cut again with the present versions of the replicas, if they have the same rows.
 
-        Returns False if the newest cut is from before `oldest_time` and a replica has changes that are in no cut yet.
+        This is needed if a version has changed, or if the cut is old. `states` is the version of the newest table
+        state. Returns false if the newest cut is from before `oldest_time`, and a replica has changes that are in no
+        cut yet.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
         cut = cuts.last()
@@ -227,13 +249,14 @@ class _SubscriptionTables:
             return True
         paths = {name: self._replica(name) for name in cut.tables}
         time = datetime.now(UTC)
-        is_young = oldest_time <= cut.at <= time  # The age of a later cut is unknown.
-        # Versions are read before positions, so that the position shows a commit of a run in between.
+        # If the time of the cut is in the future, its age is not known.
+        is_young = oldest_time <= cut.at <= time
+        # Versions are read before positions. If a run commits in between, the position shows it.
         versions = {name: records.version(path) for name, path in paths.items()}
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
-            # A repair is seen by the next run only while the cut names the version before it.
+            # The next run notices a repair only as long as the cut names the version before the repair.
             or (self.subscription.histories.of(name).is_kept and records.is_repaired(path, cut.tables[name]))
             for name, path in paths.items()
         ):
@@ -248,10 +271,11 @@ class _SubscriptionTables:
 
 
 def superseded_condition(counting: Collection[int]) -> str | None:
-    """An SQL condition for the superseded rows of a record table; `counting` are the versions of the rows that count.
+    """An SQL condition for the rows of a record table that newer rows have superseded. None if no row counts.
 
-    None if no version counts. Rows are only added with later versions, so a superseded row stays superseded. All rows of
-    a version that counts stay. So do rows from before the column `version` existed.
+    `counting` are the Delta versions of the rows that count. All rows of these versions stay, and so do rows from the
+    time before there was a column `version`. A row that is superseded now stays so, because rows are only added with
+    later versions.
     """
     versions = sorted(version for version in counting if version >= 0)
     if not versions:
@@ -272,25 +296,27 @@ class _Maintainer:
         self.results: list[MaintainedTable] = []
 
     def expired(self, path: str, applied_lsn: int, retention: timedelta | None) -> int:
-        """The end of the last slice of a table that is applied and older than `retention`; 0 if there is none."""
+        """The end of the last slice of a table that was applied, and is older than `retention`; 0 if there is none."""
         if retention is None or not self._lake.records.exists(path):
             return 0
         if retention:
             return min(applied_lsn, maintenance(self._lake, path).last_slice_before(self._now - retention))
-        # The end of a slice, not the applied position: without a slice nothing is deleted, so no subscription counts as behind.
+        # The result is the end of a slice, and not the position up to which changes are applied. If there is no slice,
+        # nothing is deleted, and no subscription that lacks these changes has to be copied again.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def expired_cuts(self, path: str, since: datetime) -> str | None:
-        """An SQL condition for the cuts from before `since`, and for cuts with a lower LSN, whatever their time is.
+        """An SQL condition for the cuts from before `since`.
 
-        Clocks of several writers may disagree.
+        It also includes cuts with a lower LSN, whatever their time is, because the clocks of several writers may
+        differ.
         """
         if not self._lake.records.exists(path):
             return None
         return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a table."""
+        """True if there is such a table."""
         return self._lake.records.exists(path)
 
     def files(self, path: str) -> list[File]:
@@ -306,7 +332,7 @@ class _Maintainer:
         since: datetime | None = None,
         record: bool = True,
     ) -> None:
-        """Delete the rows that meet a condition (see `TableMaintenance`), then compact and vacuum the table."""
+        """Delete the rows that meet a condition (see `TableMaintenance`), and then compact and vacuum the table."""
         if self._lake.records.exists(path):
             self._lake.access.make_durable()
             rows = self._retry(path, lambda table: table.delete(condition, since)) if condition else 0
@@ -314,15 +340,18 @@ class _Maintainer:
             self.vacuum(path, record=record)
 
     def compact(self, path: str, rows: int = 0, cluster_columns: Sequence[str] = ()) -> None:
-        """Compact a table, and cluster it by `cluster_columns`, if any; `rows` is the number of rows deleted before."""
+        """Compact a table. If there are `cluster_columns`, cluster it by these columns.
+
+        `rows` is the number of rows that were deleted before, for the result.
+        """
         if self._lake.records.exists(path):
             files = self._retry(path, lambda table: table.compact(cluster_columns))
             self.results.append(MaintainedTable(path, rows, files))
 
     def vacuum(self, path: str, *, record: bool = False) -> None:
-        """Remove the files of old versions; `record` says that it is one of pgsieve's own tables, with a shorter retention."""
+        """Delete the files of old versions. With `record`, the table is one of pgsieve's own, with a shorter retention."""
         if self._lake.records.exists(path):
-            # After a power cut the table could be back at a version that needs the removed files.
+            # Without this, the table could go back after a power cut to a version that needs the deleted files.
             self._lake.access.make_durable()
             hours = self._record_hours if record else self._hours
             self._retry(path, lambda table: table.vacuum(hours))
@@ -337,7 +366,7 @@ class _Maintainer:
 
 @contextmanager
 def _maintaining(feed: Feed, activity: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
-    """A maintainer for the block, under a lock, so that two processes do not do the same work.
+    """Within the block, yield a maintainer. A lock keeps two processes from doing the same work.
 
     If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """

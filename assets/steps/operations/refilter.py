@@ -1,9 +1,13 @@
-"""Refilters: makes a subscription's replicas from replicas in the lake, its own or another's, without a copy.
+"""Refilters: makes the replicas of a subscription from replicas that the lake already has, without a copy.
 
-In: a subscription that is new, or whose publications, row filters or column lists have changed; the catalog; and other
-subscriptions of the same source. Out: for each table the subscription from whose replica the new replica can be made,
-or why there is none; and the new replicas, which equal copies at that subscription's LSN. A replica is used only if it
-certainly has the rows of a copy (`Definition.unaltered`). Raises PgsieveError.
+They may be replicas of the same subscription, or of another one.
+
+In: - a subscription that is new, or that has other publications, row filters or column lists than before
+    - the present catalog, and other subscriptions of the same source
+Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
+     - the new replicas, which equal copies at that subscription's LSN
+
+A replica is used only if it is certain that it has all rows of a copy (`Definition.unaltered`). Raises PgsieveError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,9 +37,11 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class Refiltering:
-    """The plan for a table: the subscription `source` from whose replica it is made, or `reason` why there is none.
+    """The plan for a table.
 
-    `rows` is the number of rows once the replica is made.
+    - `source`: the subscription from whose replica the table is made; None if there is none
+    - `reason`: the reason why there is none
+    - `rows`: the number of rows, as soon as the replica is made
     """
 
     name: Name
@@ -46,9 +52,12 @@ class Refiltering:
 
 @dataclass(frozen=True)
 class _UsableReplica:
-    """A replica that has all wanted rows: its subscription and state, and the row filters for the wanted ones.
+    """A replica that has all rows that are wanted.
 
-    `replicated` is the table as it is published now, `wanted` the definition of the new replica.
+    - `source`, `state`: its subscription and its state
+    - `filters`: the row filters that the wanted rows match; None if all rows are wanted
+    - `replicated`: the table as it is published now
+    - `wanted`: the definition of the new replica
     """
 
     source: Subscription
@@ -59,7 +68,10 @@ class _UsableReplica:
 
 
 def applied_lsn(lake: Lake, source: Subscription) -> int:
-    """The LSN before which a subscription's replicas have all changes; raises PgsieveError if changes are not applied yet."""
+    """The LSN before which the replicas of a subscription have all changes.
+
+    Raises PgsieveError if there are changes that are not applied yet.
+    """
     progress = ReplicaProgress(source, lake)
     transformed_lsn = progress.transformed_up_to()
     if progress.applied_up_to() < transformed_lsn:
@@ -73,10 +85,10 @@ def applied_lsn(lake: Lake, source: Subscription) -> int:
 
 @dataclass(frozen=True)
 class Refilter:
-    """Makes the replicas of a subscription from replicas of the first of `sources` that has all wanted rows.
+    """Makes replicas of a subscription. Each is made from a replica of the first of `sources` that has all wanted rows.
 
-    `catalog` is the present catalog with the subscription's publications. Each source has the present catalog with the
-    source's publications.
+    `catalog` is the present catalog, with the publications of the subscription. Each source comes with the present
+    catalog that has the publications of the source.
     """
 
     subscription: Subscription
@@ -85,11 +97,11 @@ class Refilter:
     catalog: Catalog
 
     def plan(self, names: Sequence[Name]) -> list[Refiltering]:
-        """The plans for the named tables, or for all published ones."""
+        """The plans for these tables; without names, for all published tables."""
         return [plan for plan, _ in self._plans(names)]
 
     def make(self, names: Sequence[Name]) -> list[Refiltering]:
-        """Make the replicas that can be made; returns the plans with their numbers of rows."""
+        """Make the replicas that can be made. Returns the plans, with the numbers of rows."""
         plans = []
         for plan, usable_replica in self._plans(names):
             plans.append(
@@ -98,6 +110,7 @@ class Refilter:
         return plans
 
     def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _UsableReplica | None]]:
+        """Yields the plan for each table, and the replica from which it is made."""
         tables = self.subscription.tables(self.catalog)
         states = {source.name: TableStates(self.lake, source.name).newest() for source, _ in self.sources}
         for name in names or tables:
@@ -121,7 +134,10 @@ class Refilter:
         catalog: Catalog,
         state: TableState | None,
     ) -> _UsableReplica:
-        """The replica of a source, in this state; raises PgsieveError with the reason if it may lack a wanted row."""
+        """The replica of a source, if it certainly has all wanted rows. Raises PgsieveError with the reason if not.
+
+        `state` is the state of the source's table.
+        """
         if replicated is None:
             raise PgsieveError("the table is not published")
         if replicated.leaves:
@@ -131,8 +147,8 @@ class Refilter:
         if state is None or state.state != SyncState.READY or state.definition is None:
             meaning = (state.state if state else SyncState.INITIALIZE).meaning
             raise PgsieveError(f"its replica is not ready: {meaning}")
-        of_source = state.definition
-        self._refuse_unknown(source, catalog, state, of_source, replicated.table.replica_identity)
+        source_definition = state.definition
+        self._refuse_unknown(source, catalog, state, source_definition, replicated.table.replica_identity)
         wanted = self.subscription.definition(replicated, self.catalog)
         if wanted.metadata:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
@@ -141,40 +157,60 @@ class Refilter:
         history_choice = self.subscription.histories.of(state.name)
         if history_choice.initial or history_choice.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
-        if of_source.layout != wanted.layout:
+        if source_definition.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
-        if lacking := [column for column, _ in set(wanted.columns) - set(of_source.table_columns)]:
-            raise PgsieveError(f"it lacks columns, or has them in another type: {', '.join(sorted(lacking))}")
-        return _UsableReplica(source, state, self._filters(source, replicated, of_source), replicated, wanted)
+        if missing_columns := [
+            column for column, _ in set(wanted.columns) - set(source_definition.table_columns)
+        ]:
+            raise PgsieveError(
+                f"it lacks columns, or has them in another type: {', '.join(sorted(missing_columns))}"
+            )
+        return _UsableReplica(
+            source, state, self._filters(source, replicated, source_definition), replicated, wanted
+        )
 
     def _refuse_unknown(
-        self, source: Subscription, catalog: Catalog, state: TableState, of_source: Definition, identity: str
+        self,
+        source: Subscription,
+        catalog: Catalog,
+        state: TableState,
+        source_definition: Definition,
+        identity: str,
     ) -> None:
-        """Raise if a replica may have other rows than a copy at its LSN; `identity` is the table's present replica identity."""
+        """Raise PgsieveError if a replica may have other rows than a copy at its LSN would have.
+
+        `identity` is the table's present replica identity.
+        """
         if source.feed.filtered:
             raise PgsieveError("its publisher filters, and its publications between two runs are not known")
-        if not of_source.unaltered or of_source.published is None:
+        if not source_definition.unaltered or source_definition.published is None:
             raise PgsieveError(
                 "since its copy its publications were altered, or a transaction was skipped; or an earlier pgsieve copied it"
             )
-        publications = [catalog.publications.get(name) for name in of_source.published.publications]
-        if not all(p is not None and p.operations == frozenset(OPERATIONS) for p in publications):
+        publications = [catalog.publications.get(name) for name in source_definition.published.publications]
+        if not all(
+            publication is not None and publication.operations == frozenset(OPERATIONS)
+            for publication in publications
+        ):
             raise PgsieveError("not all of its publications publish all operations")
         if (
             source.name == self.subscription.name
-            and not set(of_source.published.publications) <= source.feed.defined.keys()
+            and not set(source_definition.published.publications) <= source.feed.defined.keys()
         ):
             raise PgsieveError(
                 "its rows came through publications on the server, and further changes may still come through these"
             )
-        if of_source.published.row_filters is not None and identity != "f":
-            self._refuse_unsent(source, state, of_source)
+        if source_definition.published.row_filters is not None and identity != "f":
+            self._refuse_unsent(source, state, source_definition)
 
-    def _refuse_unsent(self, source: Subscription, state: TableState, of_source: Definition) -> None:
-        """Raise if an UPDATE may have become an INSERT that lacks values which were not sent: a copy has these values."""
+    def _refuse_unsent(self, source: Subscription, state: TableState, source_definition: Definition) -> None:
+        """Raise PgsieveError if an UPDATE may have become an INSERT without values that were not sent.
+
+        A copy would have these values.
+        """
         deleted_up_to = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
-        path = self.lake.paths.changes(source.name, *state.name, of_source.history.generation)
-        if deleted_up_to is None or deleted_up_to > state.lsn or of_source.history.generation:
+        path = self.lake.paths.changes(source.name, *state.name, source_definition.history.generation)
+        if deleted_up_to is None or deleted_up_to > state.lsn or source_definition.history.generation:
             raise PgsieveError(
                 "it is no longer known whether UPDATEs became INSERTs without their unchanged values"
             )
@@ -185,22 +221,26 @@ class Refilter:
             raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _filters(
-        self, source: Subscription, replicated: ReplicatedTable, of_source: Definition
+        self, source: Subscription, replicated: ReplicatedTable, source_definition: Definition
     ) -> tuple[Node, ...] | None:
-        """The wanted row filters; raises if a row that passes them may not pass the replica's filters."""
-        wanted, present = (
+        """The row filters that wanted rows match.
+
+        Raises PgsieveError if a wanted row may not match the replica's own filters.
+        """
+        wanted_filters, present_filters = (
             replicated.row_filters,
-            of_source.published.row_filters if of_source.published else None,
+            source_definition.published.row_filters if source_definition.published else None,
         )
-        if wanted is None and present is None:
+        if wanted_filters is None and present_filters is None:
             return None
-        if wanted is None:
+        if wanted_filters is None:
             raise PgsieveError("its row filter left out rows that are wanted")
-        replicated = _with_columns_of(source, replicated, of_source)
-        trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted))
-        if present is not None:
+        replicated = _with_columns_of(source, replicated, source_definition)
+        trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted_filters))
+        if present_filters is not None:
             conditions = [
-                set(_conjuncts(row_filter.tree)) for row_filter in parsed_filters(source, replicated, present)
+                set(_conjuncts(row_filter.tree))
+                for row_filter in parsed_filters(source, replicated, present_filters)
             ]
             for tree in trees:
                 if not any(each <= set(_conjuncts(tree)) for each in conditions):
@@ -208,7 +248,7 @@ class Refilter:
         return trees
 
     def _make(self, name: Name, usable_replica: _UsableReplica) -> int:
-        """Make a replica and return its number of rows; if this process dies meanwhile, the next run copies the table."""
+        """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table."""
         lake, target = self.lake, self.subscription.name
         lsn = applied_lsn(lake, usable_replica.source)
         states, record = TableStates(lake, target), TransformedSlices(lake, target)
@@ -224,18 +264,18 @@ class Refilter:
         states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
         lake.access.make_durable()
         record.fence()
-        of_source = usable_replica.state.definition or new_definition
-        replicated_before = _with_columns_of(usable_replica.source, replicated, of_source)
-        passing = _RowSelection(
+        source_definition = usable_replica.state.definition or new_definition
+        replicated_before = _with_columns_of(usable_replica.source, replicated, source_definition)
+        selection = _RowSelection(
             usable_replica.filters,
             replicated_before.columns,
             _arrow_schema(usable_replica.source, replicated_before),
             _arrow_schema(self.subscription, _with_columns_of(self.subscription, replicated, new_definition)),
-            of_source.deleted_column,
+            source_definition.deleted_column,
         )
         lake.rewrite(
             source,
-            RowChange(passing.names, passing, passing.schema, ddl(new_definition.columns)),
+            RowChange(selection.names, selection, selection.schema, ddl(new_definition.columns)),
             head.version if head.version >= 0 else None,
             into=path,
             position=lsn if (head.position or 0) < lsn else None,
@@ -249,7 +289,10 @@ class Refilter:
         return lake.count(path)
 
     def _refuse_gap(self, lsn: int) -> None:
-        """Raise if the slot may lack changes from the LSN on, or slices after it were transformed without the table."""
+        """Raise PgsieveError if the table would not get all changes from the LSN on.
+
+        Either the slot does not have them, or slices after the LSN were already transformed without the table.
+        """
         feed, name = self.subscription.feed, self.subscription.name
         slot_begin = ChangeLog(self.lake, feed).position()
         if slot_begin is None or slot_begin > lsn or TransformedSlices(self.lake, name).position() > lsn:
@@ -262,10 +305,10 @@ class Refilter:
 
 @dataclass(frozen=True)
 class _RowSelection:
-    """Selects the rows that pass one of the filters, and the columns of `schema` from those of `read`.
+    """Selects the rows that match one of the filters, and the columns of `schema` from those of `read`.
 
-    `published` are the publisher's names of the columns of `read`, which the filters use. Rows that the column
-    `deleted` marks do not pass.
+    `published` are the publisher's names of the columns of `read`, which the filters use. Rows that are marked by the
+    column `deleted` are left out.
     """
 
     filters: tuple[Node, ...] | None
@@ -276,11 +319,11 @@ class _RowSelection:
 
     @property
     def names(self) -> list[str]:
-        """The names of all columns to read."""
+        """The names of all columns that have to be read."""
         return [*self.read.names, *([] if self.deleted is None else [self.deleted])]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch that pass."""
+        """The selected rows of a batch."""
         rows = select_living(batch, self.read, self.deleted)
         if self.filters is not None:
             renamed_batch = rows.rename_columns(self.published)
@@ -291,7 +334,7 @@ class _RowSelection:
 def _with_columns_of(
     subscription: Subscription, replicated: ReplicatedTable, definition: Definition
 ) -> ReplicatedTable:
-    """The table restricted to the columns of a replica with this definition."""
+    """The table with only the columns that a replica of this definition has."""
     column_names = subscription.published_names(replicated.table)
     return replace(replicated, columns=tuple(column_names[name] for name, _ in definition.table_columns))
 
@@ -303,7 +346,7 @@ def _arrow_schema(subscription: Subscription, replicated: ReplicatedTable) -> pa
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:
-    """The conditions that are joined by AND at the top of a tree."""
+    """Yields the conditions that are joined by AND at the top of a tree."""
     if isinstance(tree, Logical) and tree.connective == "AND":
         for operand in tree.operands:
             yield from _conjuncts(operand)

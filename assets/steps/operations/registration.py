@@ -1,8 +1,11 @@
-"""Registers replicas in the catalog of the Spark session after their copy, and unregisters them when they are dropped.
+"""Registers replicas in the catalog of the Spark session after their copy, and removes them there when they are dropped.
 
-In: a subscription, and a template for names. Out: external Delta tables in the catalog, and the publisher's comments on
-tables and columns in their Delta metadata. A catalog entry that pgsieve did not register stays as it is. No session is
-started if there is nothing to register. Raises CatalogNameError.
+In: a subscription, and a template for names
+Out: - external Delta tables in the catalog
+     - the publisher's comments on tables and columns, in the Delta metadata of the replicas
+
+An entry of the catalog that pgsieve has not registered stays as it is. If there is nothing to register, no session is
+started. Raises CatalogNameError if a replica cannot be registered.
 """
 
 from collections.abc import Mapping
@@ -26,7 +29,7 @@ class CatalogNameError(PgsieveError):
 
 @dataclass(frozen=True)
 class Registration:
-    """The registration of one subscription's replicas under names from a template."""
+    """Registers the replicas of one subscription under names that follow a template."""
 
     subscription: Subscription
     lake: Lake
@@ -35,29 +38,40 @@ class Registration:
     def register(self) -> tuple[str, ...]:
         """Register the replicas that are not registered yet, and update comments; returns the new names.
 
-        Raises CatalogNameError if another entry has a name, after the other names are registered.
+        If the catalog already has another entry of a name, the other names are registered, and then CatalogNameError is
+        raised.
         """
         name, record = self.subscription.name, RegisteredNames(self.lake, self.subscription.name)
-        replicas = [s.name for s in TableStates(self.lake, name).newest().values() if _is_there(s.state)]
+        replicas = [
+            state.name for state in TableStates(self.lake, name).newest().values() if _is_there(state.state)
+        ]
         self._comment(replicas)
         paths_by_name = self._names(replicas)
         registered_names = record.names()
-        missing = {each: path for each, path in paths_by_name.items() if registered_names.get(each) != path}
-        if not missing:
+        missing_names = {
+            catalog_entry: path
+            for catalog_entry, path in paths_by_name.items()
+            if registered_names.get(catalog_entry) != path
+        }
+        if not missing_names:
             return ()
         with self.lake.access.translate_errors(self.lake.uri):
             catalog = SparkCatalog(self.lake.spark)
             taken_names = [
-                each
-                for each in missing
-                if each not in registered_names and catalog.location(each) is not None
+                catalog_entry
+                for catalog_entry in missing_names
+                if catalog_entry not in registered_names and catalog.location(catalog_entry) is not None
             ]
-            new_names = {each: path for each, path in missing.items() if each not in taken_names}
-            # Names are recorded before they are registered: after a crash in between, the next run registers them.
+            new_names = {
+                catalog_entry: path
+                for catalog_entry, path in missing_names.items()
+                if catalog_entry not in taken_names
+            }
+            # Names are recorded before they are registered. After a crash in between, the next run registers them.
             record.note(list(new_names.items()), registered=True)
-            for each, path in new_names.items():
-                if not is_at(catalog.location(each), path):
-                    self._register(catalog, each, path)
+            for catalog_entry, path in new_names.items():
+                if not is_at(catalog.location(catalog_entry), path):
+                    self._register(catalog, catalog_entry, path)
         if taken_names:
             names = ", ".join(map(quoted_name, taken_names))
             raise CatalogNameError(
@@ -73,7 +87,7 @@ class Registration:
         except SPARK_ERRORS as error:
             self.lake.access.refuse_unavailable(error)
             if is_at(catalog.location(name), path):
-                return  # Another run has registered it at the same time.
+                return  # Another run has registered the name at the same time.
             raise CatalogNameError(
                 f'subscription "{self.subscription.name}": the catalog does not take {quoted_name(name)}: {spark_message(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
@@ -81,34 +95,37 @@ class Registration:
             ) from error
 
     def _names(self, replicas: list[Name]) -> dict[CatalogName, str]:
-        """The path of each name; raises CatalogNameError if two replicas would have the same name."""
+        """Maps the name of each replica to its path. Raises CatalogNameError if two replicas would have the same name."""
         names: dict[CatalogName, str] = {}
         tables_by_folded: dict[CatalogName, Name] = {}
         for table in sorted(replicas):
-            each = catalog_name(self.template, self.subscription.name, *table)
-            # Catalogs ignore letter case.
-            first_table = tables_by_folded.setdefault(tuple(part.lower() for part in each), table)
+            catalog_entry = catalog_name(self.template, self.subscription.name, *table)
+            # Catalogs do not distinguish upper and lower case.
+            first_table = tables_by_folded.setdefault(tuple(part.lower() for part in catalog_entry), table)
             if first_table != table:
                 raise CatalogNameError(
                     f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be'
-                    f" {quoted_name(each)} in the catalog",
+                    f" {quoted_name(catalog_entry)} in the catalog",
                     hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
-            names[each] = self.lake.paths.replica(self.subscription.name, *table)
+            names[catalog_entry] = self.lake.paths.replica(self.subscription.name, *table)
         return names
 
     def _comment(self, replicas: list[Name]) -> None:
-        """Set the comments in the Delta metadata of replicas to the publisher's."""
+        """Set the comments in the Delta metadata of replicas to those of the publisher."""
         if self.lake.by_spark_alone or not replicas:
             return
         with self.subscription.feed.source.connect() as connection:
             comments: Mapping[Name, Comments] = read_comments(connection, replicas)
-        for table, of_table in comments.items():
+        for table, table_comments in comments.items():
             path = self.lake.paths.replica(self.subscription.name, *table)
             if self.lake.records.exists(path):
-                columns = {self.subscription.replica_name(n): text for n, text in of_table.columns.items()}
-                self.lake.comment(path, of_table.table, columns)
+                columns = {
+                    self.subscription.replica_name(column): text
+                    for column, text in table_comments.columns.items()
+                }
+                self.lake.comment(path, table_comments.table, columns)
 
 
 def _is_there(state: SyncState) -> bool:
@@ -116,14 +133,17 @@ def _is_there(state: SyncState) -> bool:
 
 
 def unregister(record: RegisteredNames) -> tuple[str, ...]:
-    """Unregister the names of a subscription that pgsieve has registered and that still have their path; returns them."""
+    """Remove the names of a subscription from the catalog; returns them.
+
+    Only names are removed that pgsieve has registered, and that still have the same path.
+    """
     lake = record.lake
-    if not (ours := record.names()):
+    if not (paths_by_name := record.names()):
         return ()
     with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)
-        present_names = [name for name, path in ours.items() if is_at(catalog.location(name), path)]
+        present_names = [name for name, path in paths_by_name.items() if is_at(catalog.location(name), path)]
         for name in present_names:
             catalog.unregister(name)
-    record.note(list(ours.items()), registered=False)
+    record.note(list(paths_by_name.items()), registered=False)
     return tuple(map(quoted_name, present_names))

@@ -1,8 +1,10 @@
-"""The tables that `resync` copies again, and how their definitions have changed since they were copied.
+"""The tables that `pgsieve resync` copies again, and how their definitions have changed since they were copied.
 
-In: the recorded definitions and the publisher's catalog. Out: for each table its state, and its differences
-as `then → now`. As in PostgreSQL, altering a row filter or publication does not copy a table by itself: its rows
-stay. Raises PgsieveError for a table that the subscription does not replicate.
+In: the recorded definitions, and the publisher's catalog
+Out: for each table its state, and the differences of its definition, as `former → present`
+
+As in PostgreSQL, a table is not copied just because a row filter or a publication was altered, and its rows stay.
+Raises PgsieveError for a table that the subscription does not replicate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from pgsieve.resources.postgres.source import quote
 
 @dataclass(frozen=True)
 class ResyncTable:
-    """A table to copy again: its state with the reason, and the changes of its definition since it was copied."""
+    """A table to copy again: its state with the reason, and how its definition has changed since it was copied."""
 
     name: Name
     state: str
@@ -28,7 +30,7 @@ class ResyncTable:
 def tables_to_resync(
     subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
 ) -> list[ResyncTable]:
-    """The named tables; without names, the tables that are not ready, or whose definition changed since their copy."""
+    """The tables with these names. Without names, the tables that are not ready, or whose definition has changed."""
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined_publications(read_catalog(connection))
     tables = subscription.tables(catalog)
@@ -39,14 +41,14 @@ def tables_to_resync(
                 hint="its publications publish " + (", ".join(quote(*name) for name in tables) or "no table"),
                 sqlstate="42P01",
             )
-    to_copy = []
+    tables_to_copy = []
     for name, table in tables.items():
         state = states.get(name)
         changes = present_changes(subscription, state, table, catalog)
         is_needed = state is None or state.state != SyncState.READY or bool(changes)
         if name in names if names else is_needed:
-            to_copy.append(ResyncTable(name, _state_text(state), changes))
-    return to_copy
+            tables_to_copy.append(ResyncTable(name, _state_text(state), changes))
+    return tables_to_copy
 
 
 def _state_text(state: TableState | None) -> str:
@@ -58,7 +60,7 @@ def _state_text(state: TableState | None) -> str:
 def present_changes(
     subscription: Subscription, state: TableState | None, replicated: ReplicatedTable, catalog: Catalog
 ) -> tuple[str, ...]:
-    """The changes of a table's definition since it was copied; the reason if the table cannot be replicated now."""
+    """How the definition of a table has changed since it was copied. If it cannot be replicated now, the reason."""
     try:
         return changes_since_copy(state, subscription.definition(replicated, catalog))
     except UnsupportedTypeError as error:
@@ -66,7 +68,7 @@ def present_changes(
 
 
 def changes_since_copy(state: TableState | None, present_definition: Definition) -> tuple[str, ...]:
-    """The changes of a table's definition since it was copied, as texts; empty if the copy is not recorded."""
+    """How the definition of a table has changed since it was copied, as texts. Empty if the copy is not recorded."""
     if state is None or state.definition is None:
         return ()
     copied_definition = state.definition
@@ -105,8 +107,8 @@ def _columns(copied_definition: Definition, present_definition: Definition) -> s
     differences = [f"without {name}" for name in former_types if name not in present_types]
     differences += [f"{name} added" for name in present_types if name not in former_types]
     differences += [
-        f"{n} {t} → {present_types[n]}"
-        for n, t in former_types.items()
-        if n in present_types and present_types[n] != t
+        f"{name} {kind} → {present_types[name]}"
+        for name, kind in former_types.items()
+        if name in present_types and present_types[name] != kind
     ]
     return ", ".join(differences) or "another order"

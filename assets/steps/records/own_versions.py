@@ -69,9 +69,8 @@ def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
         try:
             cuts.append(Cuts(lake, name).last())
         except LakeError as error:
-            reason(
-                lake, error
-            )  # If the lake itself has failed, and not only this table, the error is raised.
+            # If the lake itself has failed, and not only this table, the error is raised.
+            reason(lake, error)
     return cuts
 
 

@@ -353,9 +353,8 @@ def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: i
         try:
             states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
-            reason(
-                lake, error
-            )  # If the lake itself has failed, and not only this table, the error is raised.
+            # If the lake itself has failed, and not only this table, the error is raised.
+            reason(lake, error)
         else:
             if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True

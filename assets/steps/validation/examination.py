@@ -1,9 +1,10 @@
-"""Examines a publisher for everything that PostgreSQL or pgsieve would refuse, before anything is created.
+"""Examines a publisher for all that PostgreSQL or pgsieve would refuse, before anything is created.
 
-In: a feed's subscriptions and its publisher. Out: errors of subscriptions: definitions in pgsieve.yaml that
-CREATE PUBLICATION would refuse, publications that are missing or contradict each other, changes that the publisher
-would refuse because of the replica identity. And errors of single tables: row filters that cannot be evaluated
-exactly, rows that UPDATEs and DELETEs would not find, locks.
+In: the subscriptions of a feed (the readers of the same slot), and their publisher
+Out: - errors of subscriptions: definitions in pgsieve.yaml that CREATE PUBLICATION would refuse; publications that are
+       missing or contradict each other; changes that the publisher would refuse because of the replica identity
+     - errors of single tables: row filters that cannot be evaluated exactly; rows that UPDATEs and DELETEs would not
+       find; locks
 """
 
 from collections.abc import Iterator
@@ -42,15 +43,17 @@ from pgsieve.resources.postgres.filter_analysis import (
     filter_columns,
 )
 
-#: The columns that each row filter of pgsieve.yaml reads, as the publisher analysed it; by table oid and filter.
+#: Maps the oid of a table and a row filter of pgsieve.yaml to the columns that the filter reads. The publisher has
+#: found them out.
 _ColumnsRead = dict[tuple[int, str], frozenset[str]]
 
 
 class Examination:
     """The examination of a feed's publisher.
 
-    `catalog` is the server's, with the publications of pgsieve.yaml that have no problem. `refusals` has the problems
-    of the others. `unchecked` says why the publisher could not check their row filters.
+    - `catalog`: the catalog of the server, with those publications of pgsieve.yaml that have no problem
+    - `refusals`: maps the other publications of pgsieve.yaml to their problems
+    - `unchecked`: the reason why the publisher could not check the row filters of pgsieve.yaml
     """
 
     def __init__(self, connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> None:
@@ -58,14 +61,14 @@ class Examination:
         self._read: _ColumnsRead = {}
         self.unchecked: UncheckedFilterError | None = None
         self.refusals: dict[str, list[PgsieveError]] = {}
-        sound = {}
+        sound_publications = {}
         for name, definition in feed.defined.items():
             problems = list(self._definition_problems(connection, definition, server))
             if problems:
                 self.refusals[name] = problems
             else:
-                sound[name] = self._with_filter_columns(definition.resolve(server), server)
-        catalog = replace(server, publications={**server.publications, **sound})
+                sound_publications[name] = self._with_filter_columns(definition.resolve(server), server)
+        catalog = replace(server, publications={**server.publications, **sound_publications})
         if not feed.filtered:
             subscribed_names = {name for names in feed.subscriptions.values() for name in names}
             catalog = with_case_mappings(connection, catalog, subscribed_names)
@@ -73,17 +76,18 @@ class Examination:
 
     @property
     def definition_problems(self) -> list[PgsieveError]:
-        """The problems of all definitions in pgsieve.yaml."""
+        """The problems of all publications that pgsieve.yaml defines."""
         return [problem for problems in self.refusals.values() for problem in problems]
 
     def _definition_problems(
         self, connection: psycopg.Connection[Any], definition: DefinedPublication, server: Catalog
     ) -> Iterator[PgsieveError]:
-        missing = definition.missing(server)
-        for schema, name in missing:
+        """Yields the problems of a publication that pgsieve.yaml defines."""
+        missing_tables = definition.missing(server)
+        for schema, name in missing_tables:
             is_excluded = (schema, name) in definition.excluded
             yield missing_relation_error(connection, definition.name, schema, name, excluded=is_excluded)
-        if missing:
+        if missing_tables:
             return
         if not any(table.where for table in definition.tables):
             yield from definition.problems(server, lambda _table, _where: None)
@@ -104,19 +108,23 @@ class Examination:
             yield from definition.problems(server, lambda _table, _where: None)
 
     def _with_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
+        """Add to a publication which columns its row filters read."""
         return replace(publication, tables=tuple(self._entry(entry, catalog) for entry in publication.tables))
 
     def _entry(self, entry: PublicationTable, catalog: Catalog) -> PublicationTable:
+        """Add to a table of a publication which columns its row filter reads."""
         if entry.where is None:
             return entry
-        read = self._read.get((entry.oid, entry.where))
-        if read is None:
+        columns = self._read.get((entry.oid, entry.where))
+        if columns is None:
             with suppress(PgsieveError):
-                read = parse_table_filter(catalog.tables[entry.oid], entry.where, MappingRequests()).columns
-        return replace(entry, filter_columns=read)
+                columns = parse_table_filter(
+                    catalog.tables[entry.oid], entry.where, MappingRequests()
+                ).columns
+        return replace(entry, filter_columns=columns)
 
     def obstacle(self, subscription: str) -> PgsieveError | None:
-        """Why nothing of a subscription can be replicated; None if at most single tables have problems.
+        """The reason why nothing of a subscription can be replicated. None if at most single tables have problems.
 
         The publisher refuses UPDATEs and DELETEs that its own publications do not allow. Here the same rule is applied
         to publications that pgsieve.yaml defines.
@@ -132,11 +140,13 @@ class Examination:
         return None
 
     def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """The problems of a subscription's publications; none if one has problems in `refusals`."""
+        """Yields the problems of a subscription's publications. If one of them has problems in `refusals`, there are no
+        others.
+        """
         catalog = self.catalog
         names = self._feed.subscriptions[subscription]
         if any(name in self._feed.defined and name not in catalog.publications for name in names):
-            return  # The problems of the definition are in `refusals`.
+            return  # The problems of the publication are in `refusals`.
         try:
             publications = catalog.select(names)
             replicated_tables(publications, catalog)
@@ -150,25 +160,27 @@ class Examination:
                 yield error
 
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """The errors of row filters that cannot be evaluated; none if a publication has problems."""
+        """Yields the errors of row filters that cannot be evaluated. Nothing if a publication has problems."""
         with suppress(PublicationError):
             for _, error in unevaluable_filters(self._feed, subscription, self.catalog):
                 yield error
 
     def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
-        """The errors of tables that are locked; none if a publication has problems."""
+        """Yields the errors of tables that are locked. Nothing if a publication has problems."""
         with suppress(PublicationError):
             for _, error in locked_tables(self._feed, subscription, self.catalog):
                 yield error
 
     def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
-        """The errors of tables with rows that UPDATEs and DELETEs would not find; none if a publication has problems."""
+        """Yields the errors of tables in which UPDATEs and DELETEs would not find rows. Nothing if a publication has
+        problems.
+        """
         with suppress(PublicationError):
             for _, error in unfound_tables(self._feed, subscription, self.catalog):
                 yield error
 
     def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
-        """The publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
+        """Yields the publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
         for name in self._feed.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
                 for table in changed_relations(self.catalog):
@@ -176,16 +188,16 @@ class Examination:
                         yield publication, error
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """All problems of a subscription, each once."""
+        """Yields all problems of a subscription, each once."""
         names = self._feed.subscriptions[subscription]
-        missing = self.catalog.missing(n for n in names if n not in self._feed.defined)
+        missing_error = self.catalog.missing(name for name in names if name not in self._feed.defined)
         problems = [
-            *([missing] if missing else []),
+            *([missing_error] if missing_error else []),
             *self.publication_problems(subscription),
             *self.locked_tables(subscription),
             *self.filter_problems(subscription),
             *self.unfound_rows(subscription),
-            *(e for _, e in self.refused_changes(subscription)),
+            *(error for _, error in self.refused_changes(subscription)),
         ]
         yield from {str(error): error for error in problems}.values()
 
@@ -193,19 +205,25 @@ class Examination:
 def unevaluable_filters(
     feed: Feed, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
-    """The tables of a subscription with row filters that pgsieve cannot evaluate; none if the publisher filters."""
+    """Yields the tables of a subscription that have row filters which pgsieve cannot evaluate, each with the error.
+
+    Nothing if the publisher filters the feed's changes.
+    """
     if feed.filtered:
         return
     publications = feed.publications(catalog, subscription)
     for table in changed_relations(catalog):
         with suppress(PublicationError):
-            sent = published_relation(table, publications, catalog)
-            if sent is not None and sent.publish_as.oid not in catalog.locked:
-                yield from ((sent.publish_as, error) for error in _unevaluable(sent))
+            published = published_relation(table, publications, catalog)
+            if published is not None and published.publish_as.oid not in catalog.locked:
+                yield from ((published.publish_as, error) for error in _unevaluable(published))
 
 
 def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, LockedTableError]]:
-    """A subscription's tables whose row filters or generated columns cannot be read because another session locks them."""
+    """Yields the tables of a subscription that another session has locked, each with the error.
+
+    Because of the lock, their row filters or generated columns cannot be read.
+    """
     if not catalog.locked:
         return
     publications = feed.publications(catalog, subscription)
@@ -224,7 +242,7 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
 
 
 def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, PgsieveError]]:
-    """The tables of a subscription with rows that UPDATEs and DELETEs would not find."""
+    """Yields the tables of a subscription in which UPDATEs and DELETEs would not find rows, each with the error."""
     publications = feed.publications(catalog, subscription)
     for name, replicated in replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
@@ -232,35 +250,36 @@ def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[
                 yield name, error
 
 
-def _unevaluable(sent: PublishedRelation) -> Iterator[PgsieveError]:
-    for operation, texts in sent.filters.items():
+def _unevaluable(published: PublishedRelation) -> Iterator[PgsieveError]:
+    """Yields the errors of the row filters of a relation that pgsieve cannot evaluate."""
+    for operation, texts in published.filters.items():
         for text in texts or ():
-            read = _columns_read(sent.publish_as, text)
-            if isinstance(read, PgsieveError):
-                yield read
+            columns = _columns_read(published.publish_as, text)
+            if isinstance(columns, PgsieveError):
+                yield columns
                 continue
             try:
-                if operation != "insert" and reads_unsent_columns(sent.publish_as, text):
-                    _refuse_uncomputable(sent, read)
+                if operation != "insert" and reads_unsent_columns(published.publish_as, text):
+                    _refuse_uncomputable(published, columns)
             except PgsieveError as error:
                 yield error
 
 
-@lru_cache(maxsize=4096)  # A continuous run asks for each slice.
+@lru_cache(maxsize=4096)  # `pgsieve run --follow` calls this for each slice.
 def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
-    """The columns that a row filter reads, or why it cannot be evaluated."""
+    """The columns that a row filter reads. If it cannot be evaluated, the error."""
     try:
         return parse_table_filter(table, text).columns
     except PgsieveError as error:
         return error
 
 
-def _refuse_uncomputable(sent: PublishedRelation, read: frozenset[str]) -> None:
-    """Raise UnsupportedFilterError if old tuples lack the columns from which a generated column is computed."""
-    if lacking := read - set(sent.relation.identity):
+def _refuse_uncomputable(published: PublishedRelation, columns: frozenset[str]) -> None:
+    """Raise UnsupportedFilterError if old tuples do not have the columns from which a generated column is computed."""
+    if missing_columns := columns - set(published.relation.identity):
         raise UnsupportedFilterError(
-            f"row filter of {sent.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"
-            f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(lacking))})",
+            f"row filter of {published.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"
+            f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(missing_columns))})",
             # The hint does not name `row_filter: publisher`: the column is in the replica identity, and is not sent.
             hint="use REPLICA IDENTITY FULL, or publish only inserts",
         )
