@@ -1,8 +1,8 @@
 """Subscriptions, the feeds that they read, and the definitions of their replicas.
 
-A feed is one replication slot and its change log. With `row_filter: pipeline` all subscriptions of a source share one
-feed. With `row_filter: publisher` each subscription has its own. `pipelines` makes feeds and subscriptions from the
-configuration; the steps use them.
+A feed is a replication slot with its change log. With `row_filter: pipeline`, all subscriptions of a source share one
+feed. With `row_filter: publisher`, each subscription has a feed of its own. `pipelines` makes feeds and subscriptions
+from the configuration, and the steps use them.
 """
 
 import json
@@ -50,17 +50,17 @@ from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 
-#: The end of the name of the publication of tables whose row filter fails; the name begins as the slot's.
+#: The publication of tables whose row filter fails has the name of the slot with this suffix.
 _UNFILTERED_SUFFIX = "_aside"
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One slot and its change log; `subscriptions` has the names of the publications of each subscription of the feed.
+    """A slot and its change log. `subscriptions` maps each of its subscriptions to the names of their publications.
 
-    `capture` is the beginning of the capture publications' names. `filtered` says that the publisher filters: the slot
-    is read with the subscription's own publications, and there is no capture. `defined` are the publications that
-    pgsieve.yaml defines.
+    - `capture`: the beginning of the names of pgsieve's own publications for reading the slot (capture publications)
+    - `filtered`: true if the publisher filters; the slot is read with the subscription's publications, without capture
+    - `defined`: the publications that pgsieve.yaml defines
     """
 
     name: str
@@ -70,9 +70,9 @@ class Feed:
     filtered: bool
     subscriptions: Mapping[str, tuple[str, ...]]
     defined: Mapping[str, DefinedPublication] = field(default_factory=dict)
-    #: The options for reading the slot; each reading adds the publications.
+    #: The options of pgoutput for reading the slot, without the publications.
     options: PgoutputOptions = field(default_factory=PgoutputOptions)
-    #: Whether the slot is synchronized to standbys.
+    #: True if the slot is synchronized to standbys.
     failover: bool = False
 
     @property
@@ -81,9 +81,9 @@ class Feed:
         return cut_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
 
     def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[AdvisoryLock]:
-        """Hold the lock for reading the slot during the block; exclusive work on a subscription takes this lock first.
+        """Hold the lock for reading the slot within the block. It comes before the lock of a subscription.
 
-        Waits for the lock; raises LockHeldError after `seconds`.
+        Waits for the lock, and raises LockHeldError after `seconds`.
         """
         return self.source.hold_lock(f"slot {self.slot}", seconds)
 
@@ -91,21 +91,20 @@ class Feed:
         """The server's catalog with the publications that pgsieve.yaml defines, except those that cannot be resolved."""
         resolved = {}
         for name, defined in self.defined.items():
-            with suppress(
-                PublicationError
-            ):  # `publications` raises it for a subscription to this publication.
+            # `publications` raises the error for a subscription to this publication.
+            with suppress(PublicationError):
                 resolved[name] = defined.resolve(catalog)
         return replace(catalog, publications={**catalog.publications, **resolved})
 
     def publications(self, catalog: Catalog, subscription: str) -> tuple[Publication, ...]:
-        """The publications of one subscription; raises PublicationError if one is missing or cannot be resolved."""
+        """The publications of one subscription. Raises PublicationError if one is missing or cannot be resolved."""
         for name in self.subscriptions[subscription]:
             if name in self.defined and name not in catalog.publications:
                 self.defined[name].resolve(catalog)  # Raises the publication's error.
         return catalog.select(self.subscriptions[subscription])
 
     def without_missing_publications(self, catalog: Catalog) -> "Feed":
-        """The feed without the subscriptions whose publications are missing."""
+        """The feed without those subscriptions that have missing publications."""
         subscriptions = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
@@ -114,13 +113,13 @@ class Feed:
         return replace(self, subscriptions=subscriptions)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
-        """The capture publications that the slot needs now; none if the publisher filters."""
+        """The capture publications that the slot needs now. None if the publisher filters."""
         if self.filtered:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
     def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
-        """The leaves of each root whose TRUNCATE looks, as captured, like a TRUNCATE of all its leaves."""
+        """The leaves of each root whose TRUNCATE looks, as captured, the same as a TRUNCATE of all its leaves."""
         if self.filtered:
             return ()
         return leaf_captured_trees(
@@ -128,14 +127,14 @@ class Feed:
         )
 
     def capture_names(self) -> list[str]:
-        """The possible names of capture publications; empty if the publisher filters."""
+        """The names that capture publications may have. Empty if the publisher filters."""
         return [] if self.filtered else [self.capture + suffix for suffix in capture_suffixes()]
 
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
-        """The names of the publications with which the slot is read: the planned ones, and captures that exist."""
+        """The publications with which the slot is read: those that are planned, and capture publications that exist."""
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
-        # Former capture publications are read too: WAL from the time when they were planned needs them.
+        # Former capture publications are used, too, because WAL from the time when they were planned needs them.
         existing = [name for name in self.capture_names() if name in catalog.publications]
         planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
         return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
@@ -143,13 +142,13 @@ class Feed:
 
 @dataclass(frozen=True)
 class Subscription:
-    """A list of publications replicated into a folder of Delta tables."""
+    """Publications that are replicated into a folder of Delta tables."""
 
     name: str
     feed: Feed
     copy_data: bool = True
     disable_on_error: bool = False
-    #: How long a commit may wait before the replicas are reported as stale.
+    #: If a commit has been waiting for longer than this, the replicas are reported as stale.
     freshness: timedelta = timedelta(minutes=15)
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     #: The layout of the replicas; the lake has the template of their folders.
@@ -158,11 +157,11 @@ class Subscription:
     histories: HistoryChoices = field(default_factory=HistoryChoices)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
-        """The tables that the subscription replicates, by (schema, name)."""
+        """Maps the schema and the name of each table that the subscription replicates to the table."""
         return replicated_tables(self.feed.publications(catalog, self.name), catalog)
 
     def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
-        """The definition that a replica copied now would have; raises PgsieveError if the table cannot be replicated."""
+        """The definition that a copy would give a replica now. Raises PgsieveError if the table cannot be replicated."""
         table = replicated.table
         for each in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
             if not each.legible:
@@ -190,7 +189,7 @@ class Subscription:
         )
 
     def metadata(self, table: Table) -> Mapping[str, str]:
-        """The metadata columns of a table's replica: their names by kind of metadata."""
+        """Maps each kind of metadata that the replica of a table has to the name of its column."""
         layout = self.layout.of((table.schema, table.name))
         names = layout.columns or {}
         of_deletes = {
@@ -199,7 +198,7 @@ class Subscription:
         return {kind: name for kind, name in names.items() if kind not in DELETED_ROW_COLUMNS} | of_deletes
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
-        """Why a table's replica cannot have the metadata columns; None if it can."""
+        """The reason why the replica of a table cannot have the metadata columns; None if it can."""
         names_by_folded = {self.replica_name(name).lower(): name for name in replicated.columns}
         metadata = self.metadata(replicated.table)
         for name in metadata.values():
@@ -227,7 +226,7 @@ class Subscription:
         return None
 
     def replica_name(self, column: str) -> str:
-        """The replica's name of a column, from its name at the publisher; a name of the replica stays as it is."""
+        """The name in the replica of a column that is named as at the publisher. A name of the replica stays as it is."""
         return snake_case(column) if self.layout.plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
@@ -236,17 +235,17 @@ class Subscription:
             refuse_shared_names(table.qualified, (a.name for a in table.attributes))
 
     def published_names(self, table: Table) -> dict[str, str]:
-        """The publisher's name of each column of a replica."""
+        """Maps each column of a table's replica to its name at the publisher."""
         return {self.replica_name(a.name): a.name for a in table.attributes}
 
     def replica_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
-        """The replica's columns and their types, by the replica's names: the table's columns, then metadata columns."""
+        """Maps the columns of a replica to their types: at first the columns of the table, and then the metadata columns."""
         columns = {self.replica_name(name): kind for name, kind in self.column_types(replicated).items()}
         metadata = {name: metadata_type(kind) for kind, name in self.metadata(replicated.table).items()}
         return {**columns, **metadata}
 
     def column_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
-        """The table's columns and their types in the replica, by the publisher's names, in the source's column order."""
+        """Maps the publisher's names of a table's columns to their types in the replica, in the order of the source."""
         attributes = {a.name: a for a in replicated.table.attributes}
         return {
             name: self.column_type(
@@ -263,24 +262,24 @@ class Subscription:
         type_modifier: int,
         defined: DefinedTypes = NO_DEFINED_TYPES,
     ) -> ColumnType:
-        """The replica's type of one column: the user's choice, else the default for its type.
+        """The type of a column in the replica: the one that the user has chosen, or else the default for its type.
 
-        `defined` are the types that users defined in the catalog; values in binary format need them.
+        `defined` has the types that users have defined in the database. Values in binary format need them.
         """
         return column_type(
             type_oid, type_modifier, self.chosen_type((table.schema, table.name), column), defined
         )
 
     def chosen_type(self, table: tuple[str, str], column: str) -> str | None:
-        """The Spark type that the user chose for a column, which is named as at the publisher or as in the replica."""
+        """The Spark type that the user has chosen for a column; the name is that at the publisher or that in the replica."""
         if not self.layout.plain_names:
             return self.types.get((*table, column))
         replica_name = self.replica_name(column)
         return next(
             (
-                t
-                for (*name, c), t in self.types.items()
-                if tuple(name) == table and self.replica_name(c) == replica_name
+                spark_type
+                for (*name, column_in_file), spark_type in self.types.items()
+                if tuple(name) == table and self.replica_name(column_in_file) == replica_name
             ),
             None,
         )
@@ -301,9 +300,9 @@ class FormerLayout:
 
 @dataclass(frozen=True)
 class History:
-    """A table's change history: the columns it has had, and how often it began anew (`generation`).
+    """A table's change history: the columns that it has had, and how often it began anew (`generation`).
 
-    `whole` says that it begins with the rows of the last copy.
+    `whole` is true if it begins with the rows of the last copy.
     """
 
     generation: int = 0
@@ -313,7 +312,7 @@ class History:
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
         """The history with these columns added.
 
-        It begins anew if a column differs from a former one in its type or in the letter case of its name, or if only
+        It begins anew if a column has another type than before, or another letter case in its name; or if either only
         the former or only the new columns need column mapping.
         """
         columns = tuple(columns)
@@ -324,13 +323,13 @@ class History:
             is_same and is_mapped == bool(column_mapping(name for name, _ in self.columns))
         ):
             return History(self.generation + 1, columns, self.whole)
-        every = (*self.columns, *(c for c in columns if c not in self.columns))
-        return replace(self, columns=every)
+        columns_ever = (*self.columns, *(c for c in columns if c not in self.columns))
+        return replace(self, columns=columns_ever)
 
 
 @dataclass(frozen=True)
 class PublicationRecord:
-    """The publications of a table when it was copied: their names, and their row filters, which are ORed.
+    """The publications of a table when it was copied: their names and row filters. A row had to match one of the filters.
 
     `row_filters` is None without a filter. `at` is the publisher's time at which the snapshot was requested (ISO 8601);
     None if it was not recorded.
@@ -348,14 +347,14 @@ class PublicationRecord:
 
 @dataclass(frozen=True)
 class Definition:
-    """A replica's columns with their Spark types, its key, and the table's layout.
+    """The columns of a replica with their Spark types, its key, and the layout of the table.
 
-    - `listed`: a publication has a column list for the table.
-    - `former`: the layout before the last change of the definition, as long as changes with that layout may arrive.
-    - `published`: the row filters and publications of the copy. As in PostgreSQL, altering a row filter copies nothing.
-    - `unaltered`: since the copy `published` stayed the same, and no change was skipped or left out. So the replica has
-      exactly the rows of a new copy.
-    - `metadata`: the names and kinds of the metadata columns, which are the last of `columns`.
+    - `listed`: true if a publication has a column list for the table
+    - `former`: the layout before the last change of the definition, as long as changes with that layout may arrive
+    - `published`: the publications of the copy. As in PostgreSQL, altering a row filter does not copy anything.
+    - `unaltered`: true if since the copy `published` stayed the same, and no change was skipped or left out. In that
+      case the replica has exactly the rows that a new copy would have.
+    - `metadata`: the names and kinds of the metadata columns, which are the last of `columns`
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -371,20 +370,20 @@ class Definition:
     @classmethod
     def from_json(cls, text: str) -> "Definition":
         """The definition that `to_json` wrote."""
-        read = json.loads(text)
-        former, record = read["former"], read["published"]
+        document = json.loads(text)
+        former, record = document["former"], document["published"]
         return cls(
-            columns=_pairs(read["columns"]),
-            key=tuple(read["key"]),
-            layout=_layout(read["layout"]),
-            listed=read["listed"],
-            metadata=_pairs(read.get("metadata", ())),
+            columns=_pairs(document["columns"]),
+            key=tuple(document["key"]),
+            layout=_layout(document["layout"]),
+            listed=document["listed"],
+            metadata=_pairs(document.get("metadata", ())),
             former=former
             and FormerLayout(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
             history=History(
-                read["history"]["generation"],
-                _pairs(read["history"]["columns"]),
-                read["history"].get("whole", False),
+                document["history"]["generation"],
+                _pairs(document["history"]["columns"]),
+                document["history"].get("whole", False),
             ),
             published=record
             and PublicationRecord(
@@ -392,8 +391,8 @@ class Definition:
                 tuple(record["publications"]),
                 record.get("at"),
             ),
-            # Lakes of earlier versions did not record it.
-            unaltered=read.get("unaltered", False),
+            # Earlier versions of pgsieve did not record this.
+            unaltered=document.get("unaltered", False),
         )
 
     def to_json(self) -> str:
@@ -409,7 +408,7 @@ class Definition:
         return self.columns[: len(self.columns) - len(self.metadata)]
 
     def metadata_column(self, kind: str) -> str | None:
-        """The name of the column with a kind of metadata; None if there is none."""
+        """The name of the column with this kind of metadata; None if there is none."""
         return metadata_column(self.metadata, kind)
 
     @property
@@ -453,7 +452,7 @@ def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
-    """Where the values of the present columns come from; raises SchemaChangedError if the table has to be copied again."""
+    """How the present columns get their values. Raises SchemaChangedError if the table has to be copied again."""
     if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
     sources = column_sources(
@@ -471,7 +470,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         raise SchemaChangedError("deleted rows are no longer kept")
     if present.soft_delete_columns and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
-    # No former row is deleted.
+    # None of the former rows is marked as deleted.
     not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
     metadata = (
         ColumnSource(name, source, None if source else not_deleted.get(kind))
@@ -484,7 +483,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
 def arrow_types(
     subscription: Subscription, table: tuple[str, str], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns, each with the Arrow type in which its values arrive."""
+    """The columns of a replica, each with the Arrow type in which its values arrive."""
     types = []
     for name, _ in definition.table_columns:
         column = definition.layout.column_by_name(name)

@@ -134,9 +134,9 @@ def _run_repeatedly(
     """
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. For each step Dagster starts two processes, and one of
-    # them, `watch_orphans`, would print a traceback. They inherit from this thread that SIGINT is blocked, so they
-    # ignore it, and end with their step.
+    # Ctrl-C in a terminal reaches all processes of this group. For each step Dagster starts the processes `tail` and
+    # `watch_orphans`, and `watch_orphans` would print a traceback. These processes inherit from this thread that SIGINT
+    # is blocked, so they ignore it, and end with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:

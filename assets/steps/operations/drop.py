@@ -53,7 +53,7 @@ class DropResult:
     slot: str | None
     altered: tuple[str, ...] = ()
     publications: tuple[str, ...] = ()
-    #: Publications with the names of capture publications that pgsieve has not created. They stay.
+    #: Publications that have the name of a capture publication, although pgsieve has not created them. They stay.
     foreign: tuple[str, ...] = ()
     kept_for: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()

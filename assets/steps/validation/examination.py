@@ -140,9 +140,7 @@ class Examination:
         return None
 
     def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the problems of a subscription's publications. If one of them has problems in `refusals`, there are no
-        others.
-        """
+        """Yields the problems of a subscription's publications; nothing if one of them has problems in `refusals`."""
         catalog = self.catalog
         names = self._feed.subscriptions[subscription]
         if any(name in self._feed.defined and name not in catalog.publications for name in names):
@@ -160,20 +158,21 @@ class Examination:
                 yield error
 
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the errors of row filters that cannot be evaluated. Nothing if a publication has problems."""
+        """Yields the errors of row filters that cannot be evaluated; nothing if a publication has problems."""
         with suppress(PublicationError):
             for _, error in unevaluable_filters(self._feed, subscription, self.catalog):
                 yield error
 
     def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the errors of tables that are locked. Nothing if a publication has problems."""
+        """Yields the errors of tables that are locked; nothing if a publication has problems."""
         with suppress(PublicationError):
             for _, error in locked_tables(self._feed, subscription, self.catalog):
                 yield error
 
     def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the errors of tables in which UPDATEs and DELETEs would not find rows. Nothing if a publication has
-        problems.
+        """Yields the errors of tables in which UPDATEs and DELETEs would not find rows.
+
+        Nothing if a publication has problems.
         """
         with suppress(PublicationError):
             for _, error in unfound_tables(self._feed, subscription, self.catalog):
