@@ -168,7 +168,7 @@ class SourceConfig(_Section):
 
 
 class SubscriptionConfig(_Section):
-    """A subscription: publications of one source, replicated into one folder of the lake; see CREATE SUBSCRIPTION."""
+    """Publications of one source, replicated into one folder of the lake; see CREATE SUBSCRIPTION."""
 
     name: str = ""
     source: str
@@ -295,10 +295,9 @@ _UNKNOWN_SOURCE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
-    """Yields the location, the message and the hint of each contradiction between sections.
+    """Yields the location, the message and the hint of each contradiction between sections that are valid by themselves.
 
-    Each of these sections is valid by itself. For example, a subscription may name a source that the file does not
-    have.
+    For example, a subscription may name a source that the file does not have.
     """
     for name, message, hint in config.storage.option_problems(config.lake):
         yield ("storage", name), message, hint

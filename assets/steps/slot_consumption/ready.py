@@ -65,16 +65,12 @@ def ready_slot(
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
     refuse_put_back_tables(lake, feed_records(lake, feed), newest_cuts(lake, feed))
-    log_position = ChangeLog(lake, feed).position()
+    log_position, catalogs = ChangeLog(lake, feed).position(), Catalogs(lake, sound_feed)
     names = sound_feed.slot_publications(server)
     created_names = [name for name in names if name not in server.publications]
     try:
-        is_recorded = Catalogs(lake, sound_feed).is_recorded(fingerprint)
-        is_begun = (
-            state is not None
-            and log_position is not None
-            and not Catalogs(lake, sound_feed).unread_subscriptions()
-        )
+        is_recorded = catalogs.is_recorded(fingerprint)
+        is_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
         publisher_decides = (
             is_begun and not is_recorded and (copying is None or decided_by_server(sound_feed, copying))
         )
@@ -94,10 +90,10 @@ def ready_slot(
             if log_position is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
             # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
-            unread_subscriptions = Catalogs(lake, sound_feed).unread_subscriptions()
+            unread_subscriptions = catalogs.unread_subscriptions()
             forget_copies(lake, unread_subscriptions)
             restart_lsn = capture_lsn if state is None else state.restart_lsn
-            Catalogs(lake, sound_feed).append(capture_lsn, transaction, fingerprint, catalog, restart_lsn)
+            catalogs.append(capture_lsn, transaction, fingerprint, catalog, restart_lsn)
             # All later slices are decided by this record, so it is synced to disk before the slot is read.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
