@@ -113,11 +113,14 @@ def _reading(
     return Reading(messages.chosen(choice), transformation)
 
 
-def _filter_texts(subscription: Subscription, sent: PublishedRelation) -> dict[str, str | None]:
-    """The row filters by operation as users read them."""
+def _filter_texts(subscription: Subscription, published: PublishedRelation) -> dict[str, str | None]:
+    """Maps each operation to its row filter as text, in the form in which users see it."""
     if subscription.feed.filtered:
-        return dict.fromkeys(sent.filters, BY_PUBLISHER)
-    return {o: None if texts is None else " OR ".join(texts) for o, texts in sent.filters.items()}
+        return dict.fromkeys(published.filters, BY_PUBLISHER)
+    return {
+        operation: None if texts is None else " OR ".join(texts)
+        for operation, texts in published.filters.items()
+    }
 
 
 def _filter_columns(
