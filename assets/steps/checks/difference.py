@@ -1,10 +1,12 @@
-"""Subscriber consistency: expected rows and replica rows -> the rows that one side has more often.
+"""Finds the rows that the publisher's side (`expected`) or the replica has more often than the other side.
 
-Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in
-PostgreSQL. The comparison is exact: it compares rows, not their hashes. Spark and, for few rows, Arrow give
-the same result: columns c0, c1, ... in the replica's order, and `count`. `count` is > 0 for rows missing from
-the replica, and < 0 for rows that it has too often. Both group rows by the bytes that a function of Arrow batches gives
-them.
+Both sides are multisets of typed rows. NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL. The
+comparison is exact, because it compares rows, and not their hashes.
+
+The result has the columns c0, c1 and so on, in the order of the replica, and `count`. `count` is greater than 0 for
+rows that are missing in the replica, and less than 0 for rows that the replica has too often. Spark computes the
+result, or Arrow if there are few rows; both give the same result. Both group rows by bytes: a function of Arrow batches
+encodes each row as bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,24 +27,30 @@ OCTETS = "octets"
 
 
 def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows that one side has more often than the other, by Spark."""
+    """The rows that one side has more often than the other side, computed by Spark."""
     counts = _counted(expected, replica, columns, one_zero=True)
     return counts.select("row.*", (F.col("expected") - F.col("actual")).alias("count")).where("count <> 0")
 
 
 def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows that the sides have in different numbers: `row`, `expected` and `actual`. Here -0.0 differs from 0.0."""
+    """The rows that the two sides have in different numbers, with the columns `row`, `expected` and `actual`.
+
+    Unlike in `differing_rows`, -0.0 differs from 0.0 here.
+    """
     counts = _counted(expected, replica, columns, one_zero=False).where("expected <> actual")
-    row = F.struct(*(F.col(f"row.c{i}").alias(name) for i, name in enumerate(columns)))
+    row = F.struct(*(F.col(f"row.c{index}").alias(name) for index, name in enumerate(columns)))
     return counts.select(row.alias("row"), "expected", "actual")
 
 
 def _counted(expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
-    """Each distinct `row` (the columns c0, c1, …), and how often each side has it."""
+    """Each distinct `row` (a struct of the columns c0, c1 and so on), and how often each side has it.
+
+    With `one_zero`, -0.0 and 0.0 are the same value.
+    """
 
     def side(frame: DataFrame, is_replica: int) -> DataFrame:
         rows = _encode(frame, columns, one_zero=one_zero)
-        row = F.struct(*(f"c{i}" for i in range(len(columns))))
+        row = F.struct(*(f"c{index}" for index in range(len(columns))))
         counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
         return rows.select(OCTETS, row.alias("row"), *counts)
 
@@ -53,29 +61,29 @@ def _counted(expected: DataFrame, replica: DataFrame, columns: Sequence[str], *,
 
 
 def _encode(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
-    """The columns c0, c1, … of rows, and their bytes."""
-    # mapInArrow needs a column, also of rows without any.
-    plain = number_columns(
+    """The rows with the columns c0, c1 and so on, and a column with their bytes."""
+    # A table may have no columns, and mapInArrow needs at least one.
+    numbered_rows = number_columns(
         frame.select(*(F.col(quoted(name)) for name in columns), F.lit(None).cast("boolean"))
     )
-    return add_octets(plain, plain.columns, one_zero=one_zero)
+    return add_octets(numbered_rows, numbered_rows.columns, one_zero=one_zero)
 
 
 def add_octets(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
-    """The DataFrame with the bytes of some of its columns (`encoded_rows`) as the column `OCTETS`. Names have no dots."""
+    """Add the column `OCTETS`, which has the bytes of some columns (`encoded_rows`). Names must not have dots."""
     names = frame.columns
 
-    def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             octets = encoded_rows(batch.select(list(columns)), one_zero=one_zero).cast(pa.binary())
             yield pa.RecordBatch.from_arrays([*batch.columns, octets], [*names, OCTETS])
 
-    return frame.mapInArrow(encoded, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
+    return frame.mapInArrow(encode, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
 
 
 def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
-    """The rows that one of two tables in memory has more often; both have the replica's schema."""
-    names = [f"c{i}" for i in range(expected.num_columns)]
+    """The rows that one of two tables in memory has more often than the other. Both have the schema of the replica."""
+    names = [f"c{index}" for index in range(expected.num_columns)]
     both = pa.concat_tables([expected, replica]).rename_columns(names)
     sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)
     octets = [encoded_rows(batch, one_zero=True) for batch in both.to_batches()]

@@ -1,11 +1,13 @@
-"""Repair: makes replicas equal to the publisher's filtered tables by rewriting the rows that differ.
+"""Repair: makes replicas equal to the publisher's filtered tables, by writing the rows that differ anew.
 
-At the LSN of a new snapshot the segments that differ are read from both sides
-(`pgsieve.assets.steps.checks.comparison`). A row whose number of copies differs is deleted, and inserted
-as often as the publisher has it: one Delta commit per table. In a replica that keeps deleted rows, the row is marked as
-deleted instead of deleted. A repair does not move the replica's position, which has reached that LSN before. So it can
-be repeated, and no change is left out. Then histories of rows are brought up to date, and the newest cut names the new
-versions.
+At the LSN of a new snapshot, the segments that differ are read from both sides
+(`pgsieve.assets.steps.checks.comparison`). If the sides have a row in different numbers, the row is deleted from the
+replica, and inserted as often as the publisher has it. This is one Delta commit for each table. If a replica keeps
+deleted rows, a row is not deleted, but marked as deleted.
+
+The position of the replica stays the same, because the replica had reached the LSN before. So no change is left out,
+and a repair can be repeated. After the repair, the histories of rows are brought up to date, and the newest cut (a
+version of each replica, so that together they equal the publisher at one LSN) gets the new versions.
 """
 
 from collections.abc import Collection
@@ -42,10 +44,12 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class RepairResult:
-    """The result for one replica: the numbers of rows inserted and deleted, and the Delta version for the cut.
+    """The result for one replica.
 
-    The version is None if the replica is beyond the LSN, or was put back meanwhile. `problem` says why nothing was
-    repaired.
+    - `inserted`, `deleted`: the numbers of rows
+    - `version`: the Delta version for the cut; None if the replica has changes from after the LSN, or was put back to
+      an earlier version meanwhile
+    - `problem`: the reason why nothing was repaired
     """
 
     schema: str
@@ -58,9 +62,10 @@ class RepairResult:
 
 
 def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[RepairResult]:
-    """Make the named replicas equal to the publisher's tables at one LSN; a result may have a problem, as for unknown names.
+    """Make these replicas equal to the publisher's tables at one LSN.
 
-    A table that is altered or rewritten while it is read is repaired at a later LSN.
+    A result may have a problem, for example if there is no such table. If a table is altered or rewritten while it is
+    read, it is repaired at a later LSN.
     """
     results: dict[Name, RepairResult] = {}
 
@@ -68,24 +73,23 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
         with at_one_lsn(subscription, lake, log) as moment:
             results_of_attempt = {name: _repair_table(moment, name, log) for name in names or ()}
             versions = {
-                name: repaired.version
-                for name, repaired in results_of_attempt.items()
-                if repaired.version is not None
+                name: result.version
+                for name, result in results_of_attempt.items()
+                if result.version is not None
             }
-            if any(repaired.inserted or repaired.deleted for repaired in results_of_attempt.values()):
-                # The apply also brings histories up to date. If this process dies here, the next run does it.
+            if any(result.inserted or result.deleted for result in results_of_attempt.values()):
+                # The apply also brings histories of rows up to date. If this process dies here, the next run does that.
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, versions)
         results.update(results_of_attempt)
-        return [
-            name for name, repaired in results_of_attempt.items() if repaired.problem in {ALTERED, REWRITTEN}
-        ]
+        return [name for name, result in results_of_attempt.items() if result.problem in {ALTERED, REWRITTEN}]
 
     retry_altered(repair_tables, names)
     return list(results.values())
 
 
 def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResult:
+    """Repair one replica."""
     lsn, lake = moment.snapshot.lsn, moment.lake
     if problem := moment.problem(name):
         return RepairResult(*name, lsn, problem=problem)
@@ -95,51 +99,56 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
     log(f"repairing {table.table.qualified} of {moment.subscription.name}")
     with moment.translate_errors(name, "repair"):
         sides = moment.sides(name)
-        net = _differing_rows(sides)
-        # A rewritten table may have been read as empty: nothing is written then, so that the replica's rows stay.
-        if net is not None and moment.rewritten_tables([name]):
+        row_counts = _differing_rows(sides)
+        # If a table was rewritten, it may have been read as empty. If that were written, the replica would lose its rows.
+        if row_counts is not None and moment.rewritten_tables([name]):
             return RepairResult(*name, lsn, problem=REWRITTEN)
-        inserted, deleted = (0, 0) if net is None else _merge(sides, net, lsn)
+        inserted, deleted = (0, 0) if row_counts is None else _merge(sides, row_counts, lsn)
         head = lake.records.head(sides.path)
-        # A cut must not name a version after a RESTORE: later checks would miss the RESTORE.
+        # If another writer has restored the replica meanwhile, the cut must not name the version after that. Otherwise
+        # later checks would not notice that the replica was restored.
         is_whole = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
     version = head.version if is_whole and (head.position or 0) <= lsn else None
     return RepairResult(*name, lsn, inserted, deleted, version)
 
 
 def _differing_rows(sides: TableSides) -> DataFrame | None:
-    """The rows that one side has more often, as `differing_row_counts`; None if the sides are equal."""
+    """The rows that one side has more often, in the form of `differing_row_counts`; None if the sides are equal."""
     segments = sides.differing_segments()
     if segments is not None and not segments.segments.any():
         return None
     columns = [c.name for c in sides.columns]
-    net = checkpoint(differing_row_counts(*sides.frames(segments), columns))
-    return None if net.isEmpty() else net
+    row_counts = checkpoint(differing_row_counts(*sides.frames(segments), columns))
+    return None if row_counts.isEmpty() else row_counts
 
 
-def _merge(sides: TableSides, net: DataFrame, lsn: int) -> tuple[int, int]:
-    """Correct a replica's rows in one commit; returns the numbers of rows inserted and deleted."""
-    totals = aggregate_metrics(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
-    source, clauses = _soft_merge(sides, net) if sides.soft_delete_columns else _hard_merge(sides, net)
-    vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
-    with sides.lake.idempotent_writes(None, vectors=vectors, metadata={REPAIRED: lsn}):
+def _merge(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int, int]:
+    """Correct the rows of a replica in one commit; returns how many rows were inserted and deleted."""
+    totals = aggregate_metrics(
+        row_counts, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")]
+    )
+    source, clauses = (
+        _soft_merge(sides, row_counts) if sides.soft_delete_columns else _hard_merge(sides, row_counts)
+    )
+    has_deletion_vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
+    with sides.lake.idempotent_writes(None, vectors=has_deletion_vectors, metadata={REPAIRED: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
     reach(Failpoint.REPLICA_COMMITTED)
     return int(totals["expected"]), int(totals["actual"])
 
 
-def _hard_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
-    """The source and clauses of the MERGE that deletes and inserts rows."""
-    removed_rows = net.where("actual > 0").select(F.lit("delete").alias("action"), "row")
-    added_rows = net.where("expected > 0").select(
+def _hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
+    """The source and the clauses of a MERGE that deletes rows and inserts rows."""
+    removed_rows = row_counts.where("actual > 0").select(F.lit("delete").alias("action"), "row")
+    added_rows = row_counts.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
     source = removed_rows.unionByName(added_rows.select("action", "row"))
     return source, keyless_merge(source, [c.name for c in sides.columns])
 
 
-def _soft_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
-    """The source and clauses of the MERGE by key that marks rows as deleted; an insert may revive a deleted row."""
+def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
+    """The source and the clauses of a MERGE by key that marks rows as deleted. An insert may revive a deleted row."""
     kinds, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
     merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))
     end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
@@ -152,9 +161,9 @@ def _soft_merge(sides: TableSides, net: DataFrame) -> tuple[DataFrame, Clauses]:
             for name, kind in kinds.items()
         }
         values |= {name: F.lit(action == "end") for name, kind in kinds.items() if kind == DELETED}
-        return net.where(f"{side} > 0").select(
-            *(values[name].alias(k) for name, k in merge.key.items()),
-            *(values[name].alias(v) for name, v in merge.values.items()),
+        return row_counts.where(f"{side} > 0").select(
+            *(values[name].alias(column) for name, column in merge.key.items()),
+            *(values[name].alias(column) for name, column in merge.values.items()),
             F.lit(action).alias("action"),
         )
 
