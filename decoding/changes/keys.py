@@ -41,13 +41,13 @@ def key_parts(keys: pa.Table, number: int) -> Numbers:
 
 
 def _end_words(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
-    """The first and the last eight bytes of each text, as numbers; none for types of fixed width."""
+    """The first and the last eight bytes of each text, as numbers; an empty list for types of fixed width."""
     if not is_octets(values.type):
         return []
     values = values.cast(pa.large_binary())
     buffers = values.buffers()
     offsets = np.frombuffer(buffers[1], np.int64)[values.offset :][: len(values) + 1]
-    # So that eight bytes follow the last value's beginning, and precede the first one's end.
+    # With padding, eight bytes follow the beginning of the last value, and eight precede the end of the first value.
     padding = np.zeros(8, np.uint8)
     octets = np.concatenate([padding, np.frombuffer(buffers[2] or b"", np.uint8), padding])
     words = np.lib.stride_tricks.sliding_window_view(octets, 8)
@@ -56,7 +56,7 @@ def _end_words(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
     shift = np.minimum(np.uint64(8) * (np.uint64(8) - lengths), np.uint64(63))
     first = np.ascontiguousarray(words[offsets[:-1] + 8]).view("<u8")[:, 0] << shift
     last = np.ascontiguousarray(words[offsets[1:]]).view("<u8")[:, 0] >> shift
-    return [np.where(lengths == 0, np.uint64(0), each) for each in (first, last)]
+    return [np.where(lengths == 0, np.uint64(0), word) for word in (first, last)]
 
 
 def _combine(left: Numbers, right: Numbers) -> Numbers:
@@ -84,10 +84,10 @@ def _numbered(rows: pa.Table, label: str) -> pa.Table:
 
 @dataclass(frozen=True)
 class SoughtKeys:
-    """Distinct keys that are sought in rows, batch by batch. It is sent to executors.
+    """Distinct keys that are sought in rows, batch by batch. Spark sends the object to executors.
 
-    One column needs no join, which takes several times as long. `numbers` has the number of each integer from `least`
-    on that is a key, else -1; None where keys are no integers, or far apart.
+    A key of one column needs no join; a join takes several times as long. `numbers` has an element for each integer
+    from `least` on: the key's number, or -1 if the integer is no key. It is None if keys are no integers, or far apart.
     """
 
     keys: pa.Table
@@ -142,7 +142,7 @@ def is_text(kind: pa.DataType) -> bool:
 class PresentKeys:
     """The rows of a replica that have some of a batch's keys: the numbers of the keys, and the keys as these rows have them.
 
-    Keys that are equal may differ, as 0.0 and -0.0 do. `lives` is false for rows that have ended and are kept.
+    Equal keys may have different values: 0.0 equals -0.0. `lives` is false for rows that have ended and are kept.
     """
 
     numbers: Numbers
@@ -161,6 +161,6 @@ class PresentKeys:
 
     def own(self, keys: pa.Table) -> pa.Table:
         """The keys as the replica has them; other keys as they are."""
-        which = np.arange(keys.num_rows)
-        which[self.numbers] = keys.num_rows + np.arange(len(self.numbers))
-        return pa.concat_tables([keys, self.keys]).take(pa.array(which))
+        rows = np.arange(keys.num_rows)
+        rows[self.numbers] = keys.num_rows + np.arange(len(self.numbers))
+        return pa.concat_tables([keys, self.keys]).take(pa.array(rows))

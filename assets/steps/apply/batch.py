@@ -49,7 +49,7 @@ def lacking_changes(
 ) -> list[TableChanges]:
     """The changes of a table that its replica lacks."""
     since = max(state.lsn, head.position or 0)
-    return [c for c in changes if c.slice > since]
+    return [change for change in changes if change.slice > since]
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class DecidedTables:
             self._rows.append(SharedRows(SHARED_BYTES - sum(rows.nbytes for rows in self._rows)))
             return self._rows[-1]
 
-    def add(self, name: Name, decided: DecidedKeys) -> None:
+    def add(self, name: Name, decided_keys: DecidedKeys) -> None:
         """Add the changes of a table, unless the keys of all tables become too many."""
         with self._lock:
-            size = sum(each.keyed.nbytes for each in self._keys.values())
-            if size + decided.keyed.nbytes <= KEY_BYTES:
-                self._keys[name] = decided
+            size = sum(keys.keyed.nbytes for keys in self._keys.values())
+            if size + decided_keys.keyed.nbytes <= KEY_BYTES:
+                self._keys[name] = decided_keys
 
     def get(self, name: Name) -> DecidedKeys | None:
         """The changes of a table; None if they are not in memory."""
@@ -118,7 +118,7 @@ class Batch:
     decided: DecidedTables = field(default_factory=DecidedTables, compare=False)
 
     def plan(
-        self, only: Collection[Name] | None
+        self, restricted_to: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
         """The plans of the tables, the heads of the tables that have a part of the batch already, and all states.
 
@@ -137,11 +137,11 @@ class Batch:
             state, head = states.get(table), present_heads[table]
             if state is None or not state.applies or changes[-1].slice <= state.lsn:
                 continue
-            lacking = lacking_changes(changes, state, head)
-            if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
+            missing_changes = lacking_changes(changes, state, head)
+            if len(missing_changes) < len([c for c in changes if c.slice > state.lsn]):
                 advanced[table] = head
-            if lacking and (only is None or table in only):
-                plans.append(Plan(PendingChanges(lacking, head), state))
+            if missing_changes and (restricted_to is None or table in restricted_to):
+                plans.append(Plan(PendingChanges(missing_changes, head), state))
         return plans, advanced, states
 
     def apply(self, plans: Sequence[Plan]) -> list[TableResult]:
@@ -154,24 +154,28 @@ class Batch:
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in plans if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            done = lake.map_in_parallel(self._apply_in_process, chosen)
-            applied += [each for each in done if isinstance(each, TableResult)]
-            remaining = [each for each in done if isinstance(each, Plan)]
+            outcomes = lake.map_in_parallel(self._apply_in_process, chosen)
+            applied += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
+            remaining = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
             if remaining and large:
                 for plan in remaining:
                     lake.enable_deletion_vectors(paths[plan.pending.name])
                 remaining, _, _ = self.plan([p.pending.name for p in remaining])
             if remaining:
                 with lake.idempotent_writes(self.end, vectors=large):
-                    done = lake.map_in_parallel(self._apply_in_process_or_by_spark, remaining)
-                    applied += [each for each in done if isinstance(each, TableResult)]
+                    outcomes = lake.map_in_parallel(self._apply_in_process_or_by_spark, remaining)
+                    applied += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
         return [*self._apply_before_conflicts(applied), *applied]
 
     def _apply_before_conflicts(self, applied: Sequence[TableResult]) -> list[TableResult]:
         """Apply the slices before the conflict of each table that has one, so that it does not matter where batches end."""
         earlier: list[TableResult] = []
-        for name, at in ((a.name, a.conflict_lsn) for a in applied):
-            changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
+        for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in applied):
+            changes = [
+                change
+                for change in self.changes
+                if conflict_lsn is not None and change.name == name and change.slice <= conflict_lsn
+            ]
             if changes:
                 batch = replace(self, end=changes[-1].slice, changes=changes)
                 earlier += batch.apply(batch.plan([name])[0])
@@ -185,7 +189,7 @@ class Batch:
         Returns the examined plans, and the first conflict of all tables with the result for its table.
         """
 
-        def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
+        def examine_plan(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
                 decided = _refuse_conflicts(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
@@ -198,7 +202,7 @@ class Batch:
                 decided = None
             return replace(plan, is_examined=True, decided=decided), None
 
-        outcomes = self.lake.map_in_parallel(one, plans_to_examine)
+        outcomes = self.lake.map_in_parallel(examine_plan, plans_to_examine)
         plans = [plan for plan, _ in outcomes]
         conflicts = [(error, plan) for plan, error in outcomes if error]
         if not conflicts:
@@ -246,63 +250,63 @@ class Batch:
         except KeyConflictError as error:
             return _conflict_result(name, error)
         except TABLE_ERRORS as error:
-            problem, lost = full_reason(self.lake, error, name), is_damage(error)
+            problem, is_damaged = full_reason(self.lake, error, name), is_damage(error)
             # Engines report missing columns in different words. This message names them.
-            if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
-                problem, lost = altered, True
-            return TableResult(*name, problem=problem, damaged=lost)
+            if not is_damaged and definition and (altered := altered_columns(self.lake, path, definition)):
+                problem, is_damaged = altered, True
+            return TableResult(*name, problem=problem, damaged=is_damaged)
 
     def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | None:
         """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-        batch, many = (lake, path, search.log, definition, pending), plan.decided
+        arguments, changes = (lake, path, search.log, definition, pending), plan.decided
         with _large_apply_lock(search):
-            if many is None and (stored := stored_batch(*batch)) is not None:
+            if changes is None and (stored := stored_batch(*arguments)) is not None:
                 if pending.name not in self.shared:
-                    applied = KeyPartsWriter(*batch, end).apply(stored)
-                    if applied is not None:
+                    result = KeyPartsWriter(*arguments, end).apply(stored)
+                    if result is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
-                        return applied
-                many = with_net_change(*batch, stored)
-            if many is not None:
-                if many.net is not None and not plan.is_examined:
-                    search.refuse_change(many.net.conflict)
+                        return result
+                changes = with_net_change(*arguments, stored)
+            if changes is not None:
+                if changes.net is not None and not plan.is_examined:
+                    search.refuse_change(changes.net.conflict)
                 with lake.access.translate_errors(path):
-                    rows = self._shared_rows(pending, many)
-                    if (applied := FilesWriter(lake, path, pending, end, rows).apply(many)) is not None:
+                    rows = self._shared_rows(pending, changes)
+                    if (result := FilesWriter(lake, path, pending, end, rows).apply(changes)) is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
-                        self._share(pending, many, rows)
-        if many is None or applied is None:
+                        self._share(pending, changes, rows)
+        if changes is None or result is None:
             with lake.consistent_read(path, search.log):
-                few = few_changes(lake, path, search.log, definition, pending)
-            if few is None:
+                few_rows = few_changes(lake, path, search.log, definition, pending)
+            if few_rows is None:
                 return None
             if not plan.is_examined:
-                search.refuse(few)
+                search.refuse(few_rows)
             with lake.access.translate_errors(path):
-                applied = FewChangesWriter(lake, few, path, definition, pending, end).apply()
+                result = FewChangesWriter(lake, few_rows, path, definition, pending, end).apply()
                 reach(Failpoint.REPLICA_COMMITTED)
-        return applied
+        return result
 
-    def _shared_rows(self, pending: PendingChanges, many: ManyChanges) -> SharedRows | None:
+    def _shared_rows(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
         """Memory for the rows of a table that the versions of its rows use too; None if the table has no such versions."""
-        if many.net is None or pending.name not in self.shared:
+        if changes.net is None or pending.name not in self.shared:
             return None
         return self.decided.room()
 
-    def _share(self, pending: PendingChanges, many: ManyChanges, rows: SharedRows | None) -> None:
-        keyed = many.net.keyed if many.net is not None and rows is not None else None
+    def _share(self, pending: PendingChanges, changes: ManyChanges, rows: SharedRows | None) -> None:
+        keyed = changes.net.keyed if changes.net is not None and rows is not None else None
         if keyed is not None and rows is not None:
             self.decided.add(pending.name, DecidedKeys(pending.slice_ends, pending.since, keyed, rows))
 
 
 def _conflict_result(name: Name, error: KeyConflictError) -> TableResult:
-    inserted = error.conflict == INSERT_EXISTS
+    is_insert = error.conflict == INSERT_EXISTS
     return TableResult(
         *name,
         problem=error.message,
-        insert_exists=int(inserted),
-        update_exists=int(not inserted),
+        insert_exists=int(is_insert),
+        update_exists=int(not is_insert),
         conflict_lsn=error.commit_lsn,
     )
 
@@ -326,12 +330,12 @@ def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
 def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
     """Raise KeyConflictError if there is a conflict; otherwise return the changes if they can be applied as files."""
     with _large_apply_lock(search):
-        many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
-    if many is not None and many.net is not None:
-        search.refuse_change(many.net.conflict)
+        changes = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
+    if changes is not None and changes.net is not None:
+        search.refuse_change(changes.net.conflict)
     else:
         search.refuse()
-    return many
+    return changes
 
 
 def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:

@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import Reader
 
 @dataclass(frozen=True)
 class Validity:
-    """The commits that begin and end versions of rows. `places`, of the changes that begin them, ascend."""
+    """The commits that begin and end versions of rows. `places` are of the changes that begin the versions, and ascend."""
 
     places: Numbers
     begun: Numbers
@@ -32,8 +32,8 @@ class Validity:
 
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
         """Add validity to the rows of the changes at `places`."""
-        at = np.searchsorted(self.places, places)
-        return add_validity(rows, self.begun[at], self.until[at], self.commits)
+        versions = np.searchsorted(self.places, places)
+        return add_validity(rows, self.begun[versions], self.until[versions], self.commits)
 
     def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch of `of`, as an iterator for `WrittenRows`."""
@@ -42,11 +42,11 @@ class Validity:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Chooses the rows of changes: of those at the places `kept`, or of all effective INSERTs of an extent.
+    """Chooses the rows of changes: of the changes at the places `kept`, or of all effective INSERTs of an extent.
 
     `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
-    which the rows are applied. With `validity` they become versions. `shared` gets the new rows, and the rows that they
-    replace. `side` is `old` for the rows before the changes. Executors get a copy.
+    which the rows are applied. With `validity` the rows become versions. `shared` gets the new rows and the rows that
+    the new rows replace. `side` is `old` for the rows before the changes. Executors get a copy.
     """
 
     extent: Extent
@@ -63,17 +63,17 @@ class ChosenRows:
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
         """The chosen rows of the changes that `read` reads; None if there are none. `kind` is the rows' type."""
-        return None if (chosen := self.placed(read, kind)) is None else chosen[1]
+        return None if (placed_rows := self.placed(read, kind)) is None else placed_rows[1]
 
     def placed(self, read: Reader, kind: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
         """The same rows, with the places of their changes."""
         changes = read(PLACE_COLUMNS)
         places = change_places(changes, self.extent.slices)
-        chosen = self._inserted(changes) if self.kept is None else is_in(places, self.kept)
-        if not chosen.any():
+        is_chosen = self._inserted(changes) if self.kept is None else is_in(places, self.kept)
+        if not is_chosen.any():
             return None
-        rows, places = read([self.side]), places[chosen]
-        rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+        rows, places = read([self.side]), places[is_chosen]
+        rows = rows if is_chosen.all() else rows.filter(pa.array(is_chosen))
         batch = pa.RecordBatch.from_struct_array(
             conform(rows, pa.schema([(self.side, kind)]))[self.side].combine_chunks()
         )
@@ -95,6 +95,6 @@ def is_in(places: Numbers, kept: Numbers) -> Mask:
     """A mask of the places that are among `kept`, which ascend."""
     if not len(kept):
         return np.zeros(len(places), np.bool_)
-    at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
-    match: Mask = kept[at] == places
-    return match
+    indexes = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
+    is_kept: Mask = kept[indexes] == places
+    return is_kept

@@ -1,8 +1,8 @@
 """Completes rows whose changes lack values: with the last value that was sent before, or with the replica's value.
 
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
-Message Formats, TupleData). In: the new rows, by the places of their changes, and where each lacking value is. Out: the
-lacking values, in parts that fit in memory. Raises Arrow's errors.
+Message Formats, TupleData). In: the new rows, by the places of their changes, and for each missing value the change or the
+row that has it. Out: the missing values, in parts that fit in memory. Raises Arrow's errors.
 
     change       columns sent             completed row of place 9
     place 3      id, note, body           id, note: of place 9
@@ -33,7 +33,8 @@ class NetRows:
     """New rows of the replica, by the ascending places of the changes that made them.
 
     `sent` is for columns that some change did not send: the place of the change that has the row's value, or `NONE` if
-    no change has it. Then the replica's row of the key number `base` has the value, or it is NULL if `base` is `NONE`.
+    no change has the value. A value that no change has is in the replica's row of the key number `base`; if `base` is
+    `NONE` too, the value is NULL.
     """
 
     places: Numbers
@@ -46,7 +47,7 @@ class NetRows:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return sum(each.nbytes for each in (self.places, self.base, *self.sent.values()))
+        return sum(array.nbytes for array in (self.places, self.base, *self.sent.values()))
 
     def part(self, begin: int, end: int) -> "NetRows":
         """The rows with the numbers from `begin` to before `end`."""
@@ -57,10 +58,13 @@ class NetRows:
 
 def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
     """The new rows of the keys in the mask `remains`; `places` has the place of each change."""
-    at = np.flatnonzero(remains)
-    at = at[np.argsort(net.last[at])]
-    sent = {name: np.where(of[at] == NONE, NONE, places[of[at]]) for name, of in net.sent.items()}
-    return NetRows(places[net.last[at]], sent, np.where(net.updated[at], net.base[at], NONE))
+    rows = np.flatnonzero(remains)
+    rows = rows[np.argsort(net.last[rows])]
+    sent = {
+        name: np.where(changes[rows] == NONE, NONE, places[changes[rows]])
+        for name, changes in net.sent.items()
+    }
+    return NetRows(places[net.last[rows]], sent, np.where(net.updated[rows], net.base[rows], NONE))
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,14 @@ class Completion:
         """Set these values in the rows of the changes at `places`."""
         if not len(self.places):
             return rows
-        at = np.minimum(np.searchsorted(self.places, places), len(self.places) - 1)
-        lacks = self.places[at] == places
-        if not lacks.any():
+        indexes = np.minimum(np.searchsorted(self.places, places), len(self.places) - 1)
+        has_value = self.places[indexes] == places
+        if not has_value.any():
             return rows
-        number = rows.schema.get_field_index(self.column)
-        every = pa.concat_arrays([rows.column(number), self.values])
-        chosen = np.where(lacks, rows.num_rows + at, np.arange(rows.num_rows))
-        return rows.set_column(number, rows.schema.field(number), every.take(pa.array(chosen)))
+        column = rows.schema.get_field_index(self.column)
+        values = pa.concat_arrays([rows.column(column), self.values])
+        taken = np.where(has_value, rows.num_rows + indexes, np.arange(rows.num_rows))
+        return rows.set_column(column, rows.schema.field(column), values.take(pa.array(taken)))
 
 
 class _TooManyError(Exception):
@@ -116,22 +120,22 @@ def completions(
     `groups` are the row groups of the changes in the slices that end at `slices`. `matches` are the rows of the replica
     at `path` that have the keys. `schema` has the replica's columns.
     """
-    lacking = _MissingValues(store, path, groups, slices, matches, schema)
-    waiting = [(0, len(rows))]
-    while waiting:
-        begin, end = waiting.pop()
+    missing_values = _MissingValues(store, path, groups, slices, matches, schema)
+    ranges = [(0, len(rows))]
+    while ranges:
+        begin, end = ranges.pop()
         part, budget = rows.part(begin, end), _Budget(MEMORY_BYTES)
         try:
-            completed = [lacking.completion(name, part, budget) for name in rows.sent]
+            values = [missing_values.completion(name, part, budget) for name in rows.sent]
         except _TooManyError:
             if end - begin == 1:
                 budget = _Budget(2**63)
-                completed = [lacking.completion(name, part, budget) for name in rows.sent]
+                values = [missing_values.completion(name, part, budget) for name in rows.sent]
             else:
                 middle = (begin + end) // 2
-                waiting += [(middle, end), (begin, middle)]
+                ranges += [(middle, end), (begin, middle)]
                 continue
-        yield part.places, completed
+        yield part.places, values
 
 
 @dataclass(frozen=True)
@@ -147,77 +151,77 @@ class _MissingValues:
 
     def completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
         """The values of a column for the rows whose change did not send it; raises _TooManyError."""
-        sent, only = rows.sent[name], pa.schema([self.schema.field(name)])
-        lacks = np.flatnonzero(sent != rows.places)
-        of_changes, of_replica = lacks[sent[lacks] != NONE], lacks[sent[lacks] == NONE]
+        sent, column_schema = rows.sent[name], pa.schema([self.schema.field(name)])
+        lacking = np.flatnonzero(sent != rows.places)
+        of_changes, of_replica = lacking[sent[lacking] != NONE], lacking[sent[lacking] == NONE]
         of_replica, of_none = _split(of_replica, rows.base[of_replica] != NONE)
         parts = [
-            *self._from_changes(only, sent, of_changes, budget),
-            *self._from_replica(only, rows.base, of_replica, budget),
-            (of_none, pa.nulls(len(of_none), only.field(name).type)),
+            *self._from_changes(column_schema, sent, of_changes, budget),
+            *self._from_replica(column_schema, rows.base, of_replica, budget),
+            (of_none, pa.nulls(len(of_none), column_schema.field(name).type)),
         ]
-        numbers = np.concatenate([each for each, _ in parts])
+        numbers = np.concatenate([numbers_or_values for numbers_or_values, _ in parts])
         order = np.argsort(numbers)
-        values = pa.concat_arrays([each for _, each in parts]).take(pa.array(order))
+        values = pa.concat_arrays([numbers_or_values for _, numbers_or_values in parts]).take(pa.array(order))
         return Completion(name, rows.places[numbers[order]], values)
 
     def _from_changes(
-        self, only: pa.Schema, sent: Numbers, wanted: Numbers, budget: _Budget
+        self, column_schema: pa.Schema, sent: Numbers, rows_to_complete: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """Numbers of rows, and their values from changes. Several rows may take the value of one change."""
-        if not len(wanted):
+        if not len(rows_to_complete):
             return
-        wanted = wanted[np.argsort(sent[wanted], kind="stable")]
-        (name,), places = only.names, sent[wanted]
+        rows_to_complete = rows_to_complete[np.argsort(sent[rows_to_complete], kind="stable")]
+        (name,), places = column_schema.names, sent[rows_to_complete]
         for _, read in self.store.readers(self.groups):
             file_places = change_places(read(["slice", "number"]), self.slices)
             order = np.argsort(file_places, kind="stable")
             begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))
             times = np.where(file_places[order] < 0, 0, end - begin)
             if times.any():
-                chosen = np.repeat(order, times)
+                change_numbers = np.repeat(order, times)
                 rows = pa.table(
-                    {name: struct_field(read([f"new.{name}"])["new"], name).take(pa.array(chosen))}
+                    {name: struct_field(read([f"new.{name}"])["new"], name).take(pa.array(change_numbers))}
                 )
-                numbers = wanted[_ranges(begin, times)]
-                yield numbers, budget.take(_values(rows, only))
+                numbers = rows_to_complete[_ranges(begin, times)]
+                yield numbers, budget.take(_values(rows, column_schema))
 
     def _from_replica(
-        self, only: pa.Schema, base: Numbers, wanted: Numbers, budget: _Budget
+        self, column_schema: pa.Schema, base: Numbers, rows_to_complete: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """Numbers of rows, and their values from the replica's rows with the key numbers `base`.
 
-        Several rows may take the value of one key: a row that moves keeps it under each of its keys.
+        Several rows may take the value of one key: a row that moves keeps the value under each of its keys.
         """
-        if not len(wanted):
+        if not len(rows_to_complete):
             return
-        wanted = wanted[np.argsort(base[wanted], kind="stable")]
-        bases = base[wanted]
+        rows_to_complete = rows_to_complete[np.argsort(base[rows_to_complete], kind="stable")]
+        bases = base[rows_to_complete]
         for match in self.matches:
             begin, end = (np.searchsorted(bases, match.keys, side) for side in ("left", "right"))
             times = end - begin
             if times.any():
                 rows = np.repeat(match.rows, times)
-                yield wanted[_ranges(begin, times)], self._rows(match, rows, only, budget)
+                yield rows_to_complete[_ranges(begin, times)], self._rows(match, rows, column_schema, budget)
 
-    def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, budget: _Budget) -> pa.Array:
-        taken, begin = [_values(only.empty_table(), only)], 0
-        for batch in self.store.batches(join_path(self.path, match.name), only):
+    def _rows(self, match: FileMatches, rows: Numbers, column_schema: pa.Schema, budget: _Budget) -> pa.Array:
+        values, begin = [_values(column_schema.empty_table(), column_schema)], 0
+        for batch in self.store.batches(join_path(self.path, match.name), column_schema):
             first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
-            chosen = batch.take(pa.array(rows[first:last] - begin))
-            taken.append(budget.take(_values(pa.Table.from_batches([chosen]), only)))
+            matching = batch.take(pa.array(rows[first:last] - begin))
+            values.append(budget.take(_values(pa.Table.from_batches([matching]), column_schema)))
             begin += batch.num_rows
-        return pa.concat_arrays(taken)
+        return pa.concat_arrays(values)
 
 
-def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
+def _values(rows: pa.Table, column_schema: pa.Schema) -> pa.Array:
     """The only column of the rows, cast to the schema's type."""
-    column = conform(rows, only).column(0)
+    column = conform(rows, column_schema).column(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
-def _split(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
-    return numbers[chosen], numbers[~chosen]
+def _split(numbers: Numbers, mask: Mask) -> tuple[Numbers, Numbers]:
+    return numbers[mask], numbers[~mask]
 
 
 def _ranges(begin: Numbers, count: Numbers) -> Numbers:

@@ -1,7 +1,7 @@
 """Finds damaged replicas: deleted, unreadable, or put back to an earlier version (RESTORE, or a backup).
 
-The search comes before anything is applied: a damaged replica lacks earlier changes, whatever its position says. Its
-table is set aside until the user has it copied again.
+The search comes before anything is applied: a damaged replica lacks earlier changes, whatever its position says. The
+table of a damaged replica is set aside: it gets no changes until the user has it copied again.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,8 +26,8 @@ def set_aside_damaged(
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return all states.
 
-    A table that is no longer published keeps its state. The search reads the logs of `changed` tables, which are about
-    to be written; of others it only looks for commits after the cut.
+    A table that is no longer published keeps its state. The search reads the logs of the `changed` tables, which are
+    about to be written. For other tables it only looks for commits after the cut.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -36,32 +36,32 @@ def set_aside_damaged(
     states = record.newest()
     applied = [state for state in states.values() if state.applies]
 
-    def damage(state: TableState) -> str | None:
+    def find_damage(state: TableState) -> str | None:
         return _find_damage(subscription, lake, state, cut, read=state.name in changed)
 
     if is_uri(lake.uri) and not lake.by_spark_alone:
         # Each check of a replica waits for an answer of the store.
-        problems = lake.map_in_parallel(damage, applied)
+        problems = lake.map_in_parallel(find_damage, applied)
     else:
-        problems = list(map(damage, applied))
-    aside = [
+        problems = list(map(find_damage, applied))
+    damaged_states = [
         state.with_problem(subscription.name, problem)
         for state, problem in zip(applied, problems, strict=True)
         if problem is not None
     ]
-    record.append(aside)
-    return record.newest() if aside else states
+    record.append(damaged_states)
+    return record.newest() if damaged_states else states
 
 
 @dataclass
 class IntactVersions:
     """Remembers the last version of each table with all applied changes: of a cut, a later copy, or an apply.
 
-    `path_of` gives the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
+    `path_of` gives the path of a table's replica, or of the versions of its rows; `versions` are the cut's.
 
-    The check at the start of a step holds only for the version that it read. Before an apply continues from a later
-    version, it checks the commits in between for a RESTORE: once the next cut names that version, nothing looks at
-    them again.
+    The check at the start of a step holds only for the version that this check read. Before an apply continues from a
+    later version, it looks for a RESTORE among the commits in between: once the next cut names the later version,
+    nothing looks at these commits again.
     """
 
     lake: Lake
@@ -74,36 +74,38 @@ class IntactVersions:
         """Record a version that has all applied changes."""
         self._last[state.name, state.version] = version
 
-    def advance(self, state: TableState, before: TableHead | None, now: TableHead) -> bool:
-        """Check and record a later version; False if the table was put back. `before` is its head when the batch began.
+    def advance(self, state: TableState, former_head: TableHead | None, head: TableHead) -> bool:
+        """Check and record a later version; False if the table was put back. `former_head` is its head when the batch began.
 
         A single commit that advances the position is an apply's own, and needs no check.
         """
-        applied = self._intact_version(state, before, now)
-        if applied is not None and applied not in {-1, now.version}:
+        intact_version = self._intact_version(state, former_head, head)
+        if intact_version is not None and intact_version not in {-1, head.version}:
             advanced = (
-                before is not None
-                and (before.version, now.version) == (applied, applied + 1)
-                and (now.position or 0) > (before.position or 0)
+                former_head is not None
+                and (former_head.version, head.version) == (intact_version, intact_version + 1)
+                and (head.position or 0) > (former_head.position or 0)
             )
-            if not advanced and self.lake.records.is_restored(self.path_of(state), applied):
+            if not advanced and self.lake.records.is_restored(self.path_of(state), intact_version):
                 return False
-        self.record(state, now.version)
+        self.record(state, head.version)
         return True
 
-    def _intact_version(self, state: TableState, before: TableHead | None, now: TableHead) -> int | None:
+    def _intact_version(
+        self, state: TableState, former_head: TableHead | None, head: TableHead
+    ) -> int | None:
         # After a copy by another process, the later state has no entry yet.
-        if (last := self._last.get((state.name, state.version))) is not None:
-            return last
+        if (known_version := self._last.get((state.name, state.version))) is not None:
+            return known_version
         if (version := version_in(self.cut, self.versions, state)) is not None:
             return version
         path = self.path_of(state)
-        copied = (
+        copied_version = (
             self.lake.records.version_of_position(path, state.lsn)
-            if now.version > _FIRST_COPY_VERSION
+            if head.version > _FIRST_COPY_VERSION
             else None
         )
-        return before.version if copied is None and before is not None else copied
+        return former_head.version if copied_version is None and former_head is not None else copied_version
 
 
 def is_put_back(
@@ -145,10 +147,10 @@ def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None
         columns = lake.columns(path)
     except LakeError:
         return None
-    if not (lacking := [name for name in definition.names if name not in columns]):
+    if not (missing_columns := [name for name in definition.names if name not in columns]):
         return None
-    named = ", ".join(f'"{name}"' for name in lacking)
-    return f'its replica "{path}" no longer has the {"columns" if len(lacking) > 1 else "column"} {named}'
+    names = ", ".join(f'"{name}"' for name in missing_columns)
+    return f'its replica "{path}" no longer has the {"columns" if len(missing_columns) > 1 else "column"} {names}'
 
 
 def _gone_problem(path: str) -> str:

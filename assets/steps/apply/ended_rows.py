@@ -1,8 +1,8 @@
-"""Ended rows, which a replica with `deletes: soft` keeps and marks as deleted, and their metadata.
+"""Ended rows: rows that a replica with `deletes: soft` keeps and marks as deleted, and the metadata of these rows.
 
-A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves it out of the row filter. In: the net change of a
-batch, and the replica's rows of its keys. Out: by file, the replica's rows that end, to be written again with new
-metadata; and the metadata of new rows that the same batch ends. Raises Arrow's errors.
+A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves the row out of the row filter. In: the net change of a
+batch, and the replica's rows of the batch's keys. Out: the replica's rows that end, by file, which are written again
+with new metadata; and the metadata of new rows that the same batch ends. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,28 +25,28 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 class EndedRows:
     """The rows of the file `name` that end: their ascending numbers in the file, and their metadata.
 
-    The row `rows[i]` of the file gets the metadata in row `which[i]` of `ended`.
+    The row `rows[i]` of the file gets the metadata in row `metadata_rows[i]` of `metadata`.
     """
 
     name: str
     rows: Numbers
-    which: Numbers
-    ended: pa.Table
+    metadata_rows: Numbers
+    metadata: pa.Table
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return self.rows.nbytes + self.which.nbytes + int(self.ended.nbytes)
+        return self.rows.nbytes + self.metadata_rows.nbytes + int(self.metadata.nbytes)
 
     def batches(self, store: Store, path: str, schema: pa.Schema, stamp: Stamp) -> Iterator[pa.RecordBatch]:
         """The rows with their new metadata; `path` is the replica, `schema` its columns."""
-        fields = pa.schema([schema.field(name) for name in self.ended.column_names])
-        ended = conform(self.ended, fields)
-        for which, rows in rows_at(store, join_path(path, self.name), schema, self.rows):
-            metadata, batch = ended.take(pa.array(self.which[which])), rows
+        fields = pa.schema([schema.field(name) for name in self.metadata.column_names])
+        new_metadata = conform(self.metadata, fields)
+        for numbers, rows in rows_at(store, join_path(path, self.name), schema, self.rows):
+            values, batch = new_metadata.take(pa.array(self.metadata_rows[numbers])), rows
             for name in fields.names:
-                place = schema.get_field_index(name)
-                batch = batch.set_column(place, schema.field(place), _single_array(metadata[name]))
+                index = schema.get_field_index(name)
+                batch = batch.set_column(index, schema.field(index), _single_array(values[name]))
             yield stamp.apply(batch)
 
 
@@ -54,68 +54,78 @@ class EndedRows:
 class Endings:
     """The rows that a batch ends but the replica keeps.
 
-    `remains` marks the keys of the net change that have a row after the batch, even an ended one. `emptied` are all
-    rows of the replica that a TRUNCATE ends.
+    `remains` marks the keys of the net change that have a row after the batch, even an ended one. `truncated_rows` are
+    all rows of the replica that a TRUNCATE ends.
     """
 
     keyed: KeyedChanges
     net: NetChange
     remains: Mask
-    emptied: Sequence[FileMatches]
+    truncated_rows: Sequence[FileMatches]
 
     @property
     def _metadata(self) -> pa.Table:
-        """The metadata of ended rows: a row for each change, then one for the first TRUNCATE, if any."""
+        """The metadata of ended rows: one row of metadata per change, then one for the first TRUNCATE, if any."""
         assert self.keyed.ended is not None
-        return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
+        return pa.concat_tables(
+            [table for table in (self.keyed.ended, self.keyed.emptied) if table is not None]
+        )
 
     def split_rows(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
-        """The rows to remove from their files, and which of them to write again as ended.
+        """The rows to remove from their files, and the removed rows to write again as ended rows.
 
         `leaving` are the rows whose keys the batch replaces.
         """
         net, metadata, other_key = self.net, self._metadata, self.keyed.keys.num_rows
         is_ended = self.remains & (net.last == NONE)
-        ended_by = np.full(other_key + 1, NONE)
-        ended_by[net.keys[is_ended]] = net.ended[is_ended]
-        ended_by[other_key] = metadata.num_rows - 1
-        removed, ended = _merge_matches(leaving, self.emptied, other_key), list[EndedRows]()
-        for match in removed:
-            by = ended_by[match.keys]
-            stays = by != NONE
-            if stays.any():
-                changes, which = np.unique(by[stays], return_inverse=True)
-                ended.append(
-                    EndedRows(match.name, match.rows[stays], which, metadata.take(pa.array(changes)))
+        metadata_by_key = np.full(other_key + 1, NONE)
+        metadata_by_key[net.keys[is_ended]] = net.ended[is_ended]
+        metadata_by_key[other_key] = metadata.num_rows - 1
+        matches, ended_rows = _merge_matches(leaving, self.truncated_rows, other_key), list[EndedRows]()
+        for match in matches:
+            end_rows = metadata_by_key[match.keys]
+            is_kept = end_rows != NONE
+            if is_kept.any():
+                metadata_numbers, metadata_rows = np.unique(end_rows[is_kept], return_inverse=True)
+                ended_rows.append(
+                    EndedRows(
+                        match.name,
+                        match.rows[is_kept],
+                        metadata_rows,
+                        metadata.take(pa.array(metadata_numbers)),
+                    )
                 )
-        return removed, ended
+        return matches, ended_rows
 
     def completions(self, schema: pa.Schema) -> list[Completion]:
         """The metadata of new rows that end within the batch; `schema` has the replica's columns."""
         net = self.net
-        at = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
-        at = at[np.argsort(net.last[at])]
-        metadata = self._metadata.take(pa.array(net.ended[at]))
+        changed = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
+        changed = changed[np.argsort(net.last[changed])]
+        metadata = self._metadata.take(pa.array(net.ended[changed]))
         metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
-        places = self.keyed.places[net.last[at]]
+        places = self.keyed.places[net.last[changed]]
         return [Completion(name, places, _single_array(metadata[name])) for name in metadata.column_names]
 
 
 def _merge_matches(
-    leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], key: int
+    leaving: Sequence[FileMatches], truncated_rows: Sequence[FileMatches], key: int
 ) -> list[FileMatches]:
-    """The union of both, by file. A row that is only in `emptied` gets the key number `key`."""
-    others = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in emptied}
-    gone = list[FileMatches]()
+    """The union of both sets of rows, by file. A row that is only in `truncated_rows` gets the key number `key`."""
+    truncated = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in truncated_rows}
+    merged = list[FileMatches]()
     for match in leaving:
         rows, keys = match.rows, match.keys
-        if (more := others.pop(match.name, None)) is not None:
-            only = np.setdiff1d(more.rows, rows)
-            rows, keys = np.concatenate([rows, only]), np.concatenate([keys, np.full(len(only), key)])
+        if (truncated_match := truncated.pop(match.name, None)) is not None:
+            truncated_only = np.setdiff1d(truncated_match.rows, rows)
+            rows, keys = (
+                np.concatenate([rows, truncated_only]),
+                np.concatenate([keys, np.full(len(truncated_only), key)]),
+            )
             order = np.argsort(rows)
             rows, keys = rows[order], keys[order]
-        gone.append(replace(match, rows=rows, keys=keys))
-    return [*gone, *others.values()]
+        merged.append(replace(match, rows=rows, keys=keys))
+    return [*merged, *truncated.values()]
 
 
 def _single_array(column: pa.ChunkedArray) -> pa.Array:

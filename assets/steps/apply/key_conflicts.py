@@ -63,12 +63,12 @@ class ConflictSearch:
     definition: Definition
     pending: PendingChanges
 
-    def refuse(self, few: FewChanges | None = None) -> None:
-        """Raise KeyConflictError if there is a conflict; `few` are the changes if the caller has read them."""
+    def refuse(self, few_changes: FewChanges | None = None) -> None:
+        """Raise KeyConflictError if there is a conflict; `few_changes` are the changes if the caller has read them."""
         if not self._can_conflict:
             return
         with self._unless_applied():
-            changes = self._read_few_changes() if few is None else few
+            changes = self._read_few_changes() if few_changes is None else few_changes
             self._refuse(self._find_by_spark() if changes is None else self._find_in_process(changes))
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
@@ -108,14 +108,14 @@ class ConflictSearch:
         rows = lake.slice_rows(self.log, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, every=True)
         return None if rows is None else FewChanges(rows, committer)
 
-    def _find_in_process(self, few: FewChanges) -> KeyConflict | None:
+    def _find_in_process(self, changes: FewChanges) -> KeyConflict | None:
         """The first conflict of few changes, found in this process."""
-        key, rows = self.definition.key, few.rows["new"].type
-        of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([few.rows], of_key, (), self.pending.extent)
+        key, row_type = self.definition.key, changes.rows["new"].type
+        key_columns = pa.schema([row_type.field(row_type.get_field_index(name)) for name in key])
+        keyed = keyed_changes([changes.rows], key_columns, (), self.pending.extent)
         assert keyed is not None
         deleted = self.definition.deleted_column
-        present = keyed.present(lambda keys: few.present_keys(self.path, keys, deleted))
+        present = keyed.present(lambda keys: changes.present_keys(self.path, keys, deleted))
         return keyed.decide([present.living], empties=False).conflict
 
     def _find_by_spark(self) -> KeyConflict | None:

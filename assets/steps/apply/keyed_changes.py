@@ -81,14 +81,14 @@ class KeyedChanges:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        every, rows = self.changes, [self.keys, *([] if self.ended is None else [self.ended])]
-        numbers = sum(each.nbytes for each in (self.places, self.commit_lsns, every.old, every.new))
-        masks = every.operations.nbytes + sum(is_sent.nbytes for is_sent in every.sent.values())
-        return sum(int(each.nbytes) for each in rows) + numbers + masks
+        changes, rows = self.changes, [self.keys, *([] if self.ended is None else [self.ended])]
+        numbers = sum(array.nbytes for array in (self.places, self.commit_lsns, changes.old, changes.new))
+        masks = changes.operations.nbytes + sum(is_sent.nbytes for is_sent in changes.sent.values())
+        return sum(int(array.nbytes) for array in rows) + numbers + masks
 
     @property
     def lookups(self) -> tuple[Mask, Mask]:
-        """Two masks of keys: those that the changes expect in the replica, and those whose presence changes the outcome."""
+        """Two masks: the keys that the changes expect in the replica, and the keys whose presence changes the outcome."""
         if not self._lookups:
             self._lookups.append(self.changes.lookup_masks(self.keys.num_rows))
         return self._lookups[0]
@@ -110,20 +110,20 @@ class KeyedChanges:
         return self._part(self.first_effective, len(self.places))
 
     def _part(self, begin: int, end: int) -> KeyChanges:
-        every, part = self.changes, slice(begin, end)
-        sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
-        return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
+        changes, part = self.changes, slice(begin, end)
+        sent = {name: is_sent[part] for name, is_sent in changes.sent.items()}
+        return KeyChanges(changes.operations[part], changes.old[part], changes.new[part], sent)
 
     def present(self, lookup: Callable[[pa.Table], PresentKeys]) -> PresentKeys:
         """The rows of the replica that have one of the keys, as far as they make a difference.
 
         `lookup` gets a table of keys, and returns the rows that have them.
         """
-        wanted = self.sought
-        if not len(wanted):
+        sought = self.sought
+        if not len(sought):
             return PresentKeys.none(self.keys)
-        present = lookup(self.keys.take(pa.array(wanted)))
-        return replace(present, numbers=wanted[present.numbers])
+        present = lookup(self.keys.take(pa.array(sought)))
+        return replace(present, numbers=sought[present.numbers])
 
     def ended_metadata(self, ended: Numbers, stamp: Stamp) -> pa.Table:
         """The metadata of rows, given the numbers of the changes that end them; NULL for NONE.
@@ -175,8 +175,8 @@ class KeyedChanges:
 class DecidedChanges:
     """The outcome of changes for each key, and the first conflict.
 
-    `before` marks the keys of which the replica had a row that the changes may have left there. `remains` marks the keys
-    of `net` that have a row afterwards.
+    `before` is the mask of the keys with a row of the replica that the changes may have left there. `remains` is the
+    mask of the keys of `net` that have a row afterwards.
     """
 
     net: NetChange
@@ -212,7 +212,7 @@ class ChangesOfKeys:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        numbers = sum(each.nbytes for each in (self.places, self.commit_lsns, self.ordinals))
+        numbers = sum(array.nbytes for array in (self.places, self.commit_lsns, self.ordinals))
         masks = self.operations.nbytes + sum(mask.nbytes for mask in self.sent)
         return sum(int(rows.nbytes) for rows in (self.keys, self.moved, self.ended)) + numbers + masks
 
@@ -225,11 +225,11 @@ def stored_changes(
     soft_delete_columns: Metadata = (),
 ) -> Iterator[pa.Table]:
     """The columns of a change history's files that `keyed_changes` needs, file by file; other columns may be large."""
-    read = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
-    read += (
+    columns = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
+    columns += (
         ["commit_time", *(f"old.{name}" for name, _ in soft_delete_columns)] if soft_delete_columns else []
     )
-    return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
+    return (store.columns(file, [*columns, "unchanged"] if unsent else columns) for file in files)
 
 
 def keyed_changes(
@@ -267,8 +267,8 @@ def join_changes(
     """The row changes of some parts, at least one, by their keys; parameters as for `keyed_changes`."""
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     moves = np.concatenate([part.moves + begin for part, begin in zip(parts, begins, strict=False)])
-    every = [*(part.keys for part in parts), *(part.moved for part in parts)]
-    numbers = key_numbers(pa.concat_tables(every))
+    keys = [*(part.keys for part in parts), *(part.moved for part in parts)]
+    numbers = key_numbers(pa.concat_tables(keys))
     count = int(begins[-1])
     operations = np.concatenate([part.operations for part in parts])
     new, old = np.where(operations == DELETE, NONE, numbers[:count]), np.full(count, NONE, np.int64)
@@ -276,9 +276,9 @@ def join_changes(
     # Under REPLICA IDENTITY FULL an UPDATE sends the old key even if the key did not change.
     differs = numbers[count:] != new[moves]
     old[moves[differs]] = numbers[count:][differs]
-    sent = [np.concatenate([part.sent[n] for part in parts]) for n in range(len(unsent))]
+    sent = [np.concatenate([part.sent[number] for part in parts]) for number in range(len(unsent))]
     keyed = KeyedChanges(
-        _distinct_keys(pa.concat_tables(every), numbers),
+        _distinct_keys(pa.concat_tables(keys), numbers),
         KeyChanges(operations, old, new, dict(zip(unsent, sent, strict=True))),
         np.concatenate([part.places for part in parts]),
         np.concatenate([part.commit_lsns for part in parts]),
@@ -304,12 +304,12 @@ def changes_of_keys(
 ) -> ChangesOfKeys:
     """The row changes and the TRUNCATEs among some changes; the parameters are those of `keyed_changes`."""
     places, lsns = change_places(changes, extent.slices), np.asarray(changes["commit_lsn"])
-    concerned, truncate = extent.mask(changes), pc.equal(changes["operation"], "truncate")
-    placed = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
-    truncates = changes.select(placed).filter(pc.and_(truncate, pa.array(concerned)))
-    concerned &= ~np.asarray(truncate)
-    if not concerned.all():
-        changes, places, lsns = changes.filter(pa.array(concerned)), places[concerned], lsns[concerned]
+    is_chosen, is_truncate = extent.mask(changes), pc.equal(changes["operation"], "truncate")
+    columns = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
+    truncates = changes.select(columns).filter(pc.and_(is_truncate, pa.array(is_chosen)))
+    is_chosen &= ~np.asarray(is_truncate)
+    if not is_chosen.all():
+        changes, places, lsns = changes.filter(pa.array(is_chosen)), places[is_chosen], lsns[is_chosen]
     operations = np.asarray(pc.index_in(changes["operation"], _OPERATIONS)).astype(np.int8)
     new, old = _keys_of(changes, keys)
     moves = np.flatnonzero((operations == UPDATE) & np.asarray(pc.is_valid(changes["old"])))
@@ -363,27 +363,31 @@ def _distinct_keys(keys: pa.Table, numbers: Numbers) -> pa.Table:
 
 def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> KeyedChanges:
     if not (np.diff(changes.places) > 0).all():
-        order, by_key = np.argsort(changes.places, kind="stable"), changes.changes
+        order, key_changes = np.argsort(changes.places, kind="stable"), changes.changes
         ordinals = ordinals[order]
         changes = KeyedChanges(
             changes.keys,
             KeyChanges(
-                by_key.operations[order],
-                by_key.old[order],
-                by_key.new[order],
-                {name: is_sent[order] for name, is_sent in by_key.sent.items()},
+                key_changes.operations[order],
+                key_changes.old[order],
+                key_changes.new[order],
+                {name: is_sent[order] for name, is_sent in key_changes.sent.items()},
             ),
             changes.places[order],
             changes.commit_lsns[order],
             ended=None if changes.ended is None else changes.ended.take(pa.array(order)),
         )
-    lsns, before = changes.commit_lsns, []
+    lsns, positions = changes.commit_lsns, []
     for lsn, ordinal in zip(
         truncates["commit_lsn"].to_pylist(), truncates["ordinal"].to_pylist(), strict=True
     ):
-        begin, end = (int(at) for at in (np.searchsorted(lsns, lsn), np.searchsorted(lsns, lsn, "right")))
-        before.append(begin + int(np.searchsorted(ordinals[begin:end], ordinal)))
-    return replace(changes, truncates=tuple(before), truncate_lsns=tuple(truncates["commit_lsn"].to_pylist()))
+        begin, end = (
+            int(index) for index in (np.searchsorted(lsns, lsn), np.searchsorted(lsns, lsn, "right"))
+        )
+        positions.append(begin + int(np.searchsorted(ordinals[begin:end], ordinal)))
+    return replace(
+        changes, truncates=tuple(positions), truncate_lsns=tuple(truncates["commit_lsn"].to_pylist())
+    )
 
 
 def _with_ended_rows(
@@ -392,14 +396,14 @@ def _with_ended_rows(
     """The changes with DELETEs instead of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
     if not changes.truncates:
         return changes
-    by_key, which = insert_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
-    emptied = metadata_of_truncated_rows(truncates, soft_delete_columns)
+    key_changes, origins = insert_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
+    truncated_metadata = metadata_of_truncated_rows(truncates, soft_delete_columns)
     return KeyedChanges(
         changes.keys,
-        by_key,
+        key_changes,
         # A TRUNCATE has no new row, so its place is never used.
-        np.append(changes.places, np.full(truncates.num_rows, NONE))[which],
-        np.append(changes.commit_lsns, np.asarray(truncates["commit_lsn"]))[which],
-        ended=pa.concat_tables([changes.ended, emptied]).take(pa.array(which)),
-        emptied=emptied.slice(0, 1),
+        np.append(changes.places, np.full(truncates.num_rows, NONE))[origins],
+        np.append(changes.commit_lsns, np.asarray(truncates["commit_lsn"]))[origins],
+        ended=pa.concat_tables([changes.ended, truncated_metadata]).take(pa.array(origins)),
+        emptied=truncated_metadata.slice(0, 1),
     )

@@ -84,25 +84,26 @@ class KeylessChanges:
     def net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """The net change of the multiset.
 
-        First only the rows that the replica must have are looked up. If one is missing, all old rows are looked up.
+        First only the rows that the replica must have are looked up. If one of these rows is missing, all old rows are
+        looked up.
         """
         changes, count = self.rows.since_truncate, self.rows.keys.num_rows
-        olds = rows_before_and_after(changes)[0]
-        for wanted in (np.flatnonzero(needed_rows(changes, count)), np.unique(olds[olds != NONE])):
+        old_rows = rows_before_and_after(changes)[0]
+        for looked_up in (np.flatnonzero(needed_rows(changes, count)), np.unique(old_rows[old_rows != NONE])):
             counts = np.zeros(count, np.int64)
-            if len(wanted):
-                counts[wanted] = count_rows(WantedDigests(self.rows.keys.take(pa.array(wanted))))
+            if len(looked_up):
+                counts[looked_up] = count_rows(WantedDigests(self.rows.keys.take(pa.array(looked_up))))
             net = multiset_change(changes, counts)
             if not net.missing:
                 break
-        return MultisetOutcome(net, counts, wanted)
+        return MultisetOutcome(net, counts, looked_up)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
         """The place of a change that removes the row, for each of these row numbers."""
-        olds = rows_before_and_after(self.rows.since_truncate)[0]
-        place = np.full(self.rows.keys.num_rows, NONE)
-        place[olds[olds != NONE]] = self.places[olds != NONE]
-        return place[rows]
+        old_rows = rows_before_and_after(self.rows.since_truncate)[0]
+        places = np.full(self.rows.keys.num_rows, NONE)
+        places[old_rows[old_rows != NONE]] = self.places[old_rows != NONE]
+        return places[rows]
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ class MultisetOutcome:
 
 def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
     """The first matches of each key number, at most as many as `counts` has for it."""
-    remaining, chosen = counts.copy(), list[FileMatches]()
+    remaining, first = counts.copy(), list[FileMatches]()
     for match in matches:
         is_first = mask_first(match.keys, remaining)
         if is_first.any():
-            chosen.append(replace(match, rows=match.rows[is_first], keys=match.keys[is_first]))
-    return chosen
+            first.append(replace(match, rows=match.rows[is_first], keys=match.keys[is_first]))
+    return first

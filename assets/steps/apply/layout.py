@@ -29,20 +29,20 @@ def follow_layout(
     Returns for each changed replica its version before and after.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
-    state, wanted = record.state(), layout.delta_json()
-    if state.properties == wanted:
+    state, properties_json = record.state(), layout.delta_json()
+    if state.properties == properties_json:
         return {}
     versions = {}
     # A property that pgsieve.yaml no longer sets gets its default value.
-    lapsed = {name: _default_value(name) for name in recorded_properties(state.properties)}
-    for each in states:
-        path = lake.paths.replica(subscription.name, *each.name)
-        if each.applies and lake.records.exists(path):
-            properties = {**lapsed, **layout.of(each.name).delta()}
-            before = retry_after_conflict(lake.set_properties)(path, properties)
-            if before is not None:
-                versions[each.name] = before, lake.records.version(path)
-    record.set(replace(state, properties=wanted))
+    defaults = {name: _default_value(name) for name in recorded_properties(state.properties)}
+    for table_state in states:
+        path = lake.paths.replica(subscription.name, *table_state.name)
+        if table_state.applies and lake.records.exists(path):
+            properties = {**defaults, **layout.of(table_state.name).delta()}
+            old_version = retry_after_conflict(lake.set_properties)(path, properties)
+            if old_version is not None:
+                versions[table_state.name] = old_version, lake.records.version(path)
+    record.set(replace(state, properties=properties_json))
     return versions
 
 

@@ -26,11 +26,11 @@ class ReplicaProgress:
     lake: Lake
 
     def tables_beyond_cut(self) -> set[Name]:
-        """The tables with changes after the newest cut, and the tables that were copied since."""
+        """The tables with changes after the newest cut, and the tables that were copied since that cut."""
         lake, subscription = self.lake, self.subscription.name
         cut = Cuts(lake, subscription).last()
-        waiting = TransformedSlices(lake, subscription).slices(cut.lsn if cut else 0)
-        names = {c.name for changes in waiting.values() for c in changes if c.has_changes}
+        slices = TransformedSlices(lake, subscription).slices(cut.lsn if cut else 0)
+        names = {change.name for changes in slices.values() for change in changes if change.has_changes}
         copied = {}
         for name, state in TableStates(lake, subscription).newest().items():
             if state.state != SyncState.READY:
@@ -51,32 +51,32 @@ class ReplicaProgress:
     def complete_up_to(self, transformed: int) -> int:
         """The LSN before which everything is complete, for a caller that has read the slices up to `transformed`.
 
-        It is the end of the change log if there is no later slice, and `transformed` otherwise, also if another process
-        has transformed later slices since.
+        This LSN is the end of the change log if there is no later slice. Otherwise it is `transformed`, even if another
+        process has transformed later slices meanwhile.
         """
         lake, feed = self.lake, self.subscription.feed
         durable = ChangeLog(lake, feed).position() or 0
         if durable <= transformed:
             return durable
-        waiting = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
+        has_slices = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
             end > transformed for end in AlteredSlices(lake, feed).ends(self.subscription.name, durable)
         )
         # Read last: a slice stays in the change log until it is transformed, so none was missed if this is unchanged.
-        overtaken = self.transformed_up_to() > transformed
-        return transformed if waiting or overtaken else durable
+        is_overtaken = self.transformed_up_to() > transformed
+        return transformed if has_slices or is_overtaken else durable
 
     def applied_up_to(self) -> int:
         """The LSN before which no replica and no versions of rows lack a change.
 
-        It is at least the newest cut's LSN, and passes later slices whose changes are all applied.
+        This LSN is at least the newest cut's, and passes later slices whose changes are all applied.
         """
         lake, name = self.lake, self.subscription.name
         cut = Cuts(lake, name).last()
-        upto = cut.lsn if cut else 0
-        states = {n: s for n, s in TableStates(lake, name).newest().items() if s.applies}
+        applied = cut.lsn if cut else 0
+        states = {n: state for n, state in TableStates(lake, name).newest().items() if state.applies}
         slices = {
             end: [change for change in changes if change.has_changes and change.name in states]
-            for end, changes in TransformedSlices(lake, name).slices(upto).items()
+            for end, changes in TransformedSlices(lake, name).slices(applied).items()
         }
         changed = {change.name for changes in slices.values() for change in changes}
         present_heads = heads(lake, name, sorted(changed))
@@ -86,6 +86,6 @@ class ReplicaProgress:
                 or lacking_versions(self.subscription, lake, states[change.name], [change])
                 for change in changes
             ):
-                return upto
-            upto = end
-        return upto
+                return applied
+            applied = end
+        return applied

@@ -53,7 +53,7 @@ class ApplyResult:
 
 def slice_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     """Divide slices, given by their ends, into batches."""
-    return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
+    return [ends[first : first + BATCH_SLICES] for first in range(0, len(ends), BATCH_SLICES)]
 
 
 def batches_in_memory(
@@ -62,11 +62,11 @@ def batches_in_memory(
     """Divide a batch into smaller ones in which no table has more than `BATCH_CHANGES`, unless one slice has more."""
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
-        more = Counter({c.name: sum(c.sent.values()) for c in slices[end]})
-        counts += more
-        if not parts or (more.total() and max(counts[name] for name in more) > BATCH_CHANGES):
+        slice_counts = Counter({change.name: sum(change.sent.values()) for change in slices[end]})
+        counts += slice_counts
+        if not parts or (slice_counts.total() and max(counts[name] for name in slice_counts) > BATCH_CHANGES):
             parts.append([])
-            counts = more
+            counts = slice_counts
         parts[-1].append(end)
     return [*parts]
 
@@ -121,11 +121,15 @@ class _Apply:
 
     def _prepare_replicas(self) -> dict[Name, TableState]:
         """Check the replicas for damage and repairs, and set the properties of their layout; returns the tables' states."""
-        changed = {c.name for changes in self._slices.values() for c in changes if c.has_changes}
+        changed = {
+            change.name for changes in self._slices.values() for change in changes if change.has_changes
+        }
         cut = self.result.cut
         states = set_aside_damaged(self._subscription, self._lake, cut, changed)
         self._repaired = repaired_tables(self._subscription, self._lake, states, cut)
-        if note_partial(self._subscription.name, self._lake, [states[n] for n in self._repaired], self._log):
+        if note_partial(
+            self._subscription.name, self._lake, [states[name] for name in self._repaired], self._log
+        ):
             states = TableStates(self._lake, self._subscription.name).newest()
         if altered := follow_layout(self._subscription, self._lake, states.values()):
             # Only properties have changed: the new versions have the same rows as the cut's.
@@ -134,9 +138,9 @@ class _Apply:
                 self._lake,
                 self._subscription,
                 {
-                    n: now
-                    for n, (before, now) in altered.items()
-                    if (versions.get(n), now) == (before, before + 1)
+                    name: new_version
+                    for name, (old_version, new_version) in altered.items()
+                    if (versions.get(name), new_version) == (old_version, old_version + 1)
                 },
             )
             self.result.cut = Cuts(self._lake, self._subscription.name).last()
@@ -156,18 +160,23 @@ class _Apply:
         batches = deque(part for ends in divide(list(slices)) for part in batches_in_memory(ends, slices))
         while batches:
             ends = batches.popleft()
-            changes = [c for e in ends for c in slices[e] if c.has_changes and c.name in self._tables]
+            changes = [
+                change
+                for end in ends
+                for change in slices[end]
+                if change.has_changes and change.name in self._tables
+            ]
             versioned = self._replicas.row_versions.positions
             batch = Batch(self._subscription.name, self._lake, ends[-1], changes, versioned)
             plans = self._plan(batch)
             if self._subscription.disable_on_error:
-                plans, failed = batch.examine(plans)
-                if failed is not None:
-                    conflict, failing = failed
-                    if earlier := [e for e in ends if e <= conflict.commit_lsn]:
-                        batches.extendleft([[e for e in ends if e not in earlier], earlier])
+                plans, failure = batch.examine(plans)
+                if failure is not None:
+                    conflict, failed_result = failure
+                    if earlier := [end for end in ends if end <= conflict.commit_lsn]:
+                        batches.extendleft([[end for end in ends if end not in earlier], earlier])
                         continue
-                    self._count(failing)
+                    self._count(failed_result)
                     self._disable(conflict.message)
                     return
             self._apply_batch(batch, plans)
@@ -186,27 +195,29 @@ class _Apply:
         plans, advanced, states = batch.plan(self._only)
         self._replicas.states = states
         self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
-        aside = {name for name, head in advanced.items() if self._replicas.advance(name, None, head)}
+        put_back_tables = {
+            name for name, head in advanced.items() if self._replicas.advance(name, None, head)
+        }
         left_out = {n for n in states if self._only is not None and n not in self._only}
-        self._behind = aside | left_out
-        return [plan for plan in plans if plan.pending.name not in aside]
+        self._behind = put_back_tables | left_out
+        return [plan for plan in plans if plan.pending.name not in put_back_tables]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
         """Apply the plans of a batch. A table that fails is set aside, or disables the subscription."""
         former_heads = {plan.pending.name: plan.pending.head for plan in plans}
-        for done in batch.apply(plans):
-            applied = done
-            if done.problem is None:
-                put_back = self._replicas.advance(done.name, former_heads[done.name], done.head)
-                applied = replace(done, problem=put_back, damaged=put_back is not None)
-                self._can_cut = self._can_cut and not done.overtaken
-            elif self._subscription.disable_on_error and not done.damaged:
-                self._disable(done.problem)
+        for applied in batch.apply(plans):
+            outcome = applied
+            if applied.problem is None:
+                problem = self._replicas.advance(applied.name, former_heads[applied.name], applied.head)
+                outcome = replace(applied, problem=problem, damaged=problem is not None)
+                self._can_cut = self._can_cut and not applied.overtaken
+            elif self._subscription.disable_on_error and not applied.damaged:
+                self._disable(applied.problem)
             else:
-                self._replicas.set_aside(done.name, done.problem)
-            if applied.problem is not None or done.overtaken:
-                self._behind.add(done.name)
-            self._count(applied)
+                self._replicas.set_aside(applied.name, applied.problem)
+            if outcome.problem is not None or applied.overtaken:
+                self._behind.add(applied.name)
+            self._count(outcome)
 
     def _follow_versions(self, changes: Sequence[TableChanges], decided: DecidedTables) -> None:
         """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
@@ -229,7 +240,9 @@ class _Apply:
     def _is_disabled(self) -> bool:
         """Whether a table's error has disabled the subscription."""
         tables = self.result.tables.values()
-        return self._subscription.disable_on_error and any(a.problem and not a.damaged for a in tables)
+        return self._subscription.disable_on_error and any(
+            result.problem and not result.damaged for result in tables
+        )
 
     def _write_cut(self, lsn: int) -> None:
         """Write a cut at an LSN, unless tables are left out or another process works on them."""
@@ -259,27 +272,29 @@ class _Replicas:
         #: The greatest position of the replicas that were read.
         self._max_position = 0
 
-    def advance(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
+    def advance(self, name: Name, former_head: TableHead | None, head: TableHead) -> str | None:
         """Check and record a table's new version; if the table was put back, set it aside and return the problem."""
-        problem = self._problem(name, before, now)
-        self._continue(name, now, problem)
+        problem = self._problem(name, former_head, head)
+        self._continue(name, head, problem)
         return problem
 
-    def _problem(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
+    def _problem(self, name: Name, former_head: TableHead | None, head: TableHead) -> str | None:
         state = self.states[name]
         return (
-            None if self._intact_versions.advance(state, before, now) else put_back_problem(self._path(state))
+            None
+            if self._intact_versions.advance(state, former_head, head)
+            else put_back_problem(self._path(state))
         )
 
     def _path(self, state: TableState) -> str:
         return self._lake.paths.replica(self._subscription.name, *state.name)
 
-    def _continue(self, name: Name, now: TableHead, problem: str | None) -> None:
+    def _continue(self, name: Name, head: TableHead, problem: str | None) -> None:
         if problem is not None:
             self.set_aside(name, problem)
             return
-        self._versions[name] = now.version
-        self._max_position = max(self._max_position, now.position or 0)
+        self._versions[name] = head.version
+        self._max_position = max(self._max_position, head.position or 0)
 
     def note_histories(self, changes: Sequence[TableChanges]) -> None:
         """Record that the change histories have the changes of a batch."""
@@ -296,14 +311,14 @@ class _Replicas:
         if max(copied, self._max_position) <= lsn and self._read_copied_versions(lsn):
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
             tables = {name: self._versions[name] for name in ready}
-            of_states = newest_version(self.states.values())
+            states_version = newest_version(self.states.values())
             versioned, scd2 = (
                 {name: number for name, number in numbers.items() if name in tables}
                 for numbers in (self.row_versions.positions, self.row_versions.tables)
             )
-            now, of_changes = datetime.now(UTC), dict(self._histories)
-            wanted = Cut(lsn, tables, now, of_states, histories=of_changes, versioned=versioned, scd2=scd2)
-            _write_cut(self._lake, self._subscription, result, wanted)
+            time, histories = datetime.now(UTC), dict(self._histories)
+            cut = Cut(lsn, tables, time, states_version, histories=histories, versioned=versioned, scd2=scd2)
+            _write_cut(self._lake, self._subscription, result, cut)
             self._cut = result.cut
 
     def _read_copied_versions(self, lsn: int) -> bool:
@@ -316,8 +331,8 @@ class _Replicas:
         for name, state in self.states.items():
             if state.state != SyncState.READY:
                 continue
-            newer = self._cut is None or not self._cut.is_after(state)
-            if name not in self._versions or (newer and self._versions[name] == versions.get(name)):
+            is_copied = self._cut is None or not self._cut.is_after(state)
+            if name not in self._versions or (is_copied and self._versions[name] == versions.get(name)):
                 paths[name] = self._lake.paths.replica(self._subscription.name, *name)
         heads = dict(zip(paths, self._lake.heads(list(paths.values())), strict=True))
         if any((head.position or 0) > lsn for head in heads.values()):
@@ -331,28 +346,29 @@ class _Replicas:
         return True
 
 
-def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
+def _is_copied_by_others(states: Mapping[Name, TableState], applied_tables: Collection[Name]) -> bool:
     """Whether another process has copied a table during this apply: its batches have left the table out."""
     return any(
-        s.state == SyncState.FINISHED_COPY or (s.state == SyncState.READY and n not in begun)
-        for n, s in states.items()
+        state.state == SyncState.FINISHED_COPY
+        or (state.state == SyncState.READY and name not in applied_tables)
+        for name, state in states.items()
     )
 
 
-def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
+def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_cut: Cut) -> None:
     """Write a cut, unless the newest one has the same contents."""
-    last, tables = result.cut, wanted.tables
-    contents = (tables, wanted.versioned, wanted.scd2)
+    last, tables = result.cut, new_cut.tables
+    contents = (tables, new_cut.versioned, new_cut.scd2)
     if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
         return
     cuts = Cuts(lake, subscription.name)
-    made = cuts.new(wanted.lsn, tables, wanted.states, last)
+    cut = cuts.new(new_cut.lsn, tables, new_cut.states, last)
     result.cut = replace(
-        made,
-        histories=wanted.histories,
+        cut,
+        histories=new_cut.histories,
         records=present_versions(lake, subscription),
-        versioned=wanted.versioned,
-        scd2=wanted.scd2,
+        versioned=new_cut.versioned,
+        scd2=new_cut.scd2,
     )
     cuts.append(result.cut)
     reach(Failpoint.CUT_WRITTEN)
@@ -365,30 +381,32 @@ def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, in
         _write_cut(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))
 
 
-def combine_results(before: ApplyResult, now: ApplyResult) -> ApplyResult:
+def combine_results(first: ApplyResult, second: ApplyResult) -> ApplyResult:
     """The combined result of two successive applies."""
-    tables = dict(before.tables)
-    for name, applied in now.tables.items():
+    tables = dict(first.tables)
+    for name, applied in second.tables.items():
         tables[name] = _combine(tables.get(name), applied)
-    sent_as = {name: sum_counts(before.sent_as.get(name, {}), counts) for name, counts in now.sent_as.items()}
-    return ApplyResult(tables, now.cut or before.cut, before.sent_as | sent_as)
+    sent_as = {
+        name: sum_counts(first.sent_as.get(name, {}), counts) for name, counts in second.sent_as.items()
+    }
+    return ApplyResult(tables, second.cut or first.cut, first.sent_as | sent_as)
 
 
-def _combine(before: TableResult | None, now: TableResult) -> TableResult:
-    if before is None:
-        return now
+def _combine(first: TableResult | None, second: TableResult) -> TableResult:
+    if first is None:
+        return second
     return TableResult(
-        now.schema,
-        now.table,
-        inserted=before.inserted + now.inserted,
-        updated=before.updated + now.updated,
-        deleted=before.deleted + now.deleted,
-        truncated=before.truncated or now.truncated,
-        missing=before.missing + now.missing,
-        insert_exists=before.insert_exists + now.insert_exists,
-        update_exists=before.update_exists + now.update_exists,
-        head=now.head,
-        problem=now.problem or before.problem,
-        damaged=now.damaged or before.damaged,
-        through=tuple(sorted({*before.through, *now.through})),
+        second.schema,
+        second.table,
+        inserted=first.inserted + second.inserted,
+        updated=first.updated + second.updated,
+        deleted=first.deleted + second.deleted,
+        truncated=first.truncated or second.truncated,
+        missing=first.missing + second.missing,
+        insert_exists=first.insert_exists + second.insert_exists,
+        update_exists=first.update_exists + second.update_exists,
+        head=second.head,
+        problem=second.problem or first.problem,
+        damaged=second.damaged or first.damaged,
+        through=tuple(sorted({*first.through, *second.through})),
     )

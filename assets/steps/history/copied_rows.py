@@ -39,14 +39,14 @@ def begin_history(
         return
     source, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
     size = lake.records.size(source)
-    committer, local = lake.policy.by_files(path, schema), lake.policy.reader(source)
-    if committer is None or local is None:
+    committer, reader = lake.policy.by_files(path, schema), lake.policy.reader(source)
+    if committer is None or reader is None:
         _begin_by_spark(lake, source, path, rows, definition, position)
         return
     with lake.access.translate_errors(source):
-        read = table_rows(local, source, pa.schema(list(schema.field("new").type)), rows.to_changes)
-    batches: list[Batches] = [partial(_one, rows.begin()), *read]
-    written = WrittenRows(lake.store, path, schema, FILE_BYTES, [[each] for each in batches])
+        copied = table_rows(reader, source, pa.schema(list(schema.field("new").type)), rows.to_changes)
+    batches: list[Batches] = [partial(_single_batch, rows.begin()), *copied]
+    written = WrittenRows(lake.store, path, schema, FILE_BYTES, [[batch] for batch in batches])
     committer.commit(
         lambda: written.write_by(lake.policy.runner(size)),
         path,
@@ -55,7 +55,7 @@ def begin_history(
     )
 
 
-def _one(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _single_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield batch
 
 
@@ -64,17 +64,17 @@ def _begin_by_spark(
 ) -> None:
     ddl, names = changes_ddl(definition.columns), list(lake.columns(source))
     begin = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
-    copied = number_columns(lake.current(source)).mapInArrow(_change_maker(rows, names), ddl)
+    copied = number_columns(lake.current(source)).mapInArrow(_make_change_function(rows, names), ddl)
     commit = Commit(rows.lsn, after=position, properties=CHANGES_PROPERTIES)
     lake.write(begin.unionByName(copied), path, commit)
 
 
-def _change_maker(
+def _make_change_function(
     rows: CopiedRows, names: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function that turns batches of the replica's rows into changes; `names` are the replica's columns."""
 
-    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def make_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return (rows.to_changes(batch.rename_columns(names)) for batch in batches)
 
-    return made
+    return make_changes
