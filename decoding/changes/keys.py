@@ -150,7 +150,7 @@ class PresentKeys:
     lives: Mask
 
     @classmethod
-    def none(cls, keys: pa.Table) -> PresentKeys:
+    def empty(cls, keys: pa.Table) -> PresentKeys:
         """No rows."""
         return cls(np.empty(0, np.int64), keys.slice(0, 0), np.empty(0, np.bool_))
 
@@ -159,7 +159,7 @@ class PresentKeys:
         """The numbers of the keys with a row that lives."""
         return self.numbers[self.lives]
 
-    def own(self, keys: pa.Table) -> pa.Table:
+    def stored_keys(self, keys: pa.Table) -> pa.Table:
         """The keys as the replica has them; other keys as they are."""
         rows = np.arange(keys.num_rows)
         rows[self.numbers] = keys.num_rows + np.arange(len(self.numbers))

@@ -172,24 +172,29 @@ class _Decider:
         living = self._living_rows(matches) if soft_delete_columns else matches
         empties = empties_replica(self.definition, pending)
         decided = keyed.decide((match.keys for match in living), empties=empties)
-        net, before, remains = decided.net, decided.before, decided.remains
+        net, had_row, remains = decided.net, decided.before, decided.remains
         if empties:
             matches = []
         # In a replica that keeps deleted rows, a row is replaced only if its key has a new row.
-        concerned = np.zeros_like(before)
-        concerned[net.keys[remains] if soft_delete_columns else net.keys] = True
-        leaving = [match.of_keys(concerned) for match in matches if concerned[match.keys].any()]
-        stays, ended = list[EndedRows](), list[Completion]()
+        is_replaced = np.zeros_like(had_row)
+        is_replaced[net.keys[remains] if soft_delete_columns else net.keys] = True
+        leaving = [match.of_keys(is_replaced) for match in matches if is_replaced[match.keys].any()]
+        ended_rows, ended_metadata = list[EndedRows](), list[Completion]()
         if soft_delete_columns:
             endings = Endings(keyed, net, remains, self._truncated_rows(keyed))
-            (leaving, stays), ended = endings.split_rows(leaving), endings.completions(self.schema)
-        gone = self._deletion.of(leaving)
-        if gone is None:
+            (leaving, ended_rows), ended_metadata = (
+                endings.split_rows(leaving),
+                endings.completions(self.schema),
+            )
+        deletion = self._deletion.of(leaving)
+        if deletion is None:
             return None
-        totals = pending.row_counts(net.counts(before))
-        changes = decided.changes_rows or pending.truncated_at is not None
-        come = net_rows(keyed.places[keyed.first_effective :], net, remains & (net.last != NONE))
-        return ReplicaChange(come, gone, totals, changes, decided.conflict, ended, stays, keyed)
+        totals = pending.row_counts(net.counts(had_row))
+        has_changes = decided.changes_rows or pending.truncated_at is not None
+        new_rows = net_rows(keyed.places[keyed.first_effective :], net, remains & (net.last != NONE))
+        return ReplicaChange(
+            new_rows, deletion, totals, has_changes, decided.conflict, ended_metadata, ended_rows, keyed
+        )
 
     def _living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
@@ -199,7 +204,7 @@ class _Decider:
 
     def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""
-        return () if keyed.emptied is None else self._living_rows(None)
+        return () if keyed.truncated_metadata is None else self._living_rows(None)
 
     def decide_by_row(self) -> ReplicaChange | None:
         """The net change of a table without a key."""
@@ -219,18 +224,18 @@ class _Decider:
         changes = KeylessChanges.of(digests, pending.extent)
         outcome = changes.net_change(count_rows)
         net = outcome.net
-        gone = self._deletion.of(first_matches(matches, net.deleted[outcome.looked_up]))
-        if gone is None:
+        deletion = self._deletion.of(first_matches(matches, net.deleted[outcome.looked_up]))
+        if deletion is None:
             return None
-        come, went = changes.places[net.inserted], int(net.deleted.sum())
-        counts = {"inserted": len(come), "deleted": went, "missing": net.missing}
-        is_changed = bool(len(come) or went or pending.truncated_at is not None)
-        return ReplicaChange(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
+        places, deleted = changes.places[net.inserted], int(net.deleted.sum())
+        counts = {"inserted": len(places), "deleted": deleted, "missing": net.missing}
+        is_changed = bool(len(places) or deleted or pending.truncated_at is not None)
+        return ReplicaChange(NetRows(places, {}, np.full(len(places), NONE)), deletion, counts, is_changed)
 
     def _matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
-        most = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-        return self.committer.key_matches(self.path, keyed.keys, keyed.lookups, most)
+        max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
+        return self.committer.key_matches(self.path, keyed.keys, keyed.lookups, max_bytes)
 
     @cached_property
     def _deletion(self) -> RowDeletion:
@@ -281,25 +286,35 @@ class FilesWriter:
         runner = lake.policy.runner(self.pending.size)
         ended_rows = net.ended_rows if net is not None else ()
 
-        def written() -> pa.Table:
-            files, again = [], rewritten
+        def write_parts() -> pa.Table:
+            files, rewritten_files = [], rewritten
             # Each part of the work writes one file or more.
-            kept = [part for n in range(runner.number) if (part := ended_rows[n :: runner.number])]
-            for chosen in self._chosen_rows(changes):
+            ended_parts = [
+                part for number in range(runner.number) if (part := ended_rows[number :: runner.number])
+            ]
+            for chosen_rows in self._chosen_rows(changes):
                 parts = divide_groups(changes.groups, runner.number)
                 task = RowsTask(
-                    lake.store, path, changes.schema, replica_schema, size, again, kept, parts, chosen
+                    lake.store,
+                    path,
+                    changes.schema,
+                    replica_schema,
+                    size,
+                    rewritten_files,
+                    ended_parts,
+                    parts,
+                    chosen_rows,
                 )
-                files.append(runner.run(task, len(again) + len(kept) + len(parts)))
-                again, kept = (), []
+                files.append(runner.run(task, len(rewritten_files) + len(ended_parts) + len(parts)))
+                rewritten_files, ended_parts = (), []
             return pa.concat_tables(files)
 
         if marked is not None:
-            files = committer.commit_marked(written, path, marked, self.end, base)
+            files = committer.commit_marked(write_parts, path, marked, self.end, base)
         else:
             commit = Commit(self.end, overwrite=changes.empties_replica, base=base)
             removed = {match.path: match.size for match in rewritten}
-            files = committer.commit(written, path, changes.schema, commit, removed)
+            files = committer.commit(write_parts, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _chosen_rows(self, changes: ManyChanges) -> Iterator[ChosenRows]:
@@ -309,9 +324,9 @@ class FilesWriter:
             yield ChosenRows(pending.extent, stamp)
             return
         read = self.lake.store, self.path, changes.groups, pending.slice_ends, net.deleted_rows.matches
-        for kept, completed in completions(*read, net.new_rows, changes.schema):
-            columns = [*completed, *net.ended_metadata]
-            yield ChosenRows(pending.extent, stamp, kept, columns, shared=self.shared)
+        for places, values in completions(*read, net.new_rows, changes.schema):
+            columns = [*values, *net.ended_metadata]
+            yield ChosenRows(pending.extent, stamp, places, columns, shared=self.shared)
 
 
 @dataclass(frozen=True)
@@ -355,8 +370,8 @@ class RowsTask:
         return lambda part, rows: shared.add_removed(match.keys[part], rows)
 
     def _ended_batches(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
-        for of_file in rows:
-            yield from of_file.batches(self.store, self.path, self.replica_schema, self.chosen.stamp)
+        for file_rows in rows:
+            yield from file_rows.batches(self.store, self.path, self.replica_schema, self.chosen.stamp)
 
     def _new_batches(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         kind, store = pa.struct(self.schema), self.store

@@ -80,13 +80,13 @@ class KeyPartsWriter:
 
     def apply(self, stored: ManyChanges) -> TableResult | None:
         """Apply the changes; None if they conflict, and where the table or the changes need the keys of all at once."""
-        if not self._may_be:
+        if not self._is_divisible:
             return None
         with self.lake.access.translate_errors(self.path):
-            return self._written(stored)
+            return self._write(stored)
 
     @property
-    def _may_be(self) -> bool:
+    def _is_divisible(self) -> bool:
         """Whether the net change of each key depends on changes of this key only, and new rows are whole."""
         pending, definition = self.pending, self.definition
         return (
@@ -96,81 +96,83 @@ class KeyPartsWriter:
             and not (pending.unchanged or pending.key_changes)
         )
 
-    def _planned(self, stored: ManyChanges, keys: pa.Schema) -> "_Planned | None":
+    def _plan(self, stored: ManyChanges, keys: pa.Schema) -> "_Plan | None":
         """The replica's files that may have one of the keys, and how rows leave them.
 
         None if the files have too many rows, or if rows can leave them in neither way.
         """
         path, pending, columns, committer = self.path, self.pending, self.definition.names, stored.committer
         with self.lake.access.translate_errors(self.log):
-            of_changes = dict.fromkeys(group.file for group in stored.groups)
-            bounds = [_bounds(committer.local.store, file, keys) for file in of_changes]
-        table, most = committer.local.table_at(path), _MOST_ROWS * _number_of_changes(pending)
-        files = files_of(table, [each for each in bounds if each is not None])
-        if sum(file.rows or 0 for file in files) > most:
+            files_of_changes = dict.fromkeys(group.file for group in stored.groups)
+            bounds = [_bounds(committer.local.store, file, keys) for file in files_of_changes]
+        table, max_rows = committer.local.table_at(path), _MOST_ROWS * _number_of_changes(pending)
+        files = files_of(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
+        if sum(file.rows or 0 for file in files) > max_rows:
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size)
-        leaves = not stored.empties_replica and pending.count("update", "delete") > 0
-        is_little = not leaves or sum(file.size for file in files) <= deletion.max_rewritten_bytes
-        if not files or (is_little and committer.can_rewrite_files(path, columns)):
-            return _Planned([ReplicaFile(file.name, file.path, file.size) for file in files])
+        removes_rows = not stored.empties_replica and pending.count("update", "delete") > 0
+        is_small = not removes_rows or sum(file.size for file in files) <= deletion.max_rewritten_bytes
+        if not files or (is_small and committer.can_rewrite_files(path, columns)):
+            return _Plan([ReplicaFile(file.name, file.path, file.size) for file in files])
         # Marking needs a property of the table, which INSERTs alone must not set.
-        if not deletion.can_mark_rows or not (leaves or committer.local.has_deletion_vectors(path)):
+        if not deletion.can_mark_rows or not (removes_rows or committer.local.has_deletion_vectors(path)):
             return None
         added = committer.markable_files(path, {file.name for file in files}, pending.head.version)
         vectors = [] if added is None else [added[file.name].get("deletionVector") for file in files]
         if added is None or any(vector and vector_file(vector) is None for vector in vectors):
             return None
-        return _Planned(
+        return _Plan(
             [ReplicaFile(f.name, f.path, f.size, v) for f, v in zip(files, vectors, strict=True)], added
         )
 
-    def _written(self, stored: ManyChanges) -> TableResult | None:
+    def _write(self, stored: ManyChanges) -> TableResult | None:
         """Let tasks decide and write files, and commit these; None if there is a conflict."""
         path, pending, committer, schema = self.path, self.pending, stored.committer, stored.schema
         keys = pa.schema([schema.field(name) for name in self.definition.key])
-        planned = self._planned(stored, keys)
-        if planned is None:
+        plan = self._plan(stored, keys)
+        if plan is None:
             return None
-        runner, store, files = self.lake.policy.runner(pending.size), self.lake.store, planned.files
+        runner, store, files = self.lake.policy.runner(pending.size), self.lake.store, plan.files
         parts = divide_groups(stored.groups, runner.number)
-        of_keys = max(runner.number, -(-_number_of_changes(pending) // _PART_CHANGES))
-        of_files = min(len(files), 2 * runner.number)
+        key_part_count = max(runner.number, -(-_number_of_changes(pending) // _PART_CHANGES))
+        file_part_count = min(len(files), 2 * runner.number)
         batch = _BatchOfKeys(keys, pending.extent, len(parts), len(files))
         chosen = ChosenRows(pending.extent, Stamp(stored.stamp))
-        whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
-        writes = RowsTask(store, path, schema, whole, size, (), (), (), chosen)
+        replica_schema, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
+        writes = RowsTask(store, path, schema, replica_schema, size, (), (), (), chosen)
         rows = runner.exchange(
-            _Reader(batch, store, path, parts, files, of_files, of_keys),
-            len(parts) + of_files,
+            _Reader(batch, store, path, parts, files, file_part_count, key_part_count),
+            len(parts) + file_part_count,
             [
-                Receivers(of_keys, _Decider(batch, stored.empties_replica)),
-                Receivers(batch.targets, _Writer(batch, writes, parts, files, planned.added is not None)),
+                Receivers(key_part_count, _Decider(batch, stored.empties_replica)),
+                Receivers(batch.targets, _Writer(batch, writes, parts, files, plan.added is not None)),
             ],
             _RESULT,
         )
-        return self._committed(stored, planned, rows)
+        return self._commit(stored, plan, rows)
 
-    def _committed(self, stored: ManyChanges, planned: "_Planned", rows: pa.Table) -> TableResult | None:
+    def _commit(self, stored: ManyChanges, plan: "_Plan", rows: pa.Table) -> TableResult | None:
         path, pending, base = self.path, self.pending, self.pending.head.version
         results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
-        counts = sum((Counter(each["counts"]) for each in results if "counts" in each), Counter[str]())
+        counts = sum((Counter(result["counts"]) for result in results if "counts" in result), Counter[str]())
         if counts["conflicts"]:
             return None
-        written = rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names)
-        touched = [(planned.files[each["file"]], each.get("vector")) for each in results if "file" in each]
-        if planned.added is not None and touched:
-            marked = [MarkedFile(planned.added[file.name], None, vector) for file, vector in touched]
-            stored.committer.commit_marked(lambda: written, path, marked, self.end, base)
+        new_files = rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names)
+        changed_files = [
+            (plan.files[result["file"]], result.get("vector")) for result in results if "file" in result
+        ]
+        if plan.added is not None and changed_files:
+            marked_files = [MarkedFile(plan.added[file.name], None, vector) for file, vector in changed_files]
+            stored.committer.commit_marked(lambda: new_files, path, marked_files, self.end, base)
         elif counts["changes"] or pending.truncated_at is not None:
-            removed = {file.path: file.size for file, _ in touched}
+            removed = {file.path: file.size for file, _ in changed_files}
             commit = Commit(self.end, overwrite=stored.empties_replica, base=base)
-            stored.committer.commit(lambda: written, path, stored.schema, commit, removed)
+            stored.committer.commit(lambda: new_files, path, stored.schema, commit, removed)
         return batch_result(self.lake, path, pending, self.end, **pending.row_counts(counts))
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _Plan:
     """The replica's files that may have keys of the batch; `added` are their actions if rows are marked in them."""
 
     files: Sequence[ReplicaFile]
@@ -185,16 +187,16 @@ def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | Non
     """The bounds of keys in a file of the change history; None if it has no key."""
     # A path with a further dot may be that of another column.
     kinds = {key.name: key.type for key in keys if "." not in key.name and has_bounds(key.type)}
-    read = store.bounds(file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()})
+    stored = store.bounds(file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()})
     bounds = dict[str, Bounds]()
     for name, kind in kinds.items():
-        each = [bound for side in SIDES for bound in read.get(f"{side}.{name}", [None])]
-        if not each:
+        all_bounds = [bound for side in SIDES for bound in stored.get(f"{side}.{name}", [None])]
+        if not all_bounds:
             return None
-        known = [bound for bound in each if bound is not None]
-        if len(known) == len(each):
-            every = pc.min_max(pa.array([value for bound in known for value in bound], kind))
-            bounds[name] = every["min"], every["max"]
+        known_bounds = [bound for bound in all_bounds if bound is not None]
+        if len(known_bounds) == len(all_bounds):
+            extremes = pc.min_max(pa.array([value for bound in known_bounds for value in bound], kind))
+            bounds[name] = extremes["min"], extremes["max"]
     return bounds
 
 
@@ -243,14 +245,14 @@ class _Reader:
         for _, read in self.store.readers(self.parts[number]):
             changes = changes_of_keys(read(names), batch.keys, (), batch.extent)
             if changes.truncates.num_rows:
-                for to in range(self.of_keys):
-                    yield message(to, _TRUNCATES, _packed(changes.truncates))
-            rows = _labelled(changes.keys).append_column("place", pa.array(changes.places))
+                for part in range(self.of_keys):
+                    yield message(part, _TRUNCATES, _pack(changes.truncates))
+            rows = _label_keys(changes.keys).append_column("place", pa.array(changes.places))
             rows = rows.append_column("operation", pa.array(changes.operations))
             if batch.extent.truncated_at is not None:
                 rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
-            yield from self._sent(number, changes.keys, rows)
+            yield from self._messages(number, changes.keys, rows)
 
     def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[number], 0
@@ -258,21 +260,21 @@ class _Reader:
         for batch in self.store.batches(join_path(self.path, file.name), self.batch.keys):
             rows = np.arange(begin, begin + batch.num_rows)
             keys, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
-            if (gone := is_in(rows, deleted)).any():
-                keys, rows = keys.filter(pa.array(~gone)), rows[~gone]
-            named = _labelled(keys).append_column("row", pa.array(rows))
-            yield from self._sent(len(self.parts) + number, keys, named)
+            if (is_deleted := is_in(rows, deleted)).any():
+                keys, rows = keys.filter(pa.array(~is_deleted)), rows[~is_deleted]
+            labelled_rows = _label_keys(keys).append_column("row", pa.array(rows))
+            yield from self._messages(len(self.parts) + number, keys, labelled_rows)
 
-    def _sent(self, number: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _messages(self, number: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Messages with the rows of each part of the keys."""
         # NumPy sorts numbers of two bytes without comparing them.
-        part = key_parts(keys, self.of_keys).astype(np.uint16)
-        order = np.argsort(part, kind="stable")
+        key_part = key_parts(keys, self.of_keys).astype(np.uint16)
+        order = np.argsort(key_part, kind="stable")
         rows = rows.take(pa.array(order)).combine_chunks()
-        ends = np.cumsum(np.bincount(part, minlength=self.of_keys)).tolist()
-        for to, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        ends = np.cumsum(np.bincount(key_part, minlength=self.of_keys)).tolist()
+        for receiver, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
-                yield message(to, number, _packed(rows.slice(begin, end - begin)))
+                yield message(receiver, number, _pack(rows.slice(begin, end - begin)))
 
 
 @dataclass(frozen=True)
@@ -284,34 +286,36 @@ class _Decider:
 
     def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Decide what was sent to a part."""
-        yield from guard(self._decided(messages))
+        yield from guard(self._decide(messages))
 
-    def _decided(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-        batch, sent = self.batch, defaultdict[int, list[pa.Table]](list)
-        for of, content in messages:
-            sent[of].append(_unpacked(content))
-        truncates = pa.concat_tables([_PLACES.empty_table(), *sent.pop(_TRUNCATES, [])])
-        changes = [(of, table) for of, tables in sent.items() if of < batch.parts for table in tables]
+    def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+        batch, received = self.batch, defaultdict[int, list[pa.Table]](list)
+        for sender, content in messages:
+            received[sender].append(_unpack(content))
+        truncates = pa.concat_tables([_PLACES.empty_table(), *received.pop(_TRUNCATES, [])])
+        changes = [
+            (sender, table) for sender, tables in received.items() if sender < batch.parts for table in tables
+        ]
         if not changes:
             return
         keyed = join_changes([_changes([table for _, table in changes], truncates)])
-        sought, matches = SoughtKeys.of(_labelled(keyed.keys)), dict[int, tuple[Numbers, Numbers]]()
-        for of, tables in sent.items():
-            if of >= batch.parts:
+        sought, matches = SoughtKeys.of(_label_keys(keyed.keys)), dict[int, tuple[Numbers, Numbers]]()
+        for sender, tables in received.items():
+            if sender >= batch.parts:
                 table = pa.concat_tables(tables)
                 row, key = sought.within(table.drop_columns("row"))
-                matches[of] = np.asarray(table["row"])[row], key
+                matches[sender] = np.asarray(table["row"])[row], key
         decided = keyed.decide((key for _, key in matches.values()), empties=self.empties)
         net, remains = decided.net, decided.remains
-        come = keyed.places[keyed.first_effective :][net.last[remains & (net.last != NONE)]]
-        part_of = _parts_of(come, changes)
-        for of in np.unique(part_of).tolist():
-            yield message(of, 0, come[part_of == of].tobytes())
-        concerned = np.zeros_like(decided.before)
-        concerned[net.keys] = not self.empties
-        for of, (row, key) in matches.items():
-            if len(leaving := row[concerned[key]]):
-                yield message(of, 0, leaving.tobytes())
+        new_places = keyed.places[keyed.first_effective :][net.last[remains & (net.last != NONE)]]
+        receivers = _parts_of(new_places, changes)
+        for receiver in np.unique(receivers).tolist():
+            yield message(receiver, 0, new_places[receivers == receiver].tobytes())
+        is_replaced = np.zeros_like(decided.before)
+        is_replaced[net.keys] = not self.empties
+        for receiver, (row, key) in matches.items():
+            if len(removed := row[is_replaced[key]]):
+                yield message(receiver, 0, removed.tobytes())
         counts = net.counts(decided.before) | {
             "conflicts": int(decided.conflict is not None),
             "changes": int(decided.changes_rows),
@@ -355,8 +359,8 @@ class _Writer:
             yield _result({"file": place})
             return
         store, path = self.writes.store, self.writes.path
-        every = np.sort(np.concatenate([read_vector(store, path, file.vector), numbers]))
-        yield _result({"file": place, "vector": write_vector(store, path, every)})
+        deleted = np.sort(np.concatenate([read_vector(store, path, file.vector), numbers]))
+        yield _result({"file": place, "vector": write_vector(store, path, deleted)})
 
 
 def _results(writes: RowsTask, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -371,10 +375,10 @@ def _result(result: Mapping[str, object]) -> pa.RecordBatch:
 
 def _parts_of(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
     """The part of the changes that has each of some places."""
-    every = np.concatenate([np.asarray(table["place"]) for _, table in changes])
-    parts = np.repeat([of for of, _ in changes], [table.num_rows for _, table in changes])
-    order = np.argsort(every)
-    return np.asarray(parts[order][np.searchsorted(every[order], places)])
+    all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
+    parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
+    order = np.argsort(all_places)
+    return np.asarray(parts[order][np.searchsorted(all_places[order], places)])
 
 
 def _changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
@@ -386,21 +390,21 @@ def _changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
         for name in ("lsn", "ordinal")
     )
     places, operations = np.asarray(rows["place"]), np.asarray(rows["operation"])
-    none = keys.slice(0, 0)
-    return ChangesOfKeys(places, lsns, ordinals, operations, keys, _NO_ROWS, none, (), none, truncates)
+    no_keys = keys.slice(0, 0)
+    return ChangesOfKeys(places, lsns, ordinals, operations, keys, _NO_ROWS, no_keys, (), no_keys, truncates)
 
 
-def _labelled(keys: pa.Table) -> pa.Table:
+def _label_keys(keys: pa.Table) -> pa.Table:
     """The keys with names that no other column has."""
     return keys.rename_columns([f"k{number}" for number in range(keys.num_columns)])
 
 
-def _packed(rows: pa.Table) -> pa.Buffer:
+def _pack(rows: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return sink.getvalue()
 
 
-def _unpacked(content: pa.Buffer) -> pa.Table:
+def _unpack(content: pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(content).read_all()

@@ -66,9 +66,9 @@ class Endings:
     @property
     def _metadata(self) -> pa.Table:
         """The metadata of ended rows: one row of metadata per change, then one for the first TRUNCATE, if any."""
-        assert self.keyed.ended is not None
+        assert self.keyed.end_metadata is not None
         return pa.concat_tables(
-            [table for table in (self.keyed.ended, self.keyed.emptied) if table is not None]
+            [table for table in (self.keyed.end_metadata, self.keyed.truncated_metadata) if table is not None]
         )
 
     def split_rows(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:

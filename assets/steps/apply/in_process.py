@@ -38,8 +38,8 @@ class FewChanges:
 
     def present_keys(self, path: str, keys: pa.Table, deleted: str | None) -> PresentKeys:
         """The rows of the replica with some keys; the column `deleted` marks ended rows."""
-        marked = [] if deleted is None else [pa.field(deleted, pa.bool_())]
-        numbers, rows = self.committer.rows_of(path, keys, pa.schema([*keys.schema, *marked]))
+        deleted_field = [] if deleted is None else [pa.field(deleted, pa.bool_())]
+        numbers, rows = self.committer.rows_of(path, keys, pa.schema([*keys.schema, *deleted_field]))
         return PresentKeys(
             numbers, rows.select(keys.column_names), np.asarray(mask_living_rows(rows, deleted))
         )
@@ -55,15 +55,15 @@ def few_changes(
     finds_rows = bool(definition.soft_delete_columns or pending.count("update", "delete"))
     if finds_rows and not definition.key:
         return None
-    truncated = pending.truncated_at is not None
-    if truncated and definition.soft_delete_columns:
+    is_truncated = pending.truncated_at is not None
+    if is_truncated and definition.soft_delete_columns:
         return None  # All rows of the replica change.
     types = dict(definition.columns)
-    key = [types[name] for name in definition.key] if finds_rows else []
-    replica_size = lake.records.size(path) if finds_rows and not truncated else 0
+    key_types = [types[name] for name in definition.key] if finds_rows else []
+    replica_size = lake.records.size(path) if finds_rows and not is_truncated else 0
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size, replica_size // MAX_REPLICA_FACTOR)
-    committer = lake.policy.in_process(path, definition.names, size, overwrite=truncated, key=key)
+    committer = lake.policy.in_process(path, definition.names, size, overwrite=is_truncated, key=key_types)
     if committer is None:
         return None
     rows = lake.slice_rows(log, pending.slice_ends, pending.size, every=True)
@@ -75,7 +75,7 @@ class FewChangesWriter:
     """Writes the net change of few changes to one replica table, in one commit."""
 
     lake: Lake
-    few: FewChanges
+    few_changes: FewChanges
     path: str
     definition: Definition
     pending: PendingChanges
@@ -83,8 +83,8 @@ class FewChangesWriter:
 
     def apply(self) -> TableResult:
         """Apply the changes after the last TRUNCATE: an append if all are INSERTs, else a MERGE."""
-        add_costs(DRIVER, 1, self.few.rows.nbytes)
-        changes = self._effective_changes(self.few.rows)
+        add_costs(DRIVER, 1, self.few_changes.rows.nbytes)
+        changes = self._effective_changes(self.few_changes.rows)
         if not (self.pending.count("update", "delete") or self.definition.soft_delete_columns):
             rows = self._rows(changes, self.definition.names)
             return self._append(rows, {"inserted": rows.num_rows}, changes=bool(rows.num_rows))
@@ -97,13 +97,13 @@ class FewChangesWriter:
         """Merge the net change of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, struct_field(changes["new"], name).type) for name in columns])
-        of_key, soft_delete_columns = (
+        key_schema, soft_delete_columns = (
             pa.schema([schema.field(name) for name in key]),
             self.definition.soft_delete_columns,
         )
         keyed = keyed_changes(
             [changes],
-            of_key,
+            key_schema,
             sorted(pending.unchanged),
             pending.extent,
             soft_delete_columns=soft_delete_columns,
@@ -116,7 +116,7 @@ class FewChangesWriter:
         counts = pending.row_counts(decided.net.counts(decided.before))
         if len(present.numbers):
             commit = Commit(self.end, base=pending.head.version)
-            self.few.committer.merge(self.path, source, merge, commit)
+            self.few_changes.committer.merge(self.path, source, merge, commit)
             return batch_result(self.lake, self.path, pending, self.end, **counts)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         rows = pa.table({name: upserts[merge.values[name]] for name in columns})
@@ -125,9 +125,9 @@ class FewChangesWriter:
     def _present_keys(self, keyed: KeyedChanges) -> PresentKeys:
         """The rows of the replica that have one of the keys; none after a TRUNCATE."""
         if self.pending.truncated_at:
-            return PresentKeys.none(keyed.keys)
+            return PresentKeys.empty(keyed.keys)
         return keyed.present(
-            lambda keys: self.few.present_keys(self.path, keys, self.definition.deleted_column)
+            lambda keys: self.few_changes.present_keys(self.path, keys, self.definition.deleted_column)
         )
 
     def _merge_source(
@@ -140,35 +140,35 @@ class FewChangesWriter:
         merge: Merge,
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
-        of = merge_source(net, retain_ended=keyed.ended is not None)
+        merged = merge_source(net, retain_ended=keyed.end_metadata is not None)
         # A row that an UPDATE moved to another key takes values that were not sent from the replica's former row.
-        bases = np.flatnonzero(of.base != NONE)
-        numbers, base = self.few.committer.rows_of(
-            self.path, keyed.keys.take(pa.array(of.base[bases])), schema
+        bases = np.flatnonzero(merged.base != NONE)
+        numbers, former_rows = self.few_changes.committer.rows_of(
+            self.path, keyed.keys.take(pa.array(merged.base[bases])), schema
         )
-        base_of = np.full(len(of.keys), NONE)
-        base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
-        rows = pa.concat_tables([self._rows(changes, schema.names), base])
+        base_rows = np.full(len(merged.keys), NONE)
+        base_rows[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
+        rows = pa.concat_tables([self._rows(changes, schema.names), former_rows])
 
-        endings = keyed.ended_metadata(of.ended, self._stamp)
+        end_metadata = keyed.ended_metadata(merged.ended, self._stamp)
 
         def value(name: str) -> pa.ChunkedArray:
-            places = of.sent.get(name, of.last)
-            places = np.where(places == NONE, base_of, places)
+            places = merged.sent.get(name, merged.last)
+            places = np.where(places == NONE, base_rows, places)
             values = rows[name].take(pa.array(places, mask=places == NONE))
             return (
-                pc.if_else(pa.array(of.ended != NONE), endings[name].cast(values.type), values)
-                if name in endings.column_names
+                pc.if_else(pa.array(merged.ended != NONE), end_metadata[name].cast(values.type), values)
+                if name in end_metadata.column_names
                 else values
             )
 
-        keys = present.own(keyed.keys).take(pa.array(of.keys))
+        keys = present.stored_keys(keyed.keys).take(pa.array(merged.keys))
         return pa.table(
             {
                 **{k: keys[name] for name, k in merge.key.items()},
                 **{v: value(name) for name, v in merge.values.items()},
-                **{u: of.retains_value[name] for name, u in merge.unknown.items()},
-                "action": of.actions,
+                **{u: merged.retains_value[name] for name, u in merge.unknown.items()},
+                "action": merged.actions,
             }
         )
 
@@ -186,5 +186,5 @@ class FewChangesWriter:
         truncated = self.pending.truncated_at is not None
         if changes or truncated:
             commit = Commit(self.end, overwrite=truncated, base=self.pending.head.version)
-            self.few.committer.write(self.path, rows, commit)
+            self.few_changes.committer.write(self.path, rows, commit)
         return batch_result(self.lake, self.path, self.pending, self.end, **counts)

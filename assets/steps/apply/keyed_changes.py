@@ -62,9 +62,9 @@ class KeyedChanges:
     `places` and `commit_lsns` have an element per change. `truncates` has for each TRUNCATE the number of changes
     before it, `truncate_lsns` its commit LSN.
 
-    If the replica keeps deleted rows, `ended` has for each change the metadata of the row that it ends. Then a TRUNCATE
-    is a DELETE of each key that may have a row, and `emptied` has one row: the metadata of the replica's other rows
-    after the first TRUNCATE.
+    If the replica keeps deleted rows, `end_metadata` has for each change the metadata of the row that the change ends. In
+    such a replica a TRUNCATE is a DELETE of each key that may have a row, and `truncated_metadata` has one row: the
+    metadata of the replica's other rows after the first TRUNCATE.
     """
 
     keys: pa.Table
@@ -73,15 +73,15 @@ class KeyedChanges:
     commit_lsns: Numbers
     truncates: Sequence[int] = ()
     truncate_lsns: Sequence[int] = ()
-    ended: pa.Table | None = None
-    emptied: pa.Table | None = None
+    end_metadata: pa.Table | None = None
+    truncated_metadata: pa.Table | None = None
     # Not a cached_property: before Python 3.12 that has a lock, which cannot be sent with the class.
     _lookups: list[tuple[Mask, Mask]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        changes, rows = self.changes, [self.keys, *([] if self.ended is None else [self.ended])]
+        changes, rows = self.changes, [self.keys, *([] if self.end_metadata is None else [self.end_metadata])]
         numbers = sum(array.nbytes for array in (self.places, self.commit_lsns, changes.old, changes.new))
         masks = changes.operations.nbytes + sum(is_sent.nbytes for is_sent in changes.sent.values())
         return sum(int(array.nbytes) for array in rows) + numbers + masks
@@ -121,7 +121,7 @@ class KeyedChanges:
         """
         sought = self.sought
         if not len(sought):
-            return PresentKeys.none(self.keys)
+            return PresentKeys.empty(self.keys)
         present = lookup(self.keys.take(pa.array(sought)))
         return replace(present, numbers=sought[present.numbers])
 
@@ -130,9 +130,9 @@ class KeyedChanges:
 
         Has no columns if the replica does not keep deleted rows.
         """
-        if self.ended is None:
+        if self.end_metadata is None:
             return pa.table({})
-        return stamp.apply(self.ended.take(pa.array(ended, mask=ended == NONE)))
+        return stamp.apply(self.end_metadata.take(pa.array(ended, mask=ended == NONE)))
 
     def _conflict(self, change: int) -> KeyConflict:
         key = self.keys.take(pa.array(self.changes.new[change : change + 1]))
@@ -163,7 +163,7 @@ class KeyedChanges:
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
             net, conflicting = net_changes(
-                self._part(begin, end), present, retain_ended=self.ended is not None
+                self._part(begin, end), present, retain_ended=self.end_metadata is not None
             )
             if conflict is None and conflicting is not None:
                 conflict = self._conflict(begin + conflicting)
@@ -206,7 +206,7 @@ class ChangesOfKeys:
     moves: Numbers
     moved: pa.Table
     sent: Sequence[Mask]
-    ended: pa.Table
+    end_metadata: pa.Table
     truncates: pa.Table
 
     @property
@@ -214,7 +214,7 @@ class ChangesOfKeys:
         """How much memory the arrays take."""
         numbers = sum(array.nbytes for array in (self.places, self.commit_lsns, self.ordinals))
         masks = self.operations.nbytes + sum(mask.nbytes for mask in self.sent)
-        return sum(int(rows.nbytes) for rows in (self.keys, self.moved, self.ended)) + numbers + masks
+        return sum(int(rows.nbytes) for rows in (self.keys, self.moved, self.end_metadata)) + numbers + masks
 
 
 def stored_changes(
@@ -282,7 +282,7 @@ def join_changes(
         KeyChanges(operations, old, new, dict(zip(unsent, sent, strict=True))),
         np.concatenate([part.places for part in parts]),
         np.concatenate([part.commit_lsns for part in parts]),
-        ended=pa.concat_tables([part.ended for part in parts]) if soft_delete_columns else None,
+        end_metadata=pa.concat_tables([part.end_metadata for part in parts]) if soft_delete_columns else None,
     )
     truncates = pa.concat_tables([part.truncates for part in parts]).sort_by(_SORT_KEYS)
     keyed = _sort_changes(keyed, np.concatenate([part.ordinals for part in parts]), truncates)
@@ -375,7 +375,7 @@ def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table)
             ),
             changes.places[order],
             changes.commit_lsns[order],
-            ended=None if changes.ended is None else changes.ended.take(pa.array(order)),
+            end_metadata=None if changes.end_metadata is None else changes.end_metadata.take(pa.array(order)),
         )
     lsns, positions = changes.commit_lsns, []
     for lsn, ordinal in zip(
@@ -404,6 +404,6 @@ def _with_ended_rows(
         # A TRUNCATE has no new row, so its place is never used.
         np.append(changes.places, np.full(truncates.num_rows, NONE))[origins],
         np.append(changes.commit_lsns, np.asarray(truncates["commit_lsn"]))[origins],
-        ended=pa.concat_tables([changes.ended, truncated_metadata]).take(pa.array(origins)),
-        emptied=truncated_metadata.slice(0, 1),
+        end_metadata=pa.concat_tables([changes.end_metadata, truncated_metadata]).take(pa.array(origins)),
+        truncated_metadata=truncated_metadata.slice(0, 1),
     )

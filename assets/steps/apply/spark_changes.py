@@ -69,14 +69,18 @@ class SparkChanges:
             fields = F.struct(*(field(name, n).alias(n) for n in names))
             return F.when(F.col(name).isNotNull(), fields).alias(name)
 
-        kept = self.definition.soft_delete_columns
-        placed = [*PLACE_COLUMNS, "unchanged", *(["commit_time"] if kept else [])]
-        names = [*key, *(name for name, _ in kept)]
-        changes = self._stored_changes().select(*placed, side("new"), side("old")).toArrow()
+        soft_delete_columns = self.definition.soft_delete_columns
+        columns = [*PLACE_COLUMNS, "unchanged", *(["commit_time"] if soft_delete_columns else [])]
+        names = [*key, *(name for name, _ in soft_delete_columns)]
+        changes = self._stored_changes().select(*columns, side("new"), side("old")).toArrow()
         rows = changes.schema.field("new").type
-        of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
+        key_schema = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
         keyed = keyed_changes(
-            [changes], of_key, sorted(self.pending.unchanged), self.pending.extent, soft_delete_columns=kept
+            [changes],
+            key_schema,
+            sorted(self.pending.unchanged),
+            self.pending.extent,
+            soft_delete_columns=soft_delete_columns,
         )
         assert keyed is not None
         return keyed
@@ -102,14 +106,16 @@ class SparkChanges:
             return numbers
         schema = pa.schema([("place", pa.int64())])
 
-        def matched(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def match_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield pa.RecordBatch.from_arrays([pa.array(sought.within(batch)[1])], schema=schema)
 
         # mapInArrow takes a name with a dot for a path.
-        columns = (F.col(quoted(n)).alias(f"c{i}") for i, n in enumerate(self.definition.names))
+        columns = (
+            F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
+        )
         rows = self.lake.current(self.path).select(*columns)
-        counts = rows.mapInArrow(matched, spark_schema(schema)).groupBy("place").count().toArrow()
+        counts = rows.mapInArrow(match_digests, spark_schema(schema)).groupBy("place").count().toArrow()
         numbers[np.asarray(counts["place"])] = np.asarray(counts["count"])
         return numbers
 
@@ -124,8 +130,8 @@ class SparkChanges:
         """The chosen rows as the column `row`, with the places of their changes; repeated as `times` says."""
         row = f"place bigint, row {struct_ddl(self.definition.columns)}"
         schema = arrow_schema(self.lake.spark.createDataFrame([], row).schema)
-        made = partial(_placed, chosen, schema, times)
-        return self._stored_changes().select(*PLACE_COLUMNS, side).mapInArrow(made, row)
+        place_rows = partial(_placed, chosen, schema, times)
+        return self._stored_changes().select(*PLACE_COLUMNS, side).mapInArrow(place_rows, row)
 
     def present(self, keyed: KeyedChanges) -> PresentKeys:
         """The rows of the replica that have keys of the changes, as far as they make a difference."""
@@ -133,19 +139,21 @@ class SparkChanges:
 
     def _present_keys(self, keys: pa.Table) -> PresentKeys:
         rows = self._with_keys(keys, np.arange(keys.num_rows), ()).toArrow()
-        own = conform(
+        present_keys = conform(
             rows.select(_labels("k", keys.column_names)).rename_columns(keys.column_names), keys.schema
         )
-        return PresentKeys(np.asarray(rows["number"]).astype(np.int64), own, np.asarray(rows["lives"]))
+        return PresentKeys(
+            np.asarray(rows["number"]).astype(np.int64), present_keys, np.asarray(rows["lives"])
+        )
 
     def _with_keys(self, keys: pa.Table, numbers: Numbers, values: Sequence[str]) -> DataFrame:
         """The rows of the replica with some keys: their `number`, whether a row `lives`, its key k0, … and values v0, …."""
         rows = self._replica(keys, values)
-        kinds = {each.name: each for each in rows.schema}
-        shown = [*_labels("k", keys.column_names), *_labels("v", values)]
-        added = spark_schema(pa.schema([("number", pa.int64()), ("lives", pa.bool_())]))
-        schema = StructType([*added, *(kinds[name] for name in shown)])
-        return rows.mapInArrow(_KeyedRows.of(keys, numbers, shown).present, schema)
+        fields = {row_field.name: row_field for row_field in rows.schema}
+        columns = [*_labels("k", keys.column_names), *_labels("v", values)]
+        first_fields = spark_schema(pa.schema([("number", pa.int64()), ("lives", pa.bool_())]))
+        schema = StructType([*first_fields, *(fields[name] for name in columns)])
+        return rows.mapInArrow(_KeyedRows.of(keys, numbers, columns).present, schema)
 
     def _replica(self, keys: pa.Table, values: Sequence[str] = (), *, bounded: bool = True) -> DataFrame:
         """The rows of the replica that may have some keys: the columns k0, … of the key, v0, … and `deleted`."""
@@ -176,43 +184,48 @@ class SparkChanges:
         the metadata of a row that has ended.
         """
         unsent, endings = sorted(merge.unknown), _endings(self.definition)
-        of, own = merge_source(net, retain_ended=keyed.ended is not None), present.own(keyed.keys)
+        merged, present_keys = (
+            merge_source(net, retain_ended=keyed.end_metadata is not None),
+            present.stored_keys(keyed.keys),
+        )
         places = np.append(keyed.places[keyed.first_effective :], 0)
-        metadata = keyed.ended_metadata(of.ended, self._stamp)
+        metadata = keyed.ended_metadata(merged.ended, self._stamp)
 
         def place(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
 
         table = pa.table(
             {
-                **{k: own[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
-                "base": pa.array(of.base, mask=of.base == NONE),
-                **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
-                **{merge.unknown[name]: of.retains_value[name] for name in unsent},
-                "last": place(of.last),
+                **{k: present_keys[name].take(pa.array(merged.keys)) for name, k in merge.key.items()},
+                "base": pa.array(merged.base, mask=merged.base == NONE),
+                **{f"s{i}": place(merged.sent[name]) for i, name in enumerate(unsent)},
+                **{merge.unknown[name]: merged.retains_value[name] for name in unsent},
+                "last": place(merged.last),
                 **{e: metadata[name] for name, e in endings.items()},
-                "is_ended": of.ended != NONE,
-                "action": of.actions,
+                "is_ended": merged.ended != NONE,
+                "action": merged.actions,
             }
         )
         decided = self.lake.spark.createDataFrame(table)
-        sent = np.concatenate([of.last, *of.sent.values()])
-        bases = np.unique(of.base[of.base != NONE])
+        sent = np.concatenate([merged.last, *merged.sent.values()])
+        bases = np.unique(merged.base[merged.base != NONE])
         changed = self._changed(decided, np.unique(places[sent[sent != NONE]]), keyed.keys, bases, merge)
-        ended = {
+        ended_values = {
             v: F.col(endings[name]) if name in endings else F.lit(None) for name, v in merge.values.items()
         }
         ended_only = decided.where("last is null").select(
             *merge.key.values(),
-            *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
+            *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended_values.items()),
             *merge.unknown.values(),
             "action",
         )
         source = changed.unionByName(ended_only)
-        if keyed.emptied is None:
+        if keyed.truncated_metadata is None:
             return source
-        others = keyed.keys.take(pa.array(of.keys))
-        return source.unionByName(self._truncated_rows(keyed.emptied, others, source, merge))
+        replaced_keys = keyed.keys.take(pa.array(merged.keys))
+        return source.unionByName(
+            self._truncated_rows(keyed.truncated_metadata, replaced_keys, source, merge)
+        )
 
     def _changed(
         self, decided: DataFrame, places: Numbers, keys: pa.Table, bases: Numbers, merge: Merge
@@ -220,18 +233,18 @@ class SparkChanges:
         """The decided keys that have a row from one of the changes at these places, with the row's values."""
         unsent, endings = sorted(merge.unknown), _endings(self.definition)
         placed = self._placed(ChosenRows(self.pending.extent, self._stamp, places), "new")
-        few = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
-        rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
+        is_small = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
+        rows = placed.join(F.broadcast(decided) if is_small else decided, F.col("place") == F.col("last"))
         values = {name: field("row", name) for name in self.definition.names}
         if len(bases):
             base = self._with_keys(keys.take(pa.array(bases)), bases, unsent)
             base = base.select("number", *(F.col(v).alias(f"w{v}") for v in _labels("v", unsent)))
             rows = rows.join(base, F.col("base") == F.col("number"), "left")
         for i, name in enumerate(unsent):
-            sent = placed.select(F.col("place").alias(f"p{i}"), field("row", name).alias(f"sent{i}"))
-            rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
-            kept = F.col(f"wv{i}") if len(bases) else F.lit(None)
-            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
+            sent_values = placed.select(F.col("place").alias(f"p{i}"), field("row", name).alias(f"sent{i}"))
+            rows = rows.join(sent_values, F.col(f"s{i}") == F.col(f"p{i}"), "left")
+            replica_value = F.col(f"wv{i}") if len(bases) else F.lit(None)
+            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(replica_value)
         for name, e in endings.items():
             values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
         return rows.select(
@@ -241,17 +254,17 @@ class SparkChanges:
             "action",
         )
 
-    def _truncated_rows(self, ended: pa.Table, keys: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
-        """The living rows that a TRUNCATE ends, except those with `keys`, which are in `others`; `ended` is their metadata."""
+    def _truncated_rows(self, ended: pa.Table, keys: pa.Table, source: DataFrame, merge: Merge) -> DataFrame:
+        """The living rows that a TRUNCATE ends, except those with `keys`, which are in `source`; `ended` is their metadata."""
         (metadata,) = self._stamp.apply(ended).to_pylist()
         rows = self._replica(keys, bounded=False)
-        shown = _labels("k", keys.column_names)
-        schema = StructType([each for each in rows.schema if each.name in shown])
-        living = rows.mapInArrow(_KeyedRows.of(keys, np.arange(keys.num_rows), shown).others, schema)
+        columns = _labels("k", keys.column_names)
+        schema = StructType([row_field for row_field in rows.schema if row_field.name in columns])
+        living = rows.mapInArrow(_KeyedRows.of(keys, np.arange(keys.num_rows), columns).others, schema)
         values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
         return living.select(
-            *(F.col(k).alias(merge.key[name]) for name, k in zip(keys.column_names, shown, strict=True)),
-            *(value.cast(others.schema[v].dataType).alias(v) for v, value in values.items()),
+            *(F.col(k).alias(merge.key[name]) for name, k in zip(keys.column_names, columns, strict=True)),
+            *(value.cast(source.schema[v].dataType).alias(v) for v, value in values.items()),
             *(F.lit(False).alias(u) for u in merge.unknown.values()),
             F.lit("end").alias("action"),
         )
@@ -275,21 +288,25 @@ class _KeyedRows:
     @classmethod
     def of(cls, keys: pa.Table, numbers: Numbers, shown: Sequence[str]) -> "_KeyedRows":
         """The search for keys with these numbers."""
-        labelled = keys.rename_columns(_labels("k", keys.column_names))
-        return cls(SoughtKeys.of(labelled), numbers, shown)
+        labelled_keys = keys.rename_columns(_labels("k", keys.column_names))
+        return cls(SoughtKeys.of(labelled_keys), numbers, shown)
 
     def present(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows with one of the keys: the number of the key, whether the row lives, and its columns."""
         for batch in batches:
             row, key = self._within(batch)
-            chosen = batch.take(pa.array(row))
-            columns = [pa.array(self.numbers[key]), _lives(chosen), *(chosen.column(n) for n in self.shown)]
+            present_rows = batch.take(pa.array(row))
+            columns = [
+                pa.array(self.numbers[key]),
+                _mask_living_rows(present_rows),
+                *(present_rows.column(n) for n in self.shown),
+            ]
             yield pa.RecordBatch.from_arrays(columns, ["number", "lives", *self.shown])
 
     def others(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The living rows with none of the keys."""
         for batch in batches:
-            living = np.array(_lives(batch))
+            living = np.array(_mask_living_rows(batch))
             living[self._within(batch)[0]] = False
             yield batch.filter(pa.array(living)).select(list(self.shown))
 
@@ -309,7 +326,7 @@ def _literal(bound: pa.Scalar) -> Column:
     return F.lit(bound.as_py())
 
 
-def _lives(rows: pa.RecordBatch) -> pa.BooleanArray:
+def _mask_living_rows(rows: pa.RecordBatch) -> pa.BooleanArray:
     return mask_living_rows(rows, _DELETED if _DELETED in rows.schema.names else None)
 
 
@@ -323,8 +340,8 @@ def _placed(
             continue
         places, rows = placed
         if times is not None and chosen.kept is not None:
-            again = np.repeat(np.arange(len(places)), times[np.searchsorted(chosen.kept, places)])
-            places, rows = places[again], rows.take(pa.array(again))
+            copies = np.repeat(np.arange(len(places)), times[np.searchsorted(chosen.kept, places)])
+            places, rows = places[copies], rows.take(pa.array(copies))
         row = pa.StructArray.from_arrays(rows.columns, fields=list(kind))
         yield pa.RecordBatch.from_arrays([pa.array(places), row], schema=schema)
 

@@ -52,15 +52,15 @@ class ReplicaWriter:
         if not (pending.count("update", "delete") or soft_delete_columns):
             return self._append_inserted(changes, len(keyed.since_truncate.operations))
         if empties:
-            present = PresentKeys.none(keyed.keys)
+            present = PresentKeys.empty(keyed.keys)
         merge = Merge.flat(
             self.definition.key, names, pending.unchanged, [name for name, _ in soft_delete_columns]
         )
         source = changes.merge_source(keyed, present, decided.net, merge)
         counts = pending.row_counts(decided.net.counts(decided.before))
-        if len(present.numbers) or keyed.emptied is not None:
-            done = self._merge(checkpoint(source), merge.clauses(quoted))
-            return self._result(**(counts if done else {}))
+        if len(present.numbers) or keyed.truncated_metadata is not None:
+            is_merged = self._merge(checkpoint(source), merge.clauses(quoted))
+            return self._result(**(counts if is_merged else {}))
         rows = source.where("action = 'upsert'")
         rows = rows.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
         return self._append(rows, counts, changes=decided.changes_rows)
@@ -76,22 +76,22 @@ class ReplicaWriter:
         digested = changes.keyless_changes()
         outcome = digested.net_change(changes.count_rows)
         net = outcome.net
-        come = changes.rows_at("new", digested.places[net.inserted], np.ones(len(net.inserted), np.int64))
-        went, came = int(net.deleted.sum()), len(net.inserted)
-        if not went:
-            counts = {"inserted": came, "missing": net.missing}
-            return self._append(come.select("row.*"), counts, changes=bool(came))
+        new_rows = changes.rows_at("new", digested.places[net.inserted], np.ones(len(net.inserted), np.int64))
+        deleted, inserted = int(net.deleted.sum()), len(net.inserted)
+        if not deleted:
+            counts = {"inserted": inserted, "missing": net.missing}
+            return self._append(new_rows.select("row.*"), counts, changes=bool(inserted))
         # All rows equal to a deleted one are deleted, and the remaining ones are inserted again.
-        going = np.flatnonzero(net.deleted)
-        places, stay = digested.places_of_old(going), (outcome.counts - net.deleted)[going]
-        gone = changes.rows_at("old", places, np.ones(len(places), np.int64))
-        again = changes.rows_at("old", places[stay > 0], stay[stay > 0])
-        source = gone.select(F.lit("delete").alias("action"), "row").unionByName(
-            again.unionByName(come).select(F.lit("insert").alias("action"), "row")
+        deleted_rows = np.flatnonzero(net.deleted)
+        places, remaining = digested.places_of_old(deleted_rows), (outcome.counts - net.deleted)[deleted_rows]
+        all_deleted = changes.rows_at("old", places, np.ones(len(places), np.int64))
+        reinserted = changes.rows_at("old", places[remaining > 0], remaining[remaining > 0])
+        source = all_deleted.select(F.lit("delete").alias("action"), "row").unionByName(
+            reinserted.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
         )
-        done = self._merge(checkpoint(source), keyless_merge(source, self.definition.names))
-        counts = {"inserted": came, "deleted": went, "missing": net.missing}
-        return self._result(**(counts if done else {}))
+        is_merged = self._merge(checkpoint(source), keyless_merge(source, self.definition.names))
+        counts = {"inserted": inserted, "deleted": deleted, "missing": net.missing}
+        return self._result(**(counts if is_merged else {}))
 
     def _append_inserted(self, changes: SparkChanges, count: int | None) -> TableResult:
         """Append the rows of the effective INSERTs; `count` is their number if it is known."""
