@@ -1,8 +1,9 @@
 """Buffers a transaction in memory until it commits or is prepared.
 
-In: the messages of its changes, with the relations as they are described at that point. Out: the changes that
-were not aborted, in order. Raises the errors of `decode`. For output plugins without streaming or two-phase
-commit, the class does the work of the server's reorder buffer
+In: the messages of the transaction's changes. Each comes with its relations as they were last described before the
+change. Out: the changes that were not aborted, in order. Raises the errors of `decode`.
+
+For output plugins without streaming or two-phase commit, the class does what the server's reorder buffer does
 (src/backend/replication/logical/reorderbuffer.c).
 """
 
@@ -20,13 +21,13 @@ BufferedChange: TypeAlias = Insert | Update | Delete | Truncate | LogicalMessage
 
 @dataclass(slots=True)
 class BufferedTransaction:
-    """The changes of one transaction. If it is streamed, each has the xid of its subtransaction."""
+    """The changes of one transaction. In a streamed transaction each change has the xid of its subtransaction."""
 
     is_streamed: bool
     origin: str | None = None
     origin_lsn: int = 0
     _changes: list[tuple[bytes, tuple[PublishedRelation, ...]]] = field(default_factory=list)
-    #: The index of each subtransaction's first change, in the order of the changes.
+    #: Maps the xid of a subtransaction to the index of its first change. The indexes ascend.
     _first_changes: dict[int, int] = field(default_factory=dict)
 
     def add(self, message: BufferedChange, data: bytes, relations: tuple[PublishedRelation, ...]) -> None:

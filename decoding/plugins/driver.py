@@ -1,22 +1,25 @@
-"""Drives an output plugin with pgoutput messages: bytes in, the plugin's output out.
+"""Drives an output plugin with pgoutput's messages: calls the plugin's callbacks and collects their output.
 
-In: the messages of one session in order, of any protocol version, from a slot or from the change log. Out:
-the output of the callbacks that `pgsieve.decoding.plugins.interface` lists:
+In: the bytes of the messages of one session in order, of any protocol version, from a slot or from the change log.
+Out: the output of the callbacks that `pgsieve.decoding.plugins.interface` lists. The driver calls them like this:
 
-- Insert, Update, Delete, Truncate and Message come with the last description of their relations.
-- A streamed transaction comes in blocks if the plugin streams. Otherwise the driver buffers it until its end,
-  without the changes of aborted subtransactions.
-- A prepared transaction comes at PREPARE if the plugin has two-phase callbacks and filter_prepare returns
-  false. Otherwise it comes at COMMIT PREPARED like any other transaction, and is dropped at ROLLBACK
-  PREPARED.
-- A transaction for which filter_by_origin returns true is dropped.
+- The callback for a change gets the change's relations as they were last described.
+- If the plugin streams, it gets a streamed transaction in blocks. Otherwise the driver buffers the transaction
+  until its end, and leaves out the changes of aborted subtransactions.
+- If the plugin has two-phase callbacks and filter_prepare returns false, the plugin gets a prepared transaction at
+  PREPARE. Otherwise it gets the transaction at COMMIT PREPARED like any other transaction. At ROLLBACK PREPARED
+  the driver drops the transaction.
+- If filter_by_origin returns true for a transaction, the driver drops the transaction.
 
-pgoutput's messages contain less than the WAL. So the driver calls filter_by_origin once per transaction
-instead of once per change, and not for messages outside transactions. When it is called for a streamed
-transaction, the transaction's origin is not known yet.
+pgoutput's messages contain less than the WAL. So the driver calls filter_by_origin once per transaction instead of
+once per change. It does not call it for messages outside transactions. When the driver calls it for a streamed
+transaction, the origin of the transaction is not known yet.
 
-Raises ProtocolError if no server sends messages in this order, MissingCallbackError if the plugin lacks a
-required callback, and the plugin's errors.
+The driver raises:
+
+- ProtocolError if no server sends messages in this order
+- MissingCallbackError if the plugin lacks a required callback
+- the plugin's own errors
 """
 
 from __future__ import annotations
@@ -67,10 +70,11 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 @dataclass(slots=True)
 class _OpenTransaction:
-    """A transaction for which the plugin is called, with all its blocks if it is streamed.
+    """A transaction that the plugin gets as it arrives; a streamed transaction with all of its blocks.
 
-    The driver calls `start_callback` at the first message after the Origin message. `is_ignored` is None
-    until the driver has called filter_by_origin.
+    - `start_callback` is the name of the callback that begins the transaction, such as "begin". The driver calls it
+      at the first message after the Origin message, because it needs the origin.
+    - `is_ignored` says that filter_by_origin returned true. It is None until the driver has called filter_by_origin.
     """
 
     txn: Transaction
@@ -80,16 +84,17 @@ class _OpenTransaction:
 
     @property
     def callback_prefix(self) -> str:
-        """The prefix of the names of callbacks for changes."""
+        """The prefix of the names of the callbacks for changes: "stream_" if the transaction is streamed."""
         return "stream_" if self.start_callback == "stream_start" else ""
 
 
 class PluginDriver:
     """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
 
-    `options` has the names and values of the plugin's options. `parallel` says that the messages were
-    requested with streaming = parallel. The plugin writes the output of a server of `server_version`.
-    `type_names` has SQL names of types by oid; it is empty without a catalog.
+    - `options` has the names and values of the plugin's options.
+    - `parallel` says that the messages were requested with streaming = parallel.
+    - `server_version`: the plugin writes what a server of this version would write.
+    - `type_names` maps oids of types to their SQL names. It is empty if the caller has no catalog.
     """
 
     def __init__(
@@ -105,10 +110,12 @@ class PluginDriver:
         self._decoder = Decoder(parallel=parallel)
         self._order = MessageOrder()
         self._relations = RelationCache(type_names)
-        #: The transaction or block of the next messages; at most one of the two is set.
+        #: The transaction or block that the next messages belong to. `_open` is set if the plugin gets the changes
+        #: as they arrive, and `_buffering` if the driver buffers them. At most one of the two is set.
         self._open: _OpenTransaction | None = None
         self._buffering: BufferedTransaction | None = None
-        #: Transactions that have not ended, including prepared ones, by xid.
+        #: Streamed and prepared transactions that have not ended, by xid: those that the plugin gets in blocks, those
+        #: that are buffered, and those that filter_by_origin has dropped.
         self._streams: dict[int, _OpenTransaction] = {}
         self._buffered: dict[int, BufferedTransaction] = {}
         self._ignored: set[int] = set()
@@ -120,7 +127,7 @@ class PluginDriver:
 
     @property
     def streaming(self) -> bool:
-        """Whether the plugin is called for transactions in progress."""
+        """Whether the plugin gets transactions while they are in progress."""
         return self._plugin.streaming
 
     def __enter__(self) -> Self:
@@ -132,7 +139,7 @@ class PluginDriver:
         self._plugin.shutdown()
 
     def feed(self, data: bytes) -> Iterator[Output]:
-        """Pass the session's next message; yield the plugin's output."""
+        """Pass the session's next message to the plugin, and yield the plugin's output."""
         message = self._decoder.decode(data)
         self._order.check(message)
         match message:
@@ -162,8 +169,8 @@ class PluginDriver:
                 yield from self._end(open_txn, "commit", message.commit_lsn)
             case Prepare():
                 if self._open is None and self._buffering is None:
-                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction. The plugin's prepare
-                    # callback needs the state that begin_prepare sets.
+                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction. The driver calls begin_prepare
+                    # all the same, because the plugin's prepare callback needs the state that begin_prepare sets.
                     self._begin_prepare(message)
                 if self._buffering is not None:
                     self._buffering = None
@@ -231,20 +238,20 @@ class PluginDriver:
                 )
 
     def _end(self, open_txn: _OpenTransaction, name: str, *lsn: int) -> Iterator[Output]:
-        """Call the last callback of a transaction or block, even if it is empty."""
+        """Call the last callback of a transaction or block, even if no change came before it."""
         self._open = None
         yield from self._start(open_txn)
         if not open_txn.is_ignored:
             yield from self._plugin.call(name, open_txn.txn, *lsn)
 
     def _replay(self, transaction: BufferedTransaction, open_txn: _OpenTransaction) -> Iterator[Output]:
-        """Pass the changes of a buffered transaction to the plugin."""
+        """Pass the changes of a buffered transaction to the plugin, as the changes of `open_txn`."""
         open_txn.txn.origin, open_txn.txn.origin_lsn = transaction.origin, transaction.origin_lsn
         for message, relations in transaction.changes():
             yield from self._change(open_txn, message, relations)
 
     def _replay_committed(self, transaction: BufferedTransaction, txn: Transaction) -> Iterator[Output]:
-        """Pass a buffered transaction to the plugin as if it was never streamed or prepared."""
+        """Pass a buffered transaction to the plugin as if it had never been streamed or prepared."""
         open_txn = _OpenTransaction(txn, "begin")
         yield from self._replay(transaction, open_txn)
         yield from self._end(open_txn, "commit", txn.final_lsn)
@@ -308,7 +315,7 @@ class PluginDriver:
     def _end_stream(
         self, stream: _OpenTransaction, name: str, txn: Transaction, lsn: int
     ) -> Iterator[Output]:
-        """Call a callback of a streamed transaction outside its blocks."""
+        """Call a callback that comes after the blocks of a streamed transaction, such as stream_commit."""
         if not stream.is_ignored:
             yield from self._plugin.call(name, txn, lsn)
 
@@ -346,7 +353,7 @@ class PluginDriver:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
         if not self._plugin.decodes_prepare(xid, message.gid):
-            return  # until COMMIT PREPARED or ROLLBACK PREPARED
+            return  # The transaction stays buffered until COMMIT PREPARED or ROLLBACK PREPARED.
         txn = _prepared_transaction(message)
         if transaction := self._buffered.pop(xid, None):
             open_txn = _OpenTransaction(txn, "begin_prepare")
@@ -379,7 +386,7 @@ def binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[
 
 
 def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[str]:
-    """Yield the output as text, as pg_logical_slot_get_changes does.
+    """Yield the plugin's output for these messages as text, as pg_logical_slot_get_changes does.
 
     Raises OutputTypeError if the plugin writes binary output, or text that is not UTF-8.
     """
@@ -394,6 +401,6 @@ def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[st
 
 
 def _text(data: bytes) -> str:
-    with suppress(UnicodeDecodeError):  # Its text contains the values.
+    with suppress(UnicodeDecodeError):  # The message of this error would contain values of rows.
         return str(data, "utf-8")
     raise OutputTypeError("the output plugin wrote text that is not UTF-8", sqlstate="22021")

@@ -2,23 +2,23 @@
 
 An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This dataclass
 corresponds to the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
-`DecodingContext`, to which it writes; most callbacks also get the `Transaction`.
-`pgsieve.decoding.plugins.driver` calls them in this order:
+`DecodingContext` and writes its output to it. Most callbacks also get the `Transaction`.
+`pgsieve.decoding.plugins.driver` calls the callbacks in this order:
 
-- startup, once; shutdown, once at the end;
-- for a transaction: begin, (change | truncate | message)*, commit;
+- startup, once at the begin; shutdown, once at the end
+- for a transaction: begin, (change | truncate | message)*, commit
 - for a prepared transaction: begin_prepare, (change | truncate | message)*, prepare, and later
-  commit_prepared or rollback_prepared;
-- for a streamed transaction: blocks of stream_start, (stream_change | stream_truncate | stream_message)*,
-  stream_stop, and after the last block stream_commit, stream_prepare or stream_abort. Blocks of several
-  transactions can alternate; stream_abort of a subtransaction comes between blocks;
-- message without a transaction, for a message that is not transactional;
-- filter_by_origin before a transaction begins, filter_prepare before it is prepared.
+  commit_prepared or rollback_prepared
+- for each block of a streamed transaction: stream_start, (stream_change | stream_truncate | stream_message)*,
+  stream_stop. Blocks of several transactions can alternate. stream_abort of a subtransaction comes between blocks.
+- after the last block of a streamed transaction: stream_commit, stream_prepare or stream_abort
+- for a message that is not transactional: message, without a transaction
+- filter_by_origin before a transaction begins, filter_prepare before a transaction is prepared
 
-A plugin must have begin, change and commit. A plugin with any callback of the streaming group, or of the two-phase
-group, turns this group on; then it needs the group's required callbacks when they are called. Raises
-subclasses of OutputPluginError, with the server's messages and codes
-(src/backend/replication/logical/logical.c).
+A plugin must have begin, change and commit. The callbacks for streaming and those for two-phase commit are two
+groups. If a plugin has any callback of a group, the group is on. In that case an error is raised when a required
+callback of the group is missing and should be called. All errors are subclasses of OutputPluginError, with the
+server's messages and codes (src/backend/replication/logical/logical.c).
 
 PostgreSQL documentation, Logical Decoding Output Plugins.
 """
@@ -40,11 +40,11 @@ class OutputPluginError(PgsieveError):
 
 
 class MissingCallbackError(OutputPluginError):
-    """The plugin lacks a required callback."""
+    """A plugin lacks a callback that its kind of plugin must have."""
 
 
 class OutputPluginOptionError(OutputPluginError):
-    """The plugin does not have an option, or the option does not accept a value."""
+    """A plugin does not have the option that a client set, or the option does not accept the value."""
 
 
 class OutputNotAcceptedError(OutputPluginError):
@@ -77,9 +77,10 @@ class OutputPluginOptions:
 class Transaction:
     """The properties of a transaction (ReorderBufferTXN); an LSN or time that is not known yet is 0.
 
-    `final_lsn` is the position of the commit or prepare record, `end_lsn` the position after this record.
-    Times are microseconds since 2000-01-01. The plugin may keep its state in `output_plugin_private`.
-    `toptxn` is the top-level transaction of a subtransaction.
+    - `final_lsn` is the position of the commit or prepare record, and `end_lsn` the position after this record.
+    - Times are microseconds since 2000-01-01.
+    - `toptxn` is the top-level transaction of a subtransaction.
+    - `output_plugin_private` belongs to the plugin, which may keep its state of the transaction in it.
     """
 
     xid: int
@@ -97,18 +98,20 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One write of a plugin; `last` is false if the same callback will write more."""
+    """The bytes of one write of a plugin; `last` is false if the same callback will write again."""
 
     data: bytes
     last: bool
 
 
 class DecodingContext:
-    """The context of a plugin's calls (LogicalDecodingContext).
+    """The first argument of each callback: the plugin's options and its output (LogicalDecodingContext).
 
-    `output_plugin_options` has the client's names and values. `streaming` and `two_phase` say whether these
-    groups of callbacks are on; startup may turn them off. The plugin behaves as on a server of
-    `server_version`, a number like server_version_num.
+    - `output_plugin_options` has the names and values of the options that the client set.
+    - `streaming` and `two_phase` say whether these groups of callbacks are on. The startup callback may turn them off.
+    - `server_version` is a number like server_version_num. The plugin writes what a server of this version would
+      write.
+    - `out` has the bytes of the next write.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class DecodingContext:
         self._output: list[Output] = []
 
     def prepare_write(self, *, last: bool) -> None:
-        """Empty `out`; the plugin fills it and then calls `write` (OutputPluginPrepareWrite)."""
+        """Empty `out`. The plugin then fills `out`, and calls `write` (OutputPluginPrepareWrite)."""
         if not self.accept_writes:
             raise OutputNotAcceptedError(
                 "writes are only accepted in commit, begin and change callbacks", sqlstate="XX000"
@@ -139,7 +142,7 @@ class DecodingContext:
         self._prepared_write = last
 
     def write(self, *, last: bool) -> None:
-        """Write the contents of `out`; `last` is the same as in `prepare_write` (OutputPluginWrite)."""
+        """Write the contents of `out`; `last` must be the same as in `prepare_write` (OutputPluginWrite)."""
         if self._prepared_write is not last:
             raise OutputNotAcceptedError(
                 "OutputPluginPrepareWrite needs to be called before OutputPluginWrite",
@@ -150,7 +153,7 @@ class DecodingContext:
         self._prepared_write = None
 
     def take_output(self) -> list[Output]:
-        """Remove and return the output since the last call."""
+        """Return the output since the last call of this method, and remove it."""
         output, self._output = self._output, []
         return output
 
@@ -192,11 +195,12 @@ _TWO_PHASE_CALLBACKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPluginCallbacks:
-    """The callbacks of a plugin, with the arguments of the documentation's typedefs.
+    """The callbacks of a plugin, with the arguments that the typedefs in PostgreSQL's documentation have.
 
-    A callback gets a message object where the typedef lists the message's parts. `filter_by_origin` gets the
-    name of the origin, or None for local changes; it returns true to drop a transaction. `filter_prepare`
-    returns true to decode a prepared transaction only when it commits.
+    - Where a typedef lists the parts of a message, the callback gets the message as one object.
+    - `filter_by_origin` gets the name of the origin, or None for local changes. It returns true to drop a
+      transaction.
+    - `filter_prepare` returns true to decode a prepared transaction only when the transaction commits.
     """
 
     begin: TransactionCallback
@@ -230,12 +234,12 @@ class OutputPluginCallbacks:
 
     @property
     def streaming(self) -> bool:
-        """Whether the plugin has a streaming callback, and so receives transactions in progress."""
+        """Whether the plugin has a callback for streaming, and so gets transactions while they are in progress."""
         return any(getattr(self, name) is not None for name in _STREAMING_CALLBACKS)
 
     @property
     def two_phase(self) -> bool:
-        """Whether the plugin has a two-phase callback, and so decodes transactions when they are prepared."""
+        """Whether the plugin has a callback for two-phase commit, and so gets transactions at PREPARE TRANSACTION."""
         return any(getattr(self, name) is not None for name in _TWO_PHASE_CALLBACKS)
 
 

@@ -1,28 +1,31 @@
-r"""The output plugin `json`: one line with a JSON object per callback, with exact values.
+r"""The output plugin `json`: writes a line with one JSON object for each callback. Values are exact.
 
 =====================  ==============================================================================
 `action`               the callback: begin, insert, update, delete, truncate, message, commit,
                        begin_prepare, prepare, commit_prepared, rollback_prepared, stream_start,
                        stream_stop, stream_abort, stream_prepare, stream_commit
 `xid`                  the transaction; in a stream_abort of a subtransaction also its `subxid`
-`lsn`, `end_lsn`       the record of the commit, prepare or message, and the position after it
-`time`                 ISO, in UTC: of the commit or prepare; of the rollback in a rollback_prepared
-`gid`, `origin`        of the transaction, if any
-`schema`, `table`      the relation; in a truncate `tables`, pairs of them, with `cascade` and
-                       `restart_identity`
-`old`, `new`           the rows, by column; `old` has the columns of the replica identity, or all
-                       columns if `old_is_full`
-`unchanged`            the columns of `new` whose TOASTed value was not sent; they are not in `new`
-`transactional`,       of a message; `content_hex` replaces `content` if that is not UTF-8
-`prefix`, `content`
+`lsn`, `end_lsn`       the position of the commit, prepare or message, and the position after it
+`time`                 the time of the commit or prepare, ISO, in UTC; in a rollback_prepared the time
+                       of the rollback
+`gid`, `origin`        the gid and the origin of the transaction, if it has them
+`schema`, `table`      the relation; a truncate has `tables` instead, a list of such pairs, and
+                       `cascade` and `restart_identity`
+`old`, `new`           the old and the new row, by column; `old` has the columns of the replica
+                       identity, or all columns if `old_is_full` is true
+`unchanged`            the columns whose TOASTed value was not sent; these are not in `new`
+`transactional`,       the properties of a message; `content_hex` replaces `content` if the content
+`prefix`, `content`    is not UTF-8
 =====================  ==============================================================================
 
-Integers and booleans have JSON's types, NULL is null. Any other value is a string with PostgreSQL's text,
-because readers of JSON round numbers. With the option stream-changes (default off), the plugin writes a
-transaction in progress as blocks of the same objects between stream_start and stream_stop. A change in a
-block has the `xid` of its subtransaction.
+Integers and booleans are JSON's numbers and booleans, and NULL is null. Any other value is a string with
+PostgreSQL's text, because programs that read JSON round numbers.
 
-Raises OutputPluginOptionError for other options, OutputTypeError for values in binary format or not in UTF-8.
+With the option stream-changes (default off), the plugin also writes transactions in progress. The objects of such a
+transaction come in blocks between stream_start and stream_stop. A change in a block has the `xid` of its
+subtransaction.
+
+Raises OutputPluginOptionError for other options, and OutputTypeError for values in binary format or not in UTF-8.
 """
 
 from __future__ import annotations
@@ -77,10 +80,12 @@ def _startup(ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) 
 
 
 def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None:
-    """Write one object, without the fields that are None."""
-    present = {name: value for name, value in fields.items() if value is not None}
+    """Write one JSON object; fields with the value None are left out."""
+    set_fields = {name: value for name, value in fields.items() if value is not None}
     ctx.prepare_write(last=True)
-    ctx.out += json.dumps({"action": action, **present}, ensure_ascii=False, separators=(",", ":")).encode()
+    ctx.out += json.dumps(
+        {"action": action, **set_fields}, ensure_ascii=False, separators=(",", ":")
+    ).encode()
     ctx.write(last=True)
 
 
@@ -205,7 +210,7 @@ def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMess
 
 
 def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = False) -> dict[str, Any]:
-    """A row's values by column, for an old key only those of the key's columns."""
+    """Return the values of a row by column; with `keys_only` only those of the columns in the replica identity."""
     row: dict[str, str | int | bool | None] = {}
     for column, value in zip(relation.message.columns, values, strict=True):
         if isinstance(value, Null):
@@ -223,7 +228,7 @@ def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = Fa
 
 
 def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) -> str | int | bool:
-    with suppress(ValueError):  # Its text contains the value.
+    with suppress(ValueError):  # The message of this error would contain the value.
         if column.type_oid in _INTEGERS:
             return int(content)
         return content == b"t" if column.type_oid == _BOOL else str(content, "utf-8")
@@ -235,7 +240,7 @@ def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) 
 
 
 def init() -> OutputPluginCallbacks:
-    """The callbacks of the plugin, which has no state."""
+    """Return the callbacks of the plugin, which has no state."""
     return OutputPluginCallbacks(
         startup=_startup,
         begin=_begin,

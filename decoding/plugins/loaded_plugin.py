@@ -1,8 +1,8 @@
 """Calls the callbacks of an output plugin by name.
 
-In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError if a required
-callback is missing, with the messages and codes of src/backend/replication/logical/logical.c, and the
-plugin's errors.
+In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError if a required callback
+is missing, with the messages and codes of src/backend/replication/logical/logical.c. The errors of the plugin itself
+pass through.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgsieve.decoding.plugins.interface import (
 _STREAMING_MESSAGE = "logical streaming requires a {}_cb callback"
 _TWO_PHASE_MESSAGE = "logical replication at prepare time requires a {}_cb callback"
 
-#: The messages for missing callbacks; callbacks that are not listed here may be missing.
+#: Maps a required callback to the message if it is missing. The other callbacks are optional.
 _MISSING_CALLBACK_MESSAGES = MappingProxyType(
     {
         "stream_start": _STREAMING_MESSAGE,
@@ -39,7 +39,7 @@ _MISSING_CALLBACK_MESSAGES = MappingProxyType(
 
 
 class LoadedPlugin:
-    """A plugin from its startup to its shutdown."""
+    """An output plugin that has been started, with the context that its callbacks write to."""
 
     def __init__(
         self, init: OutputPluginInit, options: Sequence[tuple[str, str | None]], server_version: int
@@ -52,7 +52,7 @@ class LoadedPlugin:
             server_version=server_version,
         )
         if self._callbacks.startup is not None:
-            is_init = False  # The slot exists already.
+            is_init = False  # True would mean that the slot is being created.
             self._callbacks.startup(self._context, self._context.options, is_init)
 
     def shutdown(self) -> None:
@@ -67,7 +67,7 @@ class LoadedPlugin:
 
     @property
     def streaming(self) -> bool:
-        """Whether the plugin is called for transactions in progress."""
+        """Whether the plugin gets transactions while they are in progress."""
         return self._context.streaming
 
     def is_origin_filtered(self, origin: str | None) -> bool:
@@ -76,7 +76,7 @@ class LoadedPlugin:
         return is_filtered is not None and is_filtered(self._context, origin)
 
     def decodes_prepare(self, xid: int, gid: str) -> bool:
-        """Whether the plugin decodes this transaction when it is prepared."""
+        """Whether the plugin gets this transaction at PREPARE TRANSACTION; otherwise it gets it at COMMIT PREPARED."""
         is_filtered = self._callbacks.filter_prepare
         return self._context.two_phase and not (
             is_filtered is not None and is_filtered(self._context, xid, gid)

@@ -1,6 +1,7 @@
 """Parses options of output plugins as the server does.
 
-Raises OutputPluginOptionError with the option's name and value; options contain no data of rows.
+Raises OutputPluginOptionError with the option's name and value. An error may show these, because options contain no
+values of rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 def parse_bool(name: str, value: str | None) -> bool:
-    """Parse a boolean as the server's parse_bool does; a missing value is true."""
+    """Parse a boolean as the server's parse_bool does; an option without a value is true."""
     if value is None:
         return True
     if value.lower() not in BOOLEANS:

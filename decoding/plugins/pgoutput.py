@@ -1,14 +1,15 @@
 """The output plugin `pgoutput`: writes pgoutput's messages in another version or with other options.
 
-For example, it turns a recording of version 4 with streamed and prepared transactions into one of version 1,
-for a reader that supports only version 1. The options have the server's meaning: proto_version, which is
-required; streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values keep their
-format. The plugin does not take publications, because the server has already applied them.
+For example, it turns messages of version 4 with streamed and prepared transactions into messages of version 1, for a
+reader that supports only version 1. The options have the server's meaning: proto_version (required), streaming
+(off, on, parallel), two_phase, messages (off by default), origin (any, none). Values keep their format, text or
+binary. The plugin has no option for publications, because the server has already applied them.
 
-As on the server, the plugin writes no transaction without changes. It describes a relation before its first
-change, after its description changes, and again within each streamed transaction. With streaming = parallel,
-an abort from messages without this option has LSN and time 0. Raises OutputPluginOptionError, with pgoutput's
-messages and codes (src/backend/replication/pgoutput/pgoutput.c).
+As on the server, the plugin writes no transaction without changes. It describes a relation before the relation's
+first change, again after its description has changed, and again within each streamed transaction.
+
+With streaming = parallel, a Stream Abort has an LSN and a time. If the input has no such LSN and time, they are 0.
+Raises OutputPluginOptionError, with pgoutput's messages and codes (src/backend/replication/pgoutput/pgoutput.c).
 
 PostgreSQL documentation, Logical Streaming Replication Parameters.
 """
@@ -111,7 +112,7 @@ class Pgoutput:
 
     @staticmethod
     def begin(ctx: DecodingContext, txn: Transaction) -> None:
-        """Write nothing: Begin is deferred until the first change."""
+        """Write nothing: the Begin message waits for the first change."""
         del ctx
         txn.output_plugin_private = False
 
@@ -207,7 +208,7 @@ class Pgoutput:
         relation: PublishedRelation,
         xid: int | None,
     ) -> None:
-        """Write Type and Relation messages, unless the last written ones are the same."""
+        """Write the Type and Relation messages of a relation, unless the plugin has already written the same ones."""
         message, types = relation.message, relation.types
         last_description = descriptions.get(message.relation_id)
         if last_description is not None and last_description[0] is message:
@@ -224,7 +225,7 @@ class Pgoutput:
 
     @staticmethod
     def stream_start(ctx: DecodingContext, txn: Transaction) -> None:
-        """Write Stream Start, and in the first block the origin."""
+        """Write Stream Start; in the first block of a transaction also the origin."""
         is_first = txn.output_plugin_private is None
         txn.output_plugin_private = True
         start = StreamStart(txn.xid, first_segment=is_first)
@@ -247,7 +248,7 @@ class Pgoutput:
         _write(ctx, StreamAbort((txn.toptxn or txn).xid, txn.xid, abort))
 
     def stream_commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Write Stream Commit; the stream's descriptions of relations stay valid."""
+        """Write Stream Commit. From now on the descriptions in this transaction are valid for all transactions."""
         self._descriptions |= self._stream_descriptions.pop(txn.xid, {})
         _write(ctx, StreamCommit(txn.xid, commit_lsn, txn.end_lsn, txn.commit_time))
 
@@ -310,7 +311,7 @@ def _parse_boolean(name: str, value: str | None) -> bool:
 
 
 def init() -> OutputPluginCallbacks:
-    """The plugin's callbacks."""
+    """Return the plugin's callbacks."""
     plugin = Pgoutput()
     return OutputPluginCallbacks(
         startup=plugin.startup,

@@ -1,32 +1,34 @@
-"""The output plugin `test_decoding`: a line of text for each callback, with the server's wording.
+"""The output plugin `test_decoding`: writes a line of text for each callback, with the server's wording.
 
 Its options are booleans: include-xids (on by default), include-timestamp, force-binary, skip-empty-xacts,
 only-local, include-rewrites, stream-changes (all off by default). Raises OutputPluginOptionError for other
-options and for values that are not booleans, and OutputTypeError for values in binary format, which only a
-server can print. Source: contrib/test_decoding/test_decoding.c.
+options and for values that are not booleans. Raises OutputTypeError for values in binary format, because only a
+server can print these. Source: contrib/test_decoding/test_decoding.c.
 
-For the same WAL, the lines equal those of the server's plugin, with these exceptions. Most of them come from
-the publications, which the server's plugin ignores:
+For the same WAL, the lines equal those of the server's plugin, with the exceptions below. Most exceptions have one
+reason: pgoutput sends only what the publications publish, and the server's plugin ignores publications.
 
-- A transaction without a published change is missing; the server prints BEGIN and COMMIT for it, unless
-  skip-empty-xacts is on. Messages are missing if the slot was read without `messages`.
+- A transaction without a published change is missing. The server prints BEGIN and COMMIT for it, unless
+  skip-empty-xacts is on.
+- Messages are missing if the slot was read without `messages`.
 - Tables, operations, rows and columns that are not published are missing, such as materialized views and
-  generated columns. Updates and deletes of tables without a replica identity are missing, because they fail
-  if they are published. A TRUNCATE lists partitions, but not the partitioned tables that the server lists
-  too.
+  generated columns. Updates and deletes of tables without a replica identity are missing, because such a table
+  refuses them while they are published.
+- A TRUNCATE lists partitions, but not the partitioned tables above them. The server lists both.
 - Changes of a partition that is published as its root have the root's name and columns.
-- Rewrites of tables by DDL, which the server prints with include-rewrites, are missing.
+- Rewrites of tables by DDL are missing. The server prints these with include-rewrites.
 - Names of types that are not built in can differ if they come from Type messages
-  (`pgsieve.decoding.protocol.relations`).
+  (`pgsieve.decoding.protocol.relations` says how).
 - Single changes, messages that are not transactional, and streamed transactions have no origin. So only-local
   drops only whole transactions.
-- With stream-changes, the blocks of a (sub)transaction that aborted before the server decoded it can differ:
-  the server stops when it notices the abort, which depends on the plugin's catalog lookups.
-- Times are in UTC; the server prints them in TimeZone.
+- With stream-changes, the blocks of an aborted transaction or subtransaction can differ if it aborted before the
+  server decoded it. The server stops as soon as it notices the abort, and the plugin's catalog lookups decide when
+  it notices.
+- Times are in UTC. The server prints them in the time zone of TimeZone.
 
 The text is that of a server of the driver's `server_version`. Before PostgreSQL 17, messages do not count as
-changes for skip-empty-xacts, so they print neither BEGIN nor the opening of a block. Names that are key words
-are in quotes, and each version has more key words.
+changes for skip-empty-xacts. So they print neither BEGIN nor the opening of a block. Names that are key words are in
+quotes, and each version of PostgreSQL has more key words.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ _OPTIONS = (
     "include-rewrites",
     "stream-changes",
 )
-#: Without a value, these options keep their setting, and all others are turned on.
+#: If an option comes without a value, the server turns it on; but these options keep their setting.
 _OPTIONS_THAT_NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
 _MESSAGES_COUNT_SINCE = 170000
 
@@ -79,7 +81,7 @@ _NUMBERS = frozenset({20, 21, 23, 26, 700, 701, 1700})
 
 @dataclass(slots=True)
 class _Written:
-    """Whether output was written for a transaction, and for its current block."""
+    """Whether the plugin has written output for a transaction (`xact`), and for its current block (`stream`)."""
 
     xact: bool = False
     stream: bool = False
@@ -87,7 +89,7 @@ class _Written:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """The texts before a relation's values: the table, and ` name[type]:` for each column."""
+    """The texts that precede the values of a relation: `table name:`, and ` name[type]:` for each column."""
 
     relation: PublishedRelation
     table: bytes
@@ -124,14 +126,14 @@ class TestDecoding:
 
     @staticmethod
     def filter_prepare(ctx: DecodingContext, xid: int, gid: str) -> bool:
-        """Defer transactions with `_nodecode` in their gid until COMMIT PREPARED."""
+        """Decode a transaction with `_nodecode` in its gid only at COMMIT PREPARED."""
         del ctx, xid
         return "_nodecode" in gid
 
     # transactions
 
     def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Write BEGIN, also for a prepared transaction; skip-empty-xacts defers it until the first change."""
+        """Write BEGIN, also for a prepared transaction; with skip-empty-xacts BEGIN waits for the first change."""
         txn.output_plugin_private = _Written()
         if not self._settings["skip-empty-xacts"]:
             self._write(ctx, self._begin_line(txn))
@@ -214,7 +216,7 @@ class TestDecoding:
         self._write(ctx, f"message: {_message_properties(message)} content:", message.content)
 
     def _write_deferred_begin(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Write the BEGIN that skip-empty-xacts deferred."""
+        """Write BEGIN before the first change of a transaction, if skip-empty-xacts has deferred it."""
         written: _Written = txn.output_plugin_private
         if self._settings["skip-empty-xacts"] and not written.xact:
             self._write(ctx, self._begin_line(txn), last=False)
@@ -223,7 +225,7 @@ class TestDecoding:
     # streams
 
     def stream_start(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Write the opening of a block; skip-empty-xacts defers it until the first change."""
+        """Write the opening of a block; with skip-empty-xacts it waits for the first change."""
         if txn.output_plugin_private is None:
             txn.output_plugin_private = _Written()
         txn.output_plugin_private.stream = False
@@ -285,7 +287,7 @@ class TestDecoding:
         self._write(ctx, f"streaming message: {_message_properties(message)}")
 
     def _write_deferred_block(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Write the opening of a block that skip-empty-xacts deferred."""
+        """Write the opening of a block before its first change, if skip-empty-xacts has deferred it."""
         written: _Written = txn.output_plugin_private
         if self._settings["skip-empty-xacts"] and not written.stream:
             line = self._stream_line("opening a streamed block for transaction", txn)

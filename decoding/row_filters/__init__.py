@@ -1,7 +1,8 @@
-"""Row filters: parses the text of a WHERE clause into a typed tree, or refuses it, and evaluates the tree.
+"""Row filters: parses the text of a WHERE clause into a typed tree, and evaluates the tree for each row.
 
-`analysis` parses the text as the server does, with PostgreSQL's rules on types, functions and constants from
-the other modules. `evaluation` gives a verdict on each row.
+`analysis` parses the text as the server does, or refuses it if pgsieve cannot evaluate it exactly. It uses
+PostgreSQL's rules on types, functions and constants from the other modules. `evaluation` decides for each row
+whether the row matches.
 
 PostgreSQL documentation, Row Filters.
 """

@@ -3,7 +3,7 @@
 In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's
 columns. Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises
 UnsupportedFilterError if pgsieve cannot evaluate the filter exactly as PostgreSQL does, RowFilterSyntaxError
-if PostgreSQL rejects the filter too, and UndefinedColumnError if the relation lacks a column of the filter.
+if PostgreSQL rejects the filter, too, and UndefinedColumnError if the relation lacks a column of the filter.
 
 PostgreSQL documentation: Row Filters, Operator Precedence, Subquery Expressions, Row and Array Comparisons.
 """
@@ -54,10 +54,9 @@ PUBLISHER_HINT: Final = "use row_filter: publisher"
 class FilterColumn:
     """A column of the filtered relation.
 
-    `collation` is the name of a collation of pg_catalog, or '' if the type has none. For a collation of
-    another schema it is `schema.name`; pgsieve then treats the collation as nondeterministic. If the
-    database's default collation orders by bytes and its encoding is UTF8, a caller may pass 'C' instead of
-    'default'.
+    `collation` is the name of a collation of pg_catalog, or '' if the type has no collation. For a collation of
+    another schema it is `schema.name`, and pgsieve takes the collation for nondeterministic. If the database's
+    default collation orders strings by bytes and its encoding is UTF8, a caller may pass 'C' instead of 'default'.
     """
 
     name: str
@@ -74,7 +73,7 @@ def parse_row_filter(
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
-    """Return the filter as a server with this version, encoding and case mappings evaluates it."""
+    """Return the filter as a server of this version, with this encoding and case mappings, evaluates it."""
     return _Analysis(expression, columns, relation, mappings, encoding, major_version).row_filter()
 
 
@@ -84,7 +83,7 @@ _Row = tuple[Node, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Analysis:
-    """Resolves the names and types of one filter: sqlglot's tree in, nodes out."""
+    """Resolves the names and types of one filter: turns sqlglot's tree into nodes."""
 
     _expression: str
     _columns: Mapping[str, FilterColumn]
@@ -94,7 +93,7 @@ class _Analysis:
     _version: int
 
     def row_filter(self) -> RowFilter:
-        """Return the filter with all columns that its text names; the expression must be boolean."""
+        """Return the parsed filter. Its columns are all columns in the text, even if the simplified tree has fewer."""
         try:
             tree = self._condition(grammar.parse(self._expression))
             require_same_result(tree, self._encoding)
@@ -111,7 +110,7 @@ class _Analysis:
                 sqlstate="42601",
             ) from None
 
-    # Errors. Their messages quote the filter, which belongs to the publication's definition, but no row.
+    # Errors. Their messages may quote the filter, which is a definition, but no values of rows.
 
     def _unsupported(self, part: str, reason: str) -> UnsupportedFilterError:
         return UnsupportedFilterError(
@@ -123,7 +122,7 @@ class _Analysis:
         raise self._unsupported(part.sql(dialect="postgres"), reason)
 
     def _apply_rule(self, part: exp.Expr, analyse: Callable[[], Node]) -> Node:
-        """Return the node that a type rule makes for a part; an error names the part."""
+        """Return the node that `analyse` makes for a part of the filter; an error names this part."""
         try:
             return analyse()
         except RefusedError as error:
@@ -168,7 +167,7 @@ class _Analysis:
         return [self._node(part) for part in parts]
 
     def _row_fields(self, part: exp.Expr) -> _Row | None:
-        """The fields of ROW(a, b) or (a, b); None if the part is not a row constructor."""
+        """Return the fields of ROW(a, b) or (a, b); None if the part is not a row constructor."""
         part = grammar.strip_parentheses(part)
         is_row = isinstance(part, exp.Tuple) or (
             isinstance(part, exp.Anonymous) and grammar.function_name(part) == "row"
@@ -230,8 +229,7 @@ class _Analysis:
             return type_rules.array((), ELEMENT_OIDS[type_oid])
         if modifier and type_oid in STRINGS:
             require_characters(self._encoding)
-        # Precedence needs no check: the left operand of :: is a primary, and CAST(… AS …) delimits its
-        # operand.
+        # Precedence needs no check here: nothing binds tighter than ::, and CAST(… AS …) encloses its operand.
         return type_rules.cast(self._node(part.this), type_oid, modifier)
 
     def collate(self, part: exp.Collate) -> Node:
@@ -327,8 +325,8 @@ class _Analysis:
         if len(constants) > 1:
             if all(map(is_null, constants)):
                 self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
-            # PostgreSQL puts the constants into one array (transformAExprIn). They share a type with the left
-            # side, and PostgreSQL searches the array before it computes the other values.
+            # PostgreSQL puts the constants into one array (transformAExprIn). It converts them and the left side to
+            # a common type, and searches the array before it computes the other values.
             common_oid = type_rules.common_type([value, *constants])
             if common_oid not in ELEMENT_OIDS:  # there is no array of arrays
                 variable_nodes = [node for node in nodes if column_names(node)]
@@ -338,7 +336,7 @@ class _Analysis:
     def _each_element(
         self, left: exp.Expr, every: bool, array: exp.Expr, compare: Callable[[Node, Node], Node]
     ) -> Node:
-        """`left operator ANY (array)`, or ALL if `every`."""
+        """Return `left operator ANY (array)`, or ALL if `every`."""
         value = self._node(left)
         elements = self._elements(array, value.type_oid)
         if isinstance(elements, Array) and tree_can_fail(value):
@@ -356,12 +354,11 @@ class _Analysis:
     def _elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
         """Return the elements of ARRAY[…] in their common type, or any other array as one node.
 
-        An array of only NULLs is one node too: the planner makes it a constant, but does not fold the
-        comparison.
+        An array of only NULLs is one node, too. The planner makes it a constant, but keeps the comparison.
         """
         array = grammar.strip_parentheses(array)
         if isinstance(array, exp.Array):
-            # Elements that are all quoted constants stay unknown here; they take the type of the left side.
+            # If all elements are quoted constants, they keep the type unknown here, and take that of the left side.
             converted, type_oid, _ = type_rules.convert_to_common_type(self._nodes(array.expressions))
             if type_oid in ELEMENT_OIDS:
                 self._refuse(array, "an array of several dimensions has no counterpart in pgsieve")
@@ -392,8 +389,8 @@ class _Analysis:
     def minus(self, part: exp.Neg) -> Node:
         operand = self._left(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
-            # As in PostgreSQL's grammar, the sign is part of the number. Otherwise a filter could not spell
-            # the least integer.
+            # The sign is part of the number, as in PostgreSQL's grammar. Otherwise a filter could not contain the
+            # least integer.
             return number_constant(f"-{operand.this}")
         return functions.builtin_call("-", [self._node(operand)])
 
@@ -439,7 +436,7 @@ class _Analysis:
         if quantified_operand is None:
             match = compare(self._node(self._left(part)), self._node(pattern))
             return Not(match) if is_negated else match
-        # x !~~ ANY is not the negation of x ~~ ANY.
+        # `x !~~ ANY (array)` is not the negation of `x ~~ ANY (array)`, so each comparison is negated by itself.
         test_element = (lambda left, right: Not(compare(left, right))) if is_negated else compare
         return self._each_element(self._left(part), *quantified_operand, test_element)
 
@@ -454,7 +451,9 @@ class _Analysis:
     def case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._node(part.this)
         if subject is not None and subject.type_oid == UNKNOWN:
-            subject = type_rules.coerce(subject, TEXT)  # Whatever the WHEN values are (transformCaseExpr).
+            subject = type_rules.coerce(
+                subject, TEXT
+            )  # It is text even beside other types (transformCaseExpr).
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:
@@ -464,7 +463,8 @@ class _Analysis:
             results.append(self._node(branch.args["true"]))
         default = part.args.get("default")
         last = Constant(None, type_oid=UNKNOWN) if default is None else self._node(default)
-        # PostgreSQL starts with the default's type, which decides between the string types.
+        # PostgreSQL looks at the type of the default before the types of the results. If they are different string
+        # types, the first type is the common type.
         (last, *rest), type_oid, digits = type_rules.convert_to_common_type([last, *results])
         return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
 

@@ -1,7 +1,9 @@
-"""The collation of an expression over strings, and whether a comparison of bytes gives the same result.
+"""Finds the collation of expressions over strings, and refuses collations under which pgsieve cannot compare.
 
-In: nodes. Out: the collation's name, and its case mapping. Raises RefusedError for a collation under which a
-comparison of bytes can give another result (PostgreSQL documentation, Collation Support; parse_collate.c).
+In: nodes. Out: the name of the collation that PostgreSQL would use for these nodes, and its case mapping.
+
+pgsieve compares strings by their bytes. Raises RefusedError for a collation under which PostgreSQL's comparison can
+have another result (PostgreSQL documentation, Collation Support; parse_collate.c).
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from pgsieve.decoding.row_filters.nodes import (
 )
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
-# Collations that order strings by their bytes in UTF-8.
+# The collations that order strings by their bytes in UTF-8.
 _BYTE_ORDER_COLLATIONS: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
-# Collations of pg_catalog under which equal strings have equal bytes: the database's default, those of libc,
-# and those that initdb imports from ICU. A user-defined collation may be nondeterministic.
+# The collations of pg_catalog under which equal strings have equal bytes: the database's default, the collations of
+# libc, and those that initdb imports from ICU. A user-defined collation may be nondeterministic, so that different
+# bytes are equal.
 _DETERMINISTIC_COLLATIONS: Final = re.compile(
     r"default|C|POSIX|ucs_basic|pg_c_utf8|pg_unicode_fast|unicode|C\.\S+"
     r"|[a-z]{2,3}_[A-Z]{2,3}(\.\w+)?(@\w+)?|(und|[a-z]{2,3})(-\w+)*-x-icu"
@@ -41,7 +44,11 @@ _DETERMINISTIC_COLLATIONS: Final = re.compile(
 
 
 class _Strength(IntEnum):
-    """The derivation of a collation; the strongest wins (PostgreSQL documentation, Collation Concepts)."""
+    """How an expression got its collation.
+
+    Of several operands, PostgreSQL takes the collation with the greatest strength (PostgreSQL documentation,
+    Collation Concepts).
+    """
 
     DEFAULT = 0
     IMPLICIT = 1
@@ -49,7 +56,7 @@ class _Strength(IntEnum):
 
 
 def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
-    """The strength of an expression's collation, and its names; several names conflict."""
+    """Return the strength of an expression's collation, and its name; several names if the operands conflict."""
     match node:
         case Collate(collation=name):
             return _Strength.EXPLICIT, frozenset((name,))
@@ -78,7 +85,7 @@ def _strongest_collations(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[s
 
 
 def element_collation(array: Node) -> str:
-    """The name of the collation of an array's elements; '' for the default collation."""
+    """Return the name of the collation of an array's elements; '' for the default collation."""
     return "" if _strongest_collations((array,))[0] == _Strength.DEFAULT else collation_name((array,))
 
 
@@ -87,9 +94,9 @@ def _is_collatable(node: Node) -> bool:
 
 
 def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
-    """Refuse a collation under which these strings can be equal without equal bytes.
+    """Raise RefusedError for a collation under which strings with different bytes can be equal.
 
-    With `ordering`, also refuse a collation that does not order them by their bytes.
+    With `ordering`, also raise RefusedError for a collation that does not order strings by their bytes.
     """
     name = collation_name(nodes)
     if ordering and name not in _BYTE_ORDER_COLLATIONS:
@@ -99,7 +106,7 @@ def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
 
 
 def collation_name(nodes: Sequence[Node]) -> str:
-    """The name of the collation that PostgreSQL uses for these strings.
+    """Return the name of the collation that PostgreSQL uses for these strings.
 
     Raises RefusedError if their collations conflict.
     """
@@ -115,7 +122,7 @@ def has_ascii_letters(nodes: Sequence[Node]) -> bool:
 
 
 def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:
-    """The case mapping of the collation of these strings; raises RefusedError if it has none."""
+    """Return the case mapping of the collation of these strings; raises RefusedError if it has no mapping."""
     name = collation_name(nodes)
     mapping = mappings(name, function)
     if mapping is None or mapping.refusal:

@@ -1,9 +1,9 @@
 """Constants of a row filter: parses them from PostgreSQL's text, and converts them between types.
 
-In: the text between the quotes, and a type oid. Out: a `Constant`. Raises InvalidConstantError if the text is
+In: the text between the quotes, and the oid of a type. Out: a `Constant`. Raises InvalidConstantError if the text is
 not a value of the type. Raises RefusedError if the meaning of the text depends on a setting of the server
-(DateStyle, TimeZone), or if pgsieve cannot represent the value. `pgsieve.decoding.row_filters.analysis` adds
-the filter and its part to the message.
+(DateStyle, TimeZone), or if pgsieve cannot represent the value. `pgsieve.decoding.row_filters.analysis` turns these
+errors into messages that name the filter and the part of it that is wrong.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 class RefusedError(Exception):
-    """pgsieve cannot evaluate a part of a row filter exactly; the message is the reason."""
+    """pgsieve cannot evaluate a part of a row filter exactly. The message is the reason."""
 
 
 class InvalidConstantError(Exception):
-    """A text is not a value of its type; `sqlstate` is that of PostgreSQL's input function."""
+    """A text is not a value of its type. `sqlstate` is the code with which PostgreSQL's input function fails."""
 
     def __init__(self, reason: str, sqlstate: str = "22P02") -> None:
         super().__init__(reason)
@@ -59,7 +59,7 @@ class InvalidConstantError(Exception):
 
 
 INTEGER_BITS: Final = {INT2: 16, INT4: 32, INT8: 64}
-# Holds every decimal that a filter can spell, without rounding.
+# This precision is enough for every decimal that a filter can contain, without rounding.
 _EXACT_CONTEXT: Final = Context(prec=20_000)
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
@@ -116,18 +116,26 @@ def _double(text: str) -> float:
 
 
 def _real(text: str) -> float:
-    """Parse a single precision number: round the decimal once, not to double precision first."""
+    """Parse a single precision number.
+
+    The decimal must be rounded only once. Rounding it to double precision and then to single precision can give
+    another result.
+    """
     exact, double = _decimal(text), _double(text)
     if not isfinite(double):
         return double
     if Fraction(double) != Fraction(exact):
-        # If the double lies in the middle between two singles, move it back to the decimal's side.
+        # If the double lies exactly in the middle between two singles, the decimal does not. In that case the double
+        # is moved to the side on which the decimal lies.
         double = _move_off_midpoint(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
     return round_to_single(double)
 
 
 def _move_off_midpoint(double: float, *, towards: float) -> float:
-    """Return a neighbour of a double that lies in the middle between two singles; others stay as they are."""
+    """Return the next double towards a number if this double lies exactly in the middle between two singles.
+
+    Any other double is returned unchanged.
+    """
     (bits,) = struct.unpack("<q", struct.pack("<d", double))
     return nextafter(double, towards) if bits & 0x1FFFFFFF == 0x10000000 else double
 
@@ -182,7 +190,7 @@ def _date(text: str) -> date | Infinity:
 
 
 def _time(text: str) -> str:
-    """Return the time as time_out prints it; these texts have the order of times."""
+    """Return the time as time_out prints it. The order of these texts is the order of the times."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise RefusedError("a time constant must be HH:MM:SS[.ffffff]")
@@ -194,7 +202,7 @@ def _time(text: str) -> str:
 
 
 def interval_value(text: str) -> Interval:
-    """Parse an interval in the form of IntervalStyle postgres, or as whole numbers with units."""
+    """Parse an interval that is written as IntervalStyle postgres prints it, or as whole numbers with units."""
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
         raise RefusedError("an interval constant must be like '1 year 2 mons 3 days 04:05:06.7'")
@@ -265,14 +273,14 @@ _INPUT_FUNCTIONS: Final[dict[int, Callable[[str], ConstantValue]]] = {
 
 
 def constant_from_text(text: str | None, type_oid: int) -> Constant:
-    """Return the constant that the type's input function makes of the text; None is NULL."""
+    """Return the constant that the type's input function makes of a text; the text None stands for NULL."""
     if type_oid not in _INPUT_FUNCTIONS:
         raise RefusedError(f"constants of the type with oid {type_oid} are not supported")
     return typed_constant(None if text is None else _INPUT_FUNCTIONS[type_oid](text), type_oid)
 
 
 def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
-    """Return a constant, with its digits if it is numeric."""
+    """Return a constant of this type; a numeric gets the digits of its value."""
     if type_oid != NUMERIC:
         return Constant(value, type_oid=type_oid)
     if value is None:
@@ -286,12 +294,12 @@ def _digits(value: Decimal) -> Digits | None:
     if not value.is_finite():
         return None
     _, figures, exponent = value.as_tuple()
-    # Trailing zeros count: they belong to the constant's scale.
+    # Trailing zeros count as digits, because they belong to the scale of the constant.
     return Digits.before_and_after_point(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
 
 
 def array_element_texts(text: str) -> list[str | None]:
-    """Return the texts of the elements of an array constant of one dimension; None is NULL.
+    """Return the texts of the elements of an array constant of one dimension; None stands for NULL.
 
     PostgreSQL documentation, Array Value Input.
     """
@@ -313,7 +321,7 @@ def array_element_texts(text: str) -> list[str | None]:
 
 
 def number_constant(text: str) -> Constant:
-    """Return an unquoted number: integer or bigint if it fits, else numeric.
+    """Return the constant for an unquoted number: an integer or bigint if the number fits, otherwise a numeric.
 
     PostgreSQL documentation, Numeric Constants.
     """
@@ -326,10 +334,10 @@ def number_constant(text: str) -> Constant:
 
 
 def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
-    """Convert a constant by a cast between numbers or between strings; None if there is no such cast.
+    """Convert a constant from one number type to another, or from one string type to another.
 
-    A value of type character loses its trailing blanks. A cast from numeric to an integer rounds half away
-    from zero (numeric.c).
+    Returns None for other types. A value of type character loses its trailing blanks. A cast from numeric to an
+    integer rounds half away from zero (numeric.c).
     """
     value = constant.value
     if value is None:
@@ -355,7 +363,7 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
 
 
 def _convert_float(value: float, source: int, target: int) -> Constant | None:
-    """Convert a float to double precision, or to real if real holds the same value; None otherwise."""
+    """Convert a float to double precision, or to real if real can hold the same value. Otherwise return None."""
     if target in (FLOAT8, source):
         return Constant(value, type_oid=target)
     if target == FLOAT4 and (isnan(value) or round_to_single(value) == value):

@@ -3,9 +3,9 @@
 In: a typed tree, and the name of the database's encoding. Out: nothing. Raises RefusedError if the filter
 depends on bytes or codes of characters, or if its comparisons can have another result in UTF-8.
 
-pgsieve evaluates filters over UTF-8. In most encodings each character has its own counterpart in Unicode
-(PostgreSQL documentation, Supported Character Sets; src/backend/utils/mb/Unicode). `ENCODINGS` lists the
-exceptions.
+The publisher evaluates a filter over text in the database's encoding. pgsieve receives the text in UTF-8 and
+evaluates the filter over UTF-8. In most encodings each character has exactly one counterpart in Unicode (PostgreSQL
+documentation, Supported Character Sets; src/backend/utils/mb/Unicode). `ENCODINGS` says which encodings differ.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ UTF8: Final = "UTF8"
 class Encoding:
     """The properties of text in an encoding, compared with the same text in UTF-8.
 
-    - `same_characters`: each character is one character of Unicode.
+    - `same_characters`: each character of the encoding is one character of Unicode.
     - `same_bytes`: the text has the same bytes.
     - `same_codes`: characters have the same numbers as in Unicode.
     - `same_order`: texts have the same order under the collation C.
-    - `ambiguous`: the characters of Unicode that stand for several characters of the encoding. None means
-      that any character beyond ASCII may do so.
+    - `ambiguous`: the characters of Unicode that stand for several characters of the encoding. Texts that are
+      different in the encoding can be equal in Unicode because of them. None means that any character beyond ASCII
+      may be ambiguous.
     """
 
     same_characters: bool = False
@@ -62,11 +63,12 @@ ENCODINGS: Final = MappingProxyType(
     {
         UTF8: Encoding(same_characters=True, same_bytes=True, same_codes=True, same_order=True),
         "LATIN1": Encoding(same_characters=True, same_codes=True, same_order=True),
-        # The server does not convert. Each byte is a character, so a character of UTF-8 may be several.
+        # The server does not convert this encoding, and counts each byte as a character. So one character of UTF-8
+        # may count as several characters.
         "SQL_ASCII": Encoding(same_bytes=True, same_order=True),
         "EUC_JP": Encoding(same_characters=True, ambiguous=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
         "EUC_TW": Encoding(same_characters=True, ambiguous=None),
-        # Some of its characters are two characters of Unicode.
+        # Some characters of this encoding become two characters of Unicode.
         "EUC_JIS_2004": _UNKNOWN,
         **dict.fromkeys(
             (
@@ -79,19 +81,20 @@ ENCODINGS: Final = MappingProxyType(
     }
 )  # fmt: skip
 
-#: Functions that need the same bytes, codes or characters (varlena.c, oracle_compat.c).
+#: The functions whose results depend on the bytes, on the codes, or on the number of characters of a text
+#: (varlena.c, oracle_compat.c).
 _BYTE_FUNCTIONS: Final = frozenset(("textoctetlen", "bpcharoctetlen", "textbitlen", "md5_text"))
 _CODE_FUNCTIONS: Final = frozenset(("ascii", "chr"))
 _CHARACTER_FUNCTIONS: Final = frozenset((
     "textlen", "bpcharlen", "text_substr", "text_left", "text_right", "text_reverse", "lpad", "rpad", "textpos", "translate",
     "btrim", "ltrim", "rtrim", "textlike",
 ))  # fmt: skip
-#: Functions that search their first operand for the second, or for its characters.
+#: The functions that search their first operand for the second operand, or for the characters of the second operand.
 _SEARCH_FUNCTIONS: Final = frozenset((
     "textpos", "translate", "btrim", "ltrim", "rtrim", "textlike", "replace_text", "split_part", "text_starts_with",
     "arraycontains", "arraycontained", "arrayoverlap", "array_position",
 ))  # fmt: skip
-#: Functions with text as an operand or result that do not depend on the encoding.
+#: The functions whose operands or result are text, and whose result does not depend on the encoding.
 _INDEPENDENT_FUNCTIONS: Final = frozenset((
     "textcat", "repeat", "to_hex32", "to_hex64", "btrim1", "ltrim1", "rtrim1", "md5_bytea", "array_cardinality", "array_length",
     "array_lower", "array_ndims", "extract_date", "date_part_date", "extract_timestamp", "timestamp_part", "timestamp_trunc",
@@ -102,7 +105,7 @@ _ESCAPED_CHARACTER: Final = re.compile(r"\\x\{([0-9a-f]+)\}")
 
 
 def require_same_result(tree: Node, encoding: str) -> None:
-    """Refuse a filter whose result can differ between UTF-8 and the database's encoding."""
+    """Raise RefusedError if a filter's result can differ between UTF-8 and the database's encoding."""
     if encoding == UTF8:
         return
     traits = ENCODINGS.get(encoding, _UNKNOWN)
@@ -112,7 +115,10 @@ def require_same_result(tree: Node, encoding: str) -> None:
 
 
 def require_characters(encoding: str) -> None:
-    """Refuse to cut a constant to a number of characters if an encoding counts characters unlike Unicode."""
+    """Raise RefusedError if the encoding does not count characters as Unicode does.
+
+    The caller is about to shorten a constant to a number of characters.
+    """
     if not ENCODINGS.get(encoding, _UNKNOWN).same_characters:
         raise _encoding_error("its length", encoding)
 
@@ -128,7 +134,7 @@ def _all_nodes(node: Node) -> Iterator[Node]:
 
 
 def _difference(node: Node, traits: Encoding) -> str | None:
-    """The name of the construct that makes this node depend on the encoding, or None."""
+    """Return the name of a construct, for the message, if this node depends on the encoding; otherwise None."""
     match node:
         case Comparison(operator="=" | "<>", left=left, right=right):
             is_independent = _has_same_equality(traits, left, right)
@@ -170,16 +176,19 @@ def _is_function_independent(call: FunctionCall, traits: Encoding) -> bool:
 
 
 def _is_regex_independent(pattern: str, traits: Encoding) -> bool:
-    """Whether a pattern in RE2's syntax matches the same text; ranges depend on the codes of characters."""
+    """Whether a pattern in RE2's syntax matches the same texts in the encoding as in UTF-8.
+
+    A range such as [à-é] depends on the codes of characters.
+    """
     if not traits.same_characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.same_codes):
         return False
     return not any(_is_ambiguous(traits, chr(int(code, 16))) for code in _ESCAPED_CHARACTER.findall(pattern))
 
 
 def _has_same_equality(traits: Encoding, left: Node, right: Node) -> bool:
-    """Whether two values are equal in the encoding if, and only if, they are equal in UTF-8.
+    """Whether two values are equal in the encoding exactly if they are equal in UTF-8.
 
-    This holds if one of them has no ambiguous character.
+    This is so if one of the values has no ambiguous character.
     """
     return not (_is_text(left) and _is_text(right)) or any(_is_unambiguous(n, traits) for n in (left, right))
 

@@ -1,6 +1,7 @@
-"""Makes the nodes of a row filter's function calls, and of operators that expand to several nodes.
+"""Makes the nodes of function calls in a row filter, and of operators that become several nodes.
 
-In: nodes. Out: nodes. Raises RefusedError for operations without an exact counterpart in pgsieve.
+In: the nodes of the operands. Out: the node of the call. Raises RefusedError for operations without an exact
+counterpart in pgsieve.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ from pgsieve.decoding.wording import quantity
 
 
 def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
-    """AND or OR of the operands; operands with the same connective are merged into the result.
+    """Return AND or OR of the operands.
 
-    Without operands, AND is true and OR is false, as ALL and ANY are for an empty array.
+    If an operand is itself an AND or OR of the same kind, its operands are taken instead. AND of no operands is true
+    and OR of no operands is false, as ALL and ANY are for an empty array.
     """
     flat: list[Node] = []
     for operand in operands:
@@ -70,10 +72,10 @@ def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
 def row_comparison(
     operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...], major_version: int
 ) -> Node:
-    """Compare rows as a server of that version does.
+    """Compare two rows as a server of that version does.
 
-    <, <=, > and >= evaluate the pairs of fields only up to the first that differs or has a NULL
-    (PostgreSQL documentation, Row Constructor Comparison; ExecInterpExpr() in
+    For <, <=, > and >=, the server compares the pairs of fields from the left. It stops at the first pair that
+    differs or has a NULL (PostgreSQL documentation, Row Constructor Comparison; ExecInterpExpr() in
     src/backend/executor/execExprInterp.c).
     """
     pairs = list(zip(left, right, strict=True))
@@ -81,7 +83,7 @@ def row_comparison(
         return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
     plan = partial(planner_result, major_version=major_version)
     if any(any(map(tree_can_fail, pair)) and any(map(is_null, map(plan, pair))) for pair in pairs):
-        # The planner does not replace such a pair by NULL.
+        # The planner does not replace this pair by NULL, so PostgreSQL evaluates the field that can fail.
         raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that can fail")
     strict: Operator = "<" if operator in ("<", "<=") else ">"
 
@@ -96,14 +98,14 @@ def row_comparison(
 
 
 def builtin_call(name: str, operands: Sequence[Node], mappings: CaseMappings = ascii_only_mappings) -> Node:
-    """Return the call of a built-in function or operator by its SQL name."""
+    """Return the node of a call of the built-in function or operator with this SQL name."""
     procedure = procedures.resolve(name, [operand.type_oid for operand in operands])
     converted = tuple(map(coerce, operands, procedure.arguments))
     if procedure.name in ("lower", "upper", "initcap"):
         return case_change(cast("CaseFunction", procedure.name), converted[0], mappings)
-    require = _REQUIREMENTS.get(procedure.name)
-    if require is not None:
-        require(converted)
+    require_exact = _REQUIREMENTS.get(procedure.name)
+    if require_exact is not None:
+        require_exact(converted)
     digits = _result_digits(procedure.name, converted) if procedure.result == NUMERIC else None
     return FunctionCall(
         procedure.name, converted, procedure.can_fail, type_oid=procedure.result, digits=digits
@@ -124,9 +126,9 @@ def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Nod
     return builtin_call(operator, (left, right))
 
 
-# Fields that are NULL for an infinite date (datetime.c, NonFiniteTimestampTzPart).
+# The fields of EXTRACT that are NULL for an infinite date (datetime.c, NonFiniteTimestampTzPart).
 _BOUNDED_FIELDS: Final = frozenset(("day", "dow", "doy", "isodow", "month", "quarter", "week"))
-# Fields that are infinite for an infinite date.
+# The fields of EXTRACT that are infinite for an infinite date.
 _UNBOUNDED_FIELDS: Final = frozenset(
     ("year", "isoyear", "decade", "century", "millennium", "julian", "epoch")
 )
@@ -135,7 +137,7 @@ _CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds"
 _TRUNCATION_FIELDS: Final = frozenset(
     (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
-# PostgreSQL raises an error for a repeated or padded string beyond 1 GB; this limit stays far below.
+# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. With this count no string is.
 _MAX_COUNT: Final = 10_000
 
 
@@ -212,7 +214,7 @@ _REQUIREMENTS: Final = MappingProxyType(
 
 
 def each_element(subject: Node, array: Node, *, every: bool, compare: Callable[[Node, Node], Node]) -> Node:
-    """`subject operator ANY (array)`, or ALL if `every`, for an array other than ARRAY[…]."""
+    """Return `subject operator ANY (array)`, or ALL if `every`, for an array that is not written as ARRAY[…]."""
     element_oid = ELEMENT_OIDS[array.type_oid]
     element = Element(collations.element_collation(array), type_oid=element_oid, digits=array.digits)
     test = compare(subject, element)
@@ -226,7 +228,7 @@ def _array_operator(name: str, operands: Sequence[Node]) -> Node:
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENT_OIDS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)
     )
-    # The operator = makes the same demands on the types of both sides as these functions.
+    # These functions accept the same types of both sides as the operator =, and convert them in the same way.
     equality = comparison("=", left, right)
     return FunctionCall(name, (equality.left, equality.right), type_oid=BOOL)
 
@@ -282,12 +284,14 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
     "<@": (2, 2, partial(_array_operator, "arraycontained")),
     "&&": (2, 2, partial(_array_operator, "arrayoverlap")),
 }
-"""Functions with a node of their own: the least and the most arguments, and the function that makes the node.
+"""The functions that do not become a plain `FunctionCall`.
+
+Maps the SQL name to the least and the greatest number of arguments, and to the function that makes the node.
 """
 
 
 def function_node(name: str, operands: list[Node], mappings: CaseMappings = ascii_only_mappings) -> Node:
-    """Return the node of a function call, or of a binary operator that works like one."""
+    """Return the node of a function call, or of a binary operator that stands for a function."""
     rule = FUNCTIONS.get(name)
     if rule is None:
         return builtin_call(name, operands, mappings)

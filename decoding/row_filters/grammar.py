@@ -1,8 +1,8 @@
 """Parses a row filter with sqlglot, and accepts only text that PostgreSQL's grammar parses in the same way.
 
-In: text. Out: sqlglot's tree, whose operators bind as in gram.y, and functions that read its parts. Raises
-RefusedError if PostgreSQL may parse the text differently, and InvalidSyntaxError if the text is not a single
-expression.
+In: text. Out: sqlglot's tree, in which operators bind as in PostgreSQL's gram.y. Other functions of the module read
+parts of this tree. Raises RefusedError if PostgreSQL may parse the text differently, and InvalidSyntaxError if the
+text is not a single expression.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _XML_FUNCTIONS: Final = frozenset(
 
 
 def _call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
-    present = [argument for argument in arguments if argument is not None]
-    return exp.Anonymous(this=name, expressions=present)
+    call_arguments = [argument for argument in arguments if argument is not None]
+    return exp.Anonymous(this=name, expressions=call_arguments)
 
 
 class _FilterDialect(Postgres):
-    """sqlglot's PostgreSQL dialect, which here keeps each function as it is written."""
+    """sqlglot's PostgreSQL dialect, changed so that each function keeps the name that the text has."""
 
     class Tokenizer(Postgres.Tokenizer):
-        """Takes ALTER, DROP and the like for names: PostgreSQL allows them as unquoted column names."""
+        """Takes ALTER, DROP and some other words for names, because PostgreSQL allows them as unquoted column names."""
 
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token
@@ -139,10 +139,10 @@ _OPERATORS = frozenset(
     ]
 )
 
-# The operator's precedence (PostgreSQL documentation, Operator Precedence), then the least precedence that
-# its left and its right operand may have. sqlglot binds some operators differently, so `operand` checks these
-# figures. sqlglot also parses ~~ as LIKE. As ~~ binds tighter than LIKE, operands of LIKE must bind tighter
-# than both.
+# Three numbers for each operator: its precedence (PostgreSQL documentation, Operator Precedence), the least
+# precedence that its left operand may have, and the least precedence that its right operand may have. sqlglot binds
+# some operators differently, so `operand` checks these numbers. sqlglot does not distinguish ~~ from LIKE, and ~~
+# binds tighter. So an operand of LIKE must bind tighter than both operators.
 _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Or: (1, 1, 2),
     exp.And: (2, 2, 3),
@@ -154,7 +154,7 @@ _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     **dict.fromkeys((exp.Between, exp.In), (6, 7, 7)),
     exp.Escape: (6, 6, 8),
     **dict.fromkeys((exp.Like, exp.ILike, exp.SimilarTo), (6, 8, 8)),
-    # All operators that gram.y does not name have the same precedence.
+    # gram.y has one precedence for all operators that it does not name.
     **dict.fromkeys(
         (
             *(exp.DPipe, exp.RegexpLike, exp.RegexpILike, exp.StartsWith, exp.BitwiseAnd, exp.BitwiseOr),
@@ -206,7 +206,7 @@ def _is_operator(token: Token) -> bool:
 
 
 def _operators(tokens: Sequence[Token]) -> Iterator[str]:
-    """The operators among the tokens; an operator such as !~ is two tokens of sqlglot."""
+    """Yield the operators among the tokens; sqlglot divides an operator such as !~ into two tokens."""
     negation: Token | None = None
     for token in filter(_is_operator, tokens):
         is_joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
@@ -222,7 +222,7 @@ def _operators(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def strip_parentheses(part: exp.Expr) -> exp.Expr:
-    """The expression inside any number of parentheses."""
+    """Return the expression inside any number of parentheses."""
     while isinstance(part, exp.Paren):
         part = part.this
     return part
@@ -231,7 +231,7 @@ def strip_parentheses(part: exp.Expr) -> exp.Expr:
 def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
     """Return an operand without its parentheses.
 
-    Raises RefusedError for an operand without parentheses that PostgreSQL may bind differently.
+    Raises RefusedError if the operand has no parentheses, and PostgreSQL may bind it to another operator.
     """
     precedence = _PRECEDENCE.get(type(part), _PRIMARY_PRECEDENCE)[0]
     if precedence < _PRECEDENCE.get(type(parent), _PRIMARY_PRECEDENCE)[2 if right else 1]:
@@ -261,12 +261,12 @@ def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
 
 
 def interval_text(part: exp.Interval) -> str:
-    """The text of an interval constant, which sqlglot splits into a number and a unit."""
+    """Return the text of an interval constant; sqlglot divides this text into a number and a unit."""
     return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
 
 
 def quantified_operand(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
-    """Return (is ALL, array) for ANY (array) and ALL (array), None for other expressions."""
+    """Return whether an expression is ALL (array), and its array; None if it is neither ANY (array) nor ALL (array)."""
     if isinstance(part, exp.Any | exp.All):
         return isinstance(part, exp.All), part.this
     if (

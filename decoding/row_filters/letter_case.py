@@ -3,9 +3,9 @@
 In: the server's result for each character. Out: a `CaseMapping`, with which row filters change the case of
 letters as the server does. Raises nothing.
 
-libc's and the builtin collations map each character by itself (formatting.c, pg_locale_libc.c,
-pg_locale_builtin.c). initcap also depends on whether the previous character belongs to a word. A collation
-with other rules has no mapping, but a reason in `refusal`.
+The collations of libc and the builtin collations change each character by itself (formatting.c, pg_locale_libc.c,
+pg_locale_builtin.c). Only initcap also depends on the character before: it treats the first character of a word in
+another way. A collation with other rules has no mapping. Its `CaseMapping` has the reason in `refusal`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 CaseFunction: TypeAlias = Literal["lower", "upper", "initcap"]
-#: The characters that change, and a string of their results in the same order.
+#: Two strings of the same length: the characters that change, and the characters that they become.
 Changes: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The rules of initcap: `first` applies to the first character of a word, `rest` to all others.
+    """The rules of initcap: `first` applies to the first character of a word, `rest` to all other characters.
 
-    `members` has the ranges of word characters: the first and the last character of each range.
+    `members` has the ranges of the characters that belong to words: the first and the last character of each range.
     """
 
     first: Changes
@@ -36,10 +36,10 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class CaseMapping:
-    """The case of letters under one collation; it lists only characters that change.
+    """How the case of letters changes under one collation. Characters that do not change are not listed.
 
-    `words` is None if the server was not asked for initcap. `refusal` is the reason why there is no mapping,
-    or ''.
+    `words` is None if the server was not asked for initcap. `refusal` is the reason why the collation has no mapping,
+    or '' if it has one.
     """
 
     lower: Changes = ("", "")
@@ -48,21 +48,24 @@ class CaseMapping:
     refusal: str = ""
 
     def change(self, function: CaseFunction, text: str) -> str:
-        """Return the text as lower, upper or initcap changes it."""
+        """Return the result of lower, upper or initcap for a text."""
         if function == "initcap":
             return _capitalize(self.words, text) if self.words is not None else text
         return text.translate(_translation_table(self.lower if function == "lower" else self.upper))
 
     def variants(self, character: str) -> str:
-        """The characters that a character of a regular expression matches if case is ignored.
+        """Return the characters that a character of a regular expression matches if case is ignored.
 
-        A title case letter, which is neither lower nor upper, does not match itself (allcases() in
-        src/backend/regex/regc_locale.c).
+        These are its lower case and its upper case. So a title case letter, which is neither of both, does not match
+        itself (allcases() in src/backend/regex/regc_locale.c).
         """
         return "".join(dict.fromkeys((self.change("lower", character), self.change("upper", character))))
 
     def variants_of_range(self, first: str, last: str) -> str:
-        """The characters outside a range that match a variant in it (range() in regc_locale.c)."""
+        """Return the characters outside a range that the range matches if case is ignored.
+
+        These are the lower and upper case of the characters in the range (range() in regc_locale.c).
+        """
         mappings = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
         variants = {
             mapped_character
@@ -73,7 +76,7 @@ class CaseMapping:
         return "".join(sorted(variant for variant in variants if not first <= variant <= last))
 
     def has_english_ascii_case(self) -> bool:
-        """Whether ASCII letters change case as in English; in Turkish they do not."""
+        """Whether ASCII letters change case as in English. In Turkish, for example, they do not."""
         text = "".join(map(chr, range(1, 128)))
         return (self.change("lower", text), self.change("upper", text)) == (text.lower(), text.upper())
 
@@ -85,17 +88,21 @@ ASCII: Final = CaseMapping(
 )
 """The mapping of the collations C and POSIX, which have no letters beyond ASCII."""
 
-#: Returns the mapping of a collation of pg_catalog for a function; None if the server was not asked for it.
+#: A function that returns the mapping of a collation of pg_catalog for a case function. It returns None if the
+#: server was not asked for this mapping.
 CaseMappings: TypeAlias = Callable[[str, CaseFunction], CaseMapping | None]
 
 
 def ascii_only_mappings(collation: str, _function: CaseFunction) -> CaseMapping | None:
-    """Return the mapping of C and POSIX, which need no server; None for other collations."""
+    """Return the mapping of C and POSIX, for which no server must be asked; None for other collations."""
     return ASCII if collation in ("C", "POSIX") else None
 
 
 def server_mappings(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
-    """Return the mappings that the server returned, by collation, and those of C and POSIX."""
+    """Return a function that finds a collation's mapping among those from the server, or that of C and POSIX.
+
+    `recorded` has the mappings that the server returned, by collation.
+    """
 
     def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
         answer = recorded.get(collation)
@@ -107,20 +114,23 @@ def server_mappings(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
 
 
 class MappingRequests:
-    """Records requests for mappings: `collations` says of each collation whether initcap was requested."""
+    """Records which mappings a filter asks for.
+
+    `collations` maps each requested collation to whether the filter also asked for initcap.
+    """
 
     def __init__(self) -> None:
         self.collations: dict[str, bool] = {}
 
     def __call__(self, collation: str, function: CaseFunction) -> CaseMapping:
-        """Record the request, and return a mapping in place of the server's."""
+        """Record the request, and return the mapping of C, because the server's mapping is not known yet."""
         if ascii_only_mappings(collation, function) is None:
             self.collations[collation] = self.collations.get(collation, False) or function == "initcap"
         return ASCII
 
 
 def character_ranges(characters: str) -> str:
-    """Return ascending characters as ranges: the first and the last character of each range."""
+    """Convert ascending characters to ranges: a string of the first and the last character of each range."""
     bounds: list[str] = []
     for character in characters:
         if bounds and ord(bounds[-1]) == ord(character) - 1:
@@ -130,8 +140,8 @@ def character_ranges(characters: str) -> str:
     return "".join(bounds)
 
 
-#: Replaces functools.cache. Spark would send a cached function to the executors by name, and they may lack
-#: pgsieve.
+#: This dictionary does what functools.cache would do. But Spark sends a function with functools.cache to the executors
+#: by its name, and an executor may not have pgsieve.
 _TRANSLATION_TABLES: Final[dict[Changes, Mapping[int, str]]] = {}
 
 

@@ -1,7 +1,8 @@
-"""The typed tree of a row filter: `analysis` makes it, `evaluation.compiler` compiles it.
+"""The typed tree of a row filter: `analysis` makes the tree, and `evaluation.compiler` compiles it.
 
-Nodes are immutable. Each has the oid of its PostgreSQL type; a numeric node may also have `digits` that fit
-all its values. Implicit conversions of PostgreSQL are `Cast` nodes, so the compiler needs no type rules.
+Nodes are immutable. Each node has the oid of its PostgreSQL type. A numeric node may also have `digits`: a precision
+and a scale that fit all of its values. PostgreSQL's implicit conversions are `Cast` nodes, so the compiler needs no
+type rules.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMapping
 
-# pg_type.dat. A filter may use other types only in IS NULL.
+# The oids of types, from pg_type.dat. A filter may use columns of other types only in IS NULL.
 BOOL, BYTEA, INT8, INT2, INT4, TEXT = 16, 17, 20, 21, 23, 25
 FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 700, 701, 705, 1042, 1043
 DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, NUMERIC, UUID = 1082, 1083, 1114, 1184, 1186, 1700, 2950
@@ -34,7 +35,7 @@ class Interval:
 
 
 def comparison_microseconds(interval: Interval) -> int:
-    """The microseconds by which an interval is compared: a month has 30 days, a day 24 hours.
+    """Return an interval as the microseconds that PostgreSQL compares; a month has 30 days and a day 24 hours.
 
     Source: interval_cmp_value in timestamp.c.
     """
@@ -56,7 +57,7 @@ Operator: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">="]
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Precision and scale of a decimal type: `precision` digits in all, `scale` of them after the point."""
+    """The precision and scale of a decimal type: it has `precision` digits, of which `scale` are after the point."""
 
     precision: int
     scale: int
@@ -65,23 +66,29 @@ class Digits:
 
     @staticmethod
     def before_and_after_point(integral: int, scale: int) -> Digits | None:
-        """`integral` digits before the point and `scale` after it; None if these exceed MAX_PRECISION."""
+        """Return `integral` digits before the point and `scale` digits after it.
+
+        Returns None if these are more than MAX_PRECISION.
+        """
         precision = max(integral + scale, 1)
         return Digits(precision, scale) if precision <= Digits.MAX_PRECISION else None
 
     @property
     def integral(self) -> int:
-        """Digits before the point."""
+        """The number of digits before the point."""
         return self.precision - self.scale
 
 
 INTEGER_DIGITS = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
 
 
-def common_digits(several: Iterator[Digits | None]) -> Digits | None:
-    """Digits that fit the values of all; None if these exceed the maximum or if one has none."""
+def common_digits(operands: Iterator[Digits | None]) -> Digits | None:
+    """Return digits that fit the values of all operands.
+
+    Returns None if an operand has no digits, or if the digits exceed MAX_PRECISION.
+    """
     integral = scale = 0
-    for digits in several:
+    for digits in operands:
         if digits is None:
             return None
         integral, scale = max(integral, digits.integral), max(scale, digits.scale)
@@ -90,9 +97,9 @@ def common_digits(several: Iterator[Digits | None]) -> Digits | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An expression. Only a numeric or an array of numerics may have `digits`.
+    """An expression.
 
-    A numeric column without digits has text in Arrow.
+    Only a numeric or an array of numerics may have `digits`. A numeric without digits is text in Arrow.
     """
 
     type_oid: int
@@ -116,9 +123,10 @@ class ColumnValue(Node):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Node):
-    """A constant. A timestamptz is in UTC; a timestamp has no zone.
+    """A constant.
 
-    The value of a numeric is a Decimal, also for NaN and infinities.
+    The value of a timestamptz is in UTC, and the value of a timestamp has no time zone. The value of a numeric is a
+    Decimal, also for NaN and infinities.
     """
 
     value: ConstantValue
@@ -144,7 +152,7 @@ class Collate(Node):
 class Comparison(Predicate):
     """`left operator right`, or NULL if a side is NULL.
 
-    Both sides have one type, or are a date and a timestamp.
+    Both sides have the same type, or one is a date and the other a timestamp.
     """
 
     operator: Operator
@@ -170,7 +178,7 @@ class Logical(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Not(Predicate):
-    """NOT."""
+    """NOT: true if the operand is false, and NULL if the operand is NULL."""
 
     operand: Node
 
@@ -184,7 +192,7 @@ class IsNull(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class IsTruth(Predicate):
-    """IS TRUE or IS FALSE: never NULL."""
+    """IS TRUE or IS FALSE, which are never NULL."""
 
     operand: Node
     truth: bool
@@ -222,7 +230,7 @@ class Arithmetic(Node):
 class FunctionCall(Node):
     """A call of a built-in function of PostgreSQL, named by its `prosrc` in pg_proc.
 
-    The result is NULL if an operand is NULL. `can_fail`: the function raises an error for some values.
+    The result is NULL if an operand is NULL. `can_fail` says that the function raises an error for some values.
     """
 
     name: str
@@ -232,7 +240,7 @@ class FunctionCall(Node):
 
 @dataclass(frozen=True, slots=True)
 class CaseChange(Node):
-    """lower, upper or initcap, under the collation of `mapping`."""
+    """A call of lower, upper or initcap; `mapping` says which letters change under the operand's collation."""
 
     function: CaseFunction
     operand: Node
@@ -248,7 +256,7 @@ class Array(Node):
 
 @dataclass(frozen=True, slots=True)
 class Element(Node):
-    """An element of the array of the enclosing `EachElement`."""
+    """Stands for one element of an array: in an `EachElement` for each element in turn."""
 
     collation: str = ""
 
@@ -281,7 +289,7 @@ class Extreme(Node):
 
 @dataclass(frozen=True, slots=True)
 class NullIf(Node):
-    """NULLIF: NULL if both are equal, else `left`."""
+    """NULLIF: NULL if both operands are equal, else `left`."""
 
     left: Node
     right: Node
@@ -327,7 +335,7 @@ def is_null(node: Node) -> bool:
 
 
 def node_can_fail(node: Node) -> bool:
-    """Whether this node can raise an error, such as an overflow, once its operands are evaluated."""
+    """Whether this node itself can raise an error, such as an overflow; its operands do not count."""
     match node:
         case Arithmetic(operator=operator):
             return node.type_oid != NUMERIC or operator in "/%"
@@ -340,7 +348,7 @@ def node_can_fail(node: Node) -> bool:
 
 
 def tree_can_fail(node: Node) -> bool:
-    """Whether the evaluation of an expression, with its operands, can raise an error."""
+    """Whether a node or any node below it can raise an error."""
     return node_can_fail(node) or any(tree_can_fail(child) for child in children(node))
 
 
@@ -354,7 +362,7 @@ def _cast_can_fail(operand: Node, node: Cast) -> bool:
     if target == DATE or source == TIME:
         return False
     if {source, target} <= {NUMERIC, *FLOATS}:
-        # A numeric with digits fits into double precision, but may be out of real's range.
+        # A numeric with digits fits into double precision, but it may be out of the range of real.
         return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
             target == FLOAT4 or operand.digits is None
         )

@@ -1,11 +1,12 @@
 """Arithmetic on PostgreSQL's numeric: any number of digits, NaN, infinities, and display scales.
 
-In: Decimals whose negated exponent is the display scale. Out: Decimals of the same form. Raises NumericError
-with PostgreSQL's message and SQLSTATE if the server raises an error, and without SQLSTATE if the result
-depends on the server's version.
+In: Decimals; the negated exponent of a Decimal is its display scale. Out: Decimals of the same form. Raises
+NumericError with PostgreSQL's message and SQLSTATE if the server raises an error. Raises NumericError without
+SQLSTATE if the result depends on the server's version.
 
-The rules are those of src/backend/utils/adt/numeric.c. A sum has the greater scale of its operands, a product
-the sum of their scales, a quotient the scale of `_quotient_scale`. Results round half away from zero.
+The rules are those of src/backend/utils/adt/numeric.c. The scale of a sum is the greater scale of its operands. The
+scale of a product is the sum of their scales. `_quotient_scale` has the rule for quotients. Results are rounded half
+away from zero.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
 
-# Enough digits for every numeric, and for a product of two.
+# This precision is enough for every numeric, and for the product of two numerics.
 _EXACT_CONTEXT: Final = Context(prec=400_000, rounding=ROUND_HALF_UP, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _MAX_SCALE: Final = 16_383  # NUMERIC_DSCALE_MAX
 _MAX_INTEGRAL_DIGITS: Final = 131_072  # digits before the point
@@ -37,7 +38,7 @@ _DIGITS_PER_BASE_DIGIT: Final = 4  # DEC_DIGITS: numeric stores digits of base 1
 
 
 class NumericError(PgsieveError):
-    """PostgreSQL refuses to evaluate a numeric expression, or the result depends on its version."""
+    """PostgreSQL raises an error for a numeric expression, or its result depends on PostgreSQL's version."""
 
 
 def _division_by_zero() -> NumericError:
@@ -49,24 +50,30 @@ def _overflow() -> NumericError:
 
 
 def decimal_from_text(text: str) -> Decimal:
-    """The numeric that a text spells."""
+    """Return the numeric that a text stands for."""
     return Decimal(text)
 
 
 def expand_exponent(value: Decimal) -> Decimal:
-    """The same number without a positive exponent, which this module's functions do not accept."""
+    """Return the same number without a positive exponent.
+
+    The functions of this module do not accept a positive exponent, such as that of Decimal("1E+3").
+    """
     return _to_scale(value, _scale(value)) if value.is_finite() else value
 
 
 def numeric_text(value: Decimal) -> str:
-    """The text that numeric_out prints; zero has no sign."""
+    """Return the text that numeric_out prints."""
     if not value.is_finite():
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
     return format(_require_range(value), "f")
 
 
 def _require_range(value: Decimal) -> Decimal:
-    """Return a result, zero without a sign; raises NumericError if it is out of numeric's range."""
+    """Return a result; raises NumericError if it is out of the range of numeric.
+
+    Zero loses its sign, because numeric has no negative zero.
+    """
     if not value:
         return value.copy_abs()
     if value.is_finite() and value.adjusted() >= _MAX_INTEGRAL_DIGITS:
@@ -110,7 +117,10 @@ def _first_base_digit(value: Decimal) -> tuple[int, int]:
 
 
 def _quotient_scale(left: Decimal, right: Decimal) -> int:
-    """Return a quotient's scale: at least 16 significant digits, and at least each operand's scale."""
+    """Return the scale of a quotient.
+
+    The quotient gets at least 16 significant digits, and at least the scale of each operand (select_div_scale()).
+    """
     (left_weight, left_digit), (right_weight, right_digit) = _first_base_digit(left), _first_base_digit(right)
     weight = left_weight - right_weight - (left_digit <= right_digit)
     scale = max(_MIN_SIGNIFICANT_DIGITS - weight * _DIGITS_PER_BASE_DIGIT, _scale(left), _scale(right), 0)
@@ -122,7 +132,7 @@ def _scaled_integer(value: Decimal, scale: int) -> int:
 
 
 def _rounded_ratio(left: int, right: int) -> int:
-    """Divide and round half away from zero."""
+    """Divide two integers, and round the quotient half away from zero."""
     quotient, remainder = divmod(abs(left), abs(right))
     quotient += 2 * remainder >= abs(right)
     return quotient if (left < 0) == (right < 0) else -quotient
@@ -193,7 +203,7 @@ def _square_root(value: Decimal) -> Decimal:
         raise NumericError("cannot take square root of a negative number", sqlstate="2201F")
     if value.is_infinite():
         return value
-    # The root's weight in decimal digits, from the argument's in base 10000 (numeric_sqrt).
+    # The weight of the root in decimal digits, computed from the argument's weight in base 10000 (numeric_sqrt).
     base = value.adjusted() // _DIGITS_PER_BASE_DIGIT if value else 0
     weight = (
         base * _DIGITS_PER_BASE_DIGIT // 2 + 1 if base >= 0 else 1 - (1 - base * _DIGITS_PER_BASE_DIGIT) // 2
@@ -203,7 +213,7 @@ def _square_root(value: Decimal) -> Decimal:
 
 
 def _root_to_scale(value: Decimal, scale: int) -> int:
-    # The integer root has one digit more than the scale; the last line rounds by that digit.
+    # The integer root has one digit more than the scale. The last line rounds this digit off.
     shifted = int(_to_scale(value, max(_scale(value), 0)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
     return (isqrt(shifted) + 5) // 10
 
@@ -216,7 +226,7 @@ def _sign(value: Decimal) -> Decimal:
     return Decimal((value > 0) - (value < 0))
 
 
-# The most digits to which PostgreSQL before 18 rounds; later versions allow more.
+# PostgreSQL before 18 rounds to at most this number of digits. Later versions allow more.
 _MAX_ROUNDING_DIGITS: Final = 2_000
 
 
@@ -244,12 +254,15 @@ def _trim_scale(value: Decimal) -> Decimal:
 
 
 def rank(value: Decimal) -> tuple[bool, Decimal]:
-    """The sort key of numerics: NaN equals NaN, and sorts after every other value."""
+    """Return the sort key of a numeric: NaN equals NaN, and comes after every other value."""
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
 
 def _propagate_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """Return a function whose result is NaN if an operand is NaN, and is checked for numeric's range."""
+    """Return the function with two additions.
+
+    The result is NaN if an operand is NaN. NumericError is raised if the result is out of the range of numeric.
+    """
 
     def apply(*operands: Decimal | int) -> Decimal:
         if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):
@@ -281,7 +294,7 @@ def _to_integer(bits: int, name: str) -> Callable[[Decimal], int]:
 
 
 def _apply_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
-    """Return the numeric as `numeric(precision, scale)`; raises NumericError if it does not fit."""
+    """Cast a numeric to `numeric(precision, scale)`; raises NumericError if it does not fit."""
     rounded = value if value.is_infinite() else _round_to_scale(ROUND_HALF_UP)(value, scale)
     if value.is_infinite() or (rounded and rounded.adjusted() >= precision - scale):
         raise NumericError("numeric field overflow", sqlstate="22003")
@@ -289,7 +302,10 @@ def _apply_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
 
 
 def _from_float(significant: int) -> Callable[[float], Decimal]:
-    """Return the conversion of real (6 significant digits) or double precision (15) to numeric."""
+    """Return the conversion of real or double precision to numeric.
+
+    PostgreSQL keeps 6 significant digits of a real, and 15 of a double precision number.
+    """
 
     def convert(value: float) -> Decimal:
         # float8_numeric prints with %.15g, and reads the result.
@@ -323,7 +339,7 @@ DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyTyp
         "float8_numeric": _from_float(15),
     }
 )
-"""Functions whose result is numeric, by `prosrc`."""
+"""The functions whose result is numeric, by `prosrc`."""
 
 DECIMAL_TO_INTEGER: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyType(
     {
@@ -334,4 +350,4 @@ DECIMAL_TO_INTEGER: Final[Mapping[str, Callable[[Decimal], int | None]]] = Mappi
         "numeric_int8": _to_integer(64, "bigint"),
     }
 )
-"""Functions from a numeric to an integer, by `prosrc`; their result may be NULL."""
+"""The functions from a numeric to an integer, by `prosrc`. Their result can be NULL."""

@@ -1,4 +1,4 @@
-"""PostgreSQL's counterparts of sqlglot's tree classes: the names of operators, the oids of types."""
+"""PostgreSQL's names of operators and oids of types for the classes of sqlglot's tree."""
 
 from __future__ import annotations
 
@@ -64,5 +64,8 @@ _SUPPORTED_ARGUMENTS: Final[dict[type[exp.Expr], frozenset[str]]] = {
 
 
 def supported_arguments(part: type[exp.Expr]) -> frozenset[str]:
-    """The arguments of a class that the analysis reads; it refuses a part with other arguments."""
+    """Return the arguments of a class of sqlglot that the analysis reads.
+
+    If a part of a filter has other arguments, the analysis refuses the filter.
+    """
     return _SUPPORTED_ARGUMENTS.get(part, _BINARY)

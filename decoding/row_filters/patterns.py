@@ -1,7 +1,7 @@
 """LIKE, ILIKE and regular expressions of a row filter.
 
-In: the nodes of a string and of its pattern. Out: nodes. Raises RefusedError for a pattern that pgsieve
-cannot match exactly as PostgreSQL does.
+In: the nodes of a string and of the pattern. Out: the node of the match. Raises RefusedError for a pattern that
+pgsieve cannot match exactly as PostgreSQL does.
 
 PostgreSQL documentation, Pattern Matching.
 """
@@ -42,16 +42,16 @@ def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
 def like(
     operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: CaseMappings | None = None
 ) -> Node:
-    """`operand LIKE pattern ESCAPE escape`, or ILIKE if `ignore_case` is given.
+    """Return `operand LIKE pattern ESCAPE escape`; or ILIKE if `ignore_case` has the case mappings of collations.
 
-    For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it does so character by
-    character, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
+    For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it changes one character after
+    the other while it matches, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
     """
     operand, pattern = _operands("LIKE", operand, pattern)
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
-        # Not a call of lower(), which would lose the padding of character(n): ILIKE keeps it (bpchariclike).
+        # A call of lower() would remove the padding of character(n). ILIKE keeps the padding (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
         if escape != "\\":
@@ -65,22 +65,22 @@ def like(
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
     canonical = _canonical_pattern(text, escape)
-    # PostgreSQL replaces the escape character before it changes the case (like_escape).
-    final = "".join(_escape_with_backslash(text, escape)) if canonical is None else canonical
+    # PostgreSQL replaces the escape character by a backslash (like_escape) before it changes the case.
+    final_text = "".join(_escape_with_backslash(text, escape)) if canonical is None else canonical
     if mapping is not None:
-        final = mapping.change("lower", final)
-    return (
-        _textlike_call(operand, Constant(final, type_oid=TEXT)) if canonical is None else Like(operand, final)
-    )
+        final_text = mapping.change("lower", final_text)
+    if canonical is None:
+        return _textlike_call(operand, Constant(final_text, type_oid=TEXT))
+    return Like(operand, final_text)
 
 
 def _textlike_call(operand: Node, pattern: Node) -> FunctionCall:
-    """A match that can fail: its pattern depends on the row, or ends with the escape character."""
+    """Return a match that can fail, because the pattern depends on the row or ends with the escape character."""
     return FunctionCall("textlike", (operand, pattern), can_fail=True, type_oid=BOOL)
 
 
 def _escape_with_backslash(pattern: str, escape: str) -> Iterator[str]:
-    """The same pattern with the backslash as its escape character."""
+    """Yield the parts of the same pattern with the backslash as its escape character."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:
@@ -90,9 +90,9 @@ def _escape_with_backslash(pattern: str, escape: str) -> Iterator[str]:
 
 
 def _canonical_pattern(pattern: str, escape: str) -> str | None:
-    """The same pattern with a backslash only before a literal %, _ or backslash.
+    """Return the same pattern with a backslash only before a literal %, _ or backslash.
 
-    None if the pattern ends with its escape character.
+    Returns None if the pattern ends with its escape character.
     """
     parts = []
     characters = iter(pattern)
@@ -106,14 +106,15 @@ def _canonical_pattern(pattern: str, escape: str) -> str | None:
 
 
 def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = None) -> Node:
-    """`operand ~ pattern`, or ~* if `ignore_case` is given."""
+    """Return `operand ~ pattern`; or `operand ~* pattern` if `ignore_case` has the case mappings of collations."""
     operand, pattern = _operands("~", operand, pattern)
     ascii_letters = collations.has_ascii_letters((operand, pattern))
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
         if not mapping.has_english_ascii_case():
-            # Under some collations, regular expressions treat ASCII letters as C does (regc_pg_locale.c).
+            # Under some of these collations, regular expressions change ASCII letters as the collation C does
+            # (regc_pg_locale.c). pgsieve does not know under which.
             raise RefusedError("its collation does not change the case of ASCII letters as English does")
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")

@@ -1,9 +1,11 @@
 """The built-in functions and operators that a row filter may call, as pg_proc and pg_operator list them.
 
 In: a name and the types of the arguments. Out: the `Procedure` that PostgreSQL would call (PostgreSQL
-documentation, Type Conversion of Operators and Functions; func_select_candidate in parse_func.c). Raises
-RefusedError if no procedure or several accept these types, or if pgsieve does not evaluate the procedure. All
-procedures are immutable and strict.
+documentation, Type Conversion of Operators and Functions; func_select_candidate in parse_func.c). All procedures are
+immutable and strict.
+
+Raises RefusedError if no procedure accepts these types, if PostgreSQL could choose between several procedures, or if
+pgsieve does not evaluate the procedure that PostgreSQL chooses.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from pgsieve.decoding.row_filters.nodes import (
     VARCHAR,
 )
 
-# Each line: the name, the function (prosrc), the types of its arguments, the type of its result. `!` marks a
-# function that fails for some values. `-` stands for a function that PostgreSQL may choose, but that pgsieve
-# does not evaluate.
+# Each line has the SQL name, the function (prosrc), the types of its arguments, and the type of its result. `!` marks
+# a function that raises an error for some values. `-` in the second column stands for a function that PostgreSQL may
+# choose, but that pgsieve does not evaluate.
 _PROCEDURE_TABLE: Final = """
 abs             numeric_abs             numeric -> numeric
 abs             int2abs!                int2 -> int2
@@ -216,7 +218,7 @@ _OIDS: Final = {
     "timestamp": TIMESTAMP, "timestamptz": TIMESTAMPTZ, "interval": INTERVAL, "name": 19, "macaddr": 829,
 }  # fmt: skip
 
-# Implicit casts (pg_cast), except from unknown.
+# Maps a type to the types that PostgreSQL casts it to implicitly (pg_cast). Casts of quoted constants are not listed.
 _IMPLICIT_CASTS: Final = {
     INT2: {INT4, INT8, NUMERIC, FLOAT4, FLOAT8},
     INT4: {INT8, NUMERIC, FLOAT4, FLOAT8},
@@ -233,7 +235,11 @@ _PREFERRED_TYPES: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """A function of pg_proc: its `prosrc`, the oids of its types, and whether it fails for some values."""
+    """A function of pg_proc.
+
+    `name` is its `prosrc`. `arguments` and `result` are oids of types. `can_fail` says that the function raises an
+    error for some values.
+    """
 
     name: str
     arguments: tuple[int, ...]
@@ -241,14 +247,17 @@ class Procedure:
     can_fail: bool
 
     def accepts(self, types: Sequence[int]) -> bool:
-        """Whether arguments of these types can be passed, with implicit casts where needed."""
+        """Whether the function can be called with arguments of these types, with implicit casts if needed."""
         return len(types) == len(self.arguments) and all(
             actual in (expected_type, UNKNOWN) or expected_type in _IMPLICIT_CASTS.get(actual, ())
             for actual, expected_type in zip(types, self.arguments, strict=True)
         )
 
     def count_matches(self, types: Sequence[int], *, preferred: bool) -> int:
-        """Count the arguments that need no conversion; `preferred` adds conversions to a preferred type."""
+        """Count the arguments that need no conversion.
+
+        With `preferred`, arguments that are converted to a preferred type of PostgreSQL (such as float8) count, too.
+        """
         return sum(
             actual == expected_type or (preferred and expected_type in _PREFERRED_TYPES)
             for actual, expected_type in zip(types, self.arguments, strict=True)
@@ -270,7 +279,7 @@ def _procedures_by_name() -> dict[str, tuple[Procedure, ...]]:
     return procedures
 
 
-#: The candidates of each name.
+#: Maps a SQL name to all functions with this name.
 PROCEDURES: Final = MappingProxyType(_procedures_by_name())
 
 
@@ -282,10 +291,11 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
     # varchar has no functions of its own: it is binary-coercible to text.
     types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
     if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
-        # PostgreSQL first assumes that an operator's unknown side has the other side's type.
-        one_type = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
-        exact = [candidate for candidate in candidates if candidate.arguments == one_type]
-        candidates = tuple(exact) or candidates
+        # If one side of an operator is a quoted constant, PostgreSQL first assumes that it has the type of the other
+        # side.
+        same_types = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
+        exact_candidates = [candidate for candidate in candidates if candidate.arguments == same_types]
+        candidates = tuple(exact_candidates) or candidates
     accepting = [candidate for candidate in candidates if candidate.accepts(types)]
     for preferred in (False, True):
         most_matches = max(
@@ -305,7 +315,7 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
         raise RefusedError(
             f"{name} has no exact counterpart in pgsieve for these types of arguments, or they need a cast"
         )
-    (chosen,) = accepting
-    if chosen.name == "-":
+    (procedure,) = accepting
+    if procedure.name == "-":
         raise RefusedError(f"{name} has no exact counterpart in pgsieve for these types of arguments")
-    return chosen
+    return procedure

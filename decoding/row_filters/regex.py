@@ -1,11 +1,11 @@
-"""Translates PostgreSQL's regular expressions into those of RE2, which Arrow uses.
+"""Translates PostgreSQL's regular expressions into regular expressions of RE2, the library that Arrow uses.
 
-In: a constant pattern. Out: RE2's pattern. Raises RefusedError with the name of a construct that RE2 lacks,
-that depends on a locale, or that PostgreSQL would not compile.
+In: a constant pattern. Out: a pattern in RE2's syntax. Raises RefusedError if the pattern has a construct that RE2
+lacks, that depends on a locale, or that PostgreSQL would not compile. The error names the construct.
 
 The two engines agree on alternation, groups, sets, bounds and anchors. They differ in `.`, in `$`, in
-classes, and in quantifiers of quantifiers. A filter only asks whether there is a match, so greediness makes
-no difference. Neither engine backtracks, so both take time in proportion to the string's length.
+classes, and in quantifiers of quantifiers. A filter only asks whether a string matches. So greedy and non-greedy
+quantifiers have the same result. Neither engine backtracks, so both take time in proportion to the string's length.
 
 PostgreSQL documentation, Regular Expression Details (ARE).
 """
@@ -25,7 +25,7 @@ from pgsieve.decoding.row_filters.letter_case import CaseMapping
 _MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
-# The members of each class in ASCII. For collations with other letters, classes are refused.
+# The ASCII characters of each class. If a collation has letters beyond ASCII, classes are refused.
 _CLASSES: Final = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
     "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t-\r ",
@@ -40,16 +40,16 @@ def _literal(character: str) -> str:
 
 
 def _set_with_nul(members: str) -> str:
-    """A set of these members and of NUL, which a text of PostgreSQL never contains.
+    """Return a set of these members and of NUL. A text of PostgreSQL never contains NUL.
 
-    Without NUL, RE2 turns [kK] into a letter without case, which in an alternative also matches the Kelvin
-    sign.
+    Without NUL, RE2 simplifies a set such as [kK] to the letter k without case. In an alternative, this letter also
+    matches the Kelvin sign.
     """
     return f"[{members}\\x00]"
 
 
 class _Translation:
-    """One pass over a pattern."""
+    """The translation of one pattern, which is read from the left."""
 
     def __init__(self, pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> None:
         self._pattern = pattern
@@ -67,18 +67,18 @@ class _Translation:
         return f"(?s){body}"
 
     def _variants(self, character: str) -> str:
-        """All characters that a character of the pattern matches, as members of a set."""
+        """Return all characters that a character of the pattern matches, written as members of a set."""
         return "".join(
             map(_literal, character if self._mapping is None else self._mapping.variants(character))
         )
 
     def _outside_set(self, character: str) -> str:
-        """The translation of a character outside of a set."""
+        """Translate a character that is not in a set."""
         variants = self._variants(character)
         return variants if variants == _literal(character) else _set_with_nul(variants)
 
     def _peek(self) -> str:
-        """Return the next character, '' at the end."""
+        """Return the next character without moving on; '' at the end of the pattern."""
         return self._pattern[self._place : self._place + 1]
 
     def _take(self) -> str:
@@ -96,7 +96,7 @@ class _Translation:
             yield from self._piece()
 
     def _piece(self) -> Iterator[str]:
-        """An atom with its quantifier, or an anchor, which has none."""
+        """Translate an atom with its quantifier, or an anchor, which can have no quantifier."""
         if _QUANTIFIER.match(self._pattern, self._place):
             raise RefusedError("a quantifier has nothing to repeat")
         start = self._take()
@@ -155,7 +155,7 @@ class _Translation:
         return text
 
     def _escape(self, *, in_set: bool) -> str:
-        """Read an escape: return its character, or for a class the backslash and the letter."""
+        r"""Read an escape, and return its character; for a class such as \d, the backslash and the letter."""
         character = self._take()
         if character in _CONTROLS:
             return _CONTROLS[character]
@@ -173,7 +173,7 @@ class _Translation:
     def _set(self) -> str:
         is_negated = self._peek() == "^"
         self._place += is_negated
-        members = [self._member()]  # A ] in first position is a member.
+        members = [self._member()]  # A ] directly after the [ does not end the set, but is a member.
         while self._peek() != "]":
             members.append(self._member())
         self._place += 1
@@ -215,21 +215,21 @@ def _is_class(escaped: str) -> bool:
 def translate_pattern(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
     """Translate a pattern into RE2's syntax.
 
-    `mapping` is the collation's case mapping if the match ignores case, else None. The translation lists the
-    variants of each character, because RE2's own rules of case are different. `ascii_classes` says that under
-    the collation classes have only ASCII members.
+    `mapping` is the collation's case mapping if the match ignores case, otherwise None. The translation lists the
+    lower and upper case of each character, because RE2's own rules of case are different. `ascii_classes` says that
+    classes such as [:alpha:] have only ASCII characters under the collation.
     """
     translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).translate()
     try:
         pc.match_substring_regex(pa.scalar(""), translation)
     except pa.ArrowInvalid:
-        # RE2 refuses a pattern of this form only for too many repetitions.
+        # The only reason for which RE2 refuses a translated pattern is too many repetitions.
         raise RefusedError("its nested bounds repeat too often") from None
     return translation
 
 
 def similar_to_escape(pattern: str, escape: str) -> str:
-    """The regular expression with which SIMILAR TO matches.
+    """Return the regular expression to which PostgreSQL converts a pattern of SIMILAR TO.
 
     PostgreSQL documentation, SIMILAR TO Regular Expressions.
     """

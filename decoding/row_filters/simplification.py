@@ -1,12 +1,15 @@
-"""Simplifies a row filter by its constants, as PostgreSQL's planner does before it reads a row.
+"""Simplifies the constant parts of a row filter, as PostgreSQL's planner does before it reads a row.
 
-In: a typed tree. Out: the tree without the parts that PostgreSQL never evaluates: neither `NULL > 1 / a` nor
-`1 / a > 0 AND false` divides for any row. A tree that cannot fail needs no simplification. Raises
-RefusedError if the simplification depends on a constant expression whose value only PostgreSQL computes.
+In: a typed tree. Out: the tree without the parts that PostgreSQL never evaluates. For example, PostgreSQL never
+divides for `NULL > 1 / a` or `1 / a > 0 AND false`. So the division by zero raises no error, and pgsieve must not
+raise one either. A tree that cannot fail needs no simplification, because its result is the same.
 
-PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, which ExecPrepareExpr() calls
-for the filters of a publication. From PostgreSQL 19 on, the planner also replaces IS NULL of an expression
-that expr_is_nonnullable() in the same file recognises as never NULL.
+Raises RefusedError if the simplification depends on the value of a constant expression that only PostgreSQL
+computes.
+
+Source: eval_const_expressions() in src/backend/optimizer/util/clauses.c, which ExecPrepareExpr() calls for the
+filters of a publication. From PostgreSQL 19 on, the planner also replaces IS NULL of an expression if
+expr_is_nonnullable() in the same file recognises that the expression is never NULL.
 """
 
 from __future__ import annotations
@@ -55,16 +58,16 @@ from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
 _STRICT_NODES: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
 _FUNCTIONS_CALLED_ON_NULL: Final = frozenset(("array_position",))
-# Functions that can return NULL although no operand is NULL.
+# The functions that can return NULL although no operand is NULL.
 _FUNCTIONS_RETURNING_NULL: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# Types between which a conversion can leave the value as it is.
+# A conversion between two of these types can leave the value as it is.
 _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 
-#: The first major version whose planner folds IS NULL of an expression that cannot be NULL. It is also the
-#: first whose right() accepts the least integer.
+#: The first major version whose planner replaces IS NULL of an expression that cannot be NULL. It is also the first
+#: version whose right() accepts the least integer, -2147483648.
 _NULL_TEST_VERSION: Final = 19
 _OLDEST_VERSION: Final = OLDEST_SERVER // 10000
 
@@ -76,7 +79,7 @@ def simplify(tree: Node, major_version: int = _OLDEST_VERSION) -> Node:
 
 
 def choose_implementations(node: Node, major_version: int) -> Node:
-    """Name each function after its implementation in a server of that version."""
+    """Give each function the name of the implementation that behaves as a server of that version does."""
     if major_version >= _NULL_TEST_VERSION:
         return node
     node = _replace_children(node, partial(choose_implementations, major_version=major_version))
@@ -86,7 +89,7 @@ def choose_implementations(node: Node, major_version: int) -> Node:
 
 
 def planner_result(node: Node, major_version: int = _OLDEST_VERSION) -> Node:
-    """The planner's result for a part of a filter, also if the part cannot fail."""
+    """Return what the planner makes of a part of a filter, even if the part cannot fail."""
     node = _fold_constants(_replace_children(node, partial(planner_result, major_version=major_version)))
     return _decide_null_test(node) if major_version >= _NULL_TEST_VERSION else node
 
@@ -133,9 +136,9 @@ def _decide_null_test(node: Node) -> Node:
 
 
 def _is_nonnullable(node: Node) -> bool | None:
-    """Whether the planner recognises a part, whose operands are simplified, as never NULL.
+    """Whether the planner recognises that a part is never NULL; the operands of the part are already simplified.
 
-    None if the answer depends on a value that only the server computes.
+    Returns None if the answer depends on a value that only the server computes.
     """
     match node:
         case Array() | IsNull():
@@ -158,8 +161,8 @@ def _is_nonnullable(node: Node) -> bool | None:
         ):
             return _is_nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # If the operand is never NULL, the planner replaces the test by the operand or its negation, and
-            # simplifies no further.
+            # If the operand is never NULL, the planner replaces the test by the operand or its negation. It does not
+            # simplify the replacement again.
             return True if _is_nonnullable(operand) is False and not _can_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True
@@ -168,7 +171,7 @@ def _is_nonnullable(node: Node) -> bool | None:
         case Comparison(left=left, right=right) | NotDistinct(left=left, right=right) if (
             left.type_oid == BOOL
         ):
-            # The planner replaces a comparison with a constant by the other operand or its negation.
+            # The planner replaces a comparison of booleans with a constant by the other operand or its negation.
             variable_side = right if _can_become_constant(left) else left
             has_constant_side = _can_become_constant(left) or _can_become_constant(right)
             return None if has_constant_side and _is_nonnullable(variable_side) is not False else False
@@ -194,7 +197,10 @@ def _replace_children(node: Node, replace_child: Callable[[Node], Node]) -> Node
 
 
 def _replace_operands(node: Node, **operands: Any) -> Node:
-    """Return the same object if no operand changed, so that a repeated part is compiled only once."""
+    """Return a node with these operands; the same object if no operand changed.
+
+    The compiler compiles an object only once, even if it occurs several times in a tree.
+    """
     is_same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
     return node if is_same else replace(node, **operands)
 
@@ -225,7 +231,7 @@ def _fold_logical(node: Logical) -> Node:
                 return operand
             case Constant(value=bool()):
                 continue
-            case Constant():  # NULL decides nothing
+            case Constant():  # NULL neither decides the result nor can be left out.
                 remaining.append(operand)
             case _ if _can_become_constant(operand) and any(map(_can_fail_for_a_row, remaining)):
                 raise _undecided_error()
@@ -298,7 +304,7 @@ def _can_become_null(node: Node) -> bool:
 
 
 def _can_become_constant(node: Node) -> bool:
-    """Whether the planner can reduce a part to a constant, whose value possibly only PostgreSQL computes."""
+    """Whether the planner can reduce a part to a constant, even if only PostgreSQL can compute the constant."""
     if not _depends_on_row(node):
         return True
     match node:
@@ -319,10 +325,10 @@ def _can_become_constant(node: Node) -> bool:
         case ColumnValue() | Element():
             return False
         case _:
-            # Visits each child once. With two visits per level, a sum of 30 terms would take hours.
-            constant = [child for child in children(node) if _can_become_constant(child)]
-            is_null = _is_strict(node) and not all(map(_is_never_null, constant))
-            return is_null or len(constant) == sum(1 for _ in children(node))
+            # Each child is visited once. With two visits per level, a sum of 30 terms would take hours.
+            constants = [child for child in children(node) if _can_become_constant(child)]
+            can_be_null = _is_strict(node) and not all(map(_is_never_null, constants))
+            return can_be_null or len(constants) == sum(1 for _ in children(node))
 
 
 def _is_never_null(node: Node) -> bool:

@@ -1,8 +1,8 @@
-"""LIKE with a pattern from the row, `chr`, gcd, lcm, and the comparison value of intervals.
+"""LIKE with a pattern from the row, `chr`, gcd, lcm, and the number by which intervals are compared.
 
-In: values of one row, none of them NULL. Out: the result of PostgreSQL's function with that `prosrc`. Raises
-FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a
-value of the row.
+In: values of one row, none of them NULL. Out: the result of the function with the same `prosrc` in PostgreSQL. Raises
+FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a value
+of the row.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from pgsieve.decoding.row_filters.nodes import comparison_microseconds
 
 
 class FilterValueError(PgsieveError):
-    """The evaluation of a function fails, as it does in PostgreSQL."""
+    """A function raises an error for the values of a row, as it does in PostgreSQL."""
 
 
 # --- LIKE --------------------------------------------------------------------------------
 
 
 class _Match(Enum):
-    """The result of a match (like_match.c). ABORT: no later start in the string can match either."""
+    """The result of a match (like_match.c).
+
+    ABORT means that the pattern does not match here, and would not match at any later start in the string.
+    """
 
     TRUE = 1
     FALSE = 0
@@ -34,7 +37,7 @@ class _Match(Enum):
 
 
 def _literal(pattern: str, place: int) -> str:
-    """The literal character at an index of the pattern, without its backslash."""
+    """Return the literal character at an index of the pattern. If it is escaped, the index is that of the backslash."""
     if pattern[place] != "\\":
         return pattern[place]
     if place + 1 == len(pattern):
@@ -76,7 +79,10 @@ def _match_after_percent(text: str, text_place: int, pattern: str, pattern_place
 
 
 def _like(text: str, pattern: str) -> bool:
-    """`text LIKE pattern`; raises FilterValueError if the match reaches a backslash at the pattern's end."""
+    """Return `text LIKE pattern`.
+
+    Raises FilterValueError if the pattern ends with a backslash and the match comes to it.
+    """
     return _match(text, 0, pattern, 0) is _Match.TRUE
 
 
@@ -127,9 +133,9 @@ INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType
 
 
 def _interval_cmp_value(text: str) -> str:
-    """The microseconds by which an interval is compared, from the text that interval_out prints.
+    """Return the microseconds that PostgreSQL compares for an interval; `text` is what interval_out prints.
 
-    For an infinity the number is beyond all other intervals.
+    For an infinity, the number is beyond the numbers of all finite intervals.
     """
     if text in ("infinity", "-infinity"):
         return f"{text.removesuffix('infinity')}{10**30}"

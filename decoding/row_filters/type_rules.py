@@ -1,8 +1,8 @@
 """Type rules of PostgreSQL's operators, for the types that a row filter may compare.
 
 In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (PostgreSQL documentation, Type
-Conversion; parse_oper.c, parse_coerce.c). Raises RefusedError if there is no such operator, or if pgsieve
-cannot evaluate it exactly.
+Conversion; parse_oper.c, parse_coerce.c). Raises RefusedError if PostgreSQL has no operator for these types, or if
+pgsieve cannot evaluate the operator exactly.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from pgsieve.decoding.row_filters.nodes import (
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 from pgsieve.decoding.values.catalog_names import TYPE_NAMES
 
-# In this order each type converts implicitly to the types after it.
+# Each type in this tuple converts implicitly to all types after it.
 NUMBERS: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
 _COMPARABLE_TYPES: Final = frozenset(
     (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
@@ -72,7 +72,7 @@ _Converted = TypeVar("_Converted", Constant, Constant | None)
 
 
 def type_name(type_oid: int) -> str:
-    """Return the type's SQL name."""
+    """Return the SQL name of a type, for messages."""
     return "unknown" if type_oid == UNKNOWN else TYPE_NAMES.get(type_oid, f"with oid {type_oid}")
 
 
@@ -87,9 +87,10 @@ def array_type_of(element_oid: int) -> int:
 
 
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
-    """Digits of a numeric(p,s) column.
+    """Return the digits of a numeric(p,s) column.
 
-    None if pgsieve stores the column as text: it has no precision, or more digits than a decimal type.
+    Returns None if pgsieve stores the column as text. That is so for a numeric without a precision, and for one with
+    more digits than a decimal type can have.
     """
     if NUMERIC not in (type_oid, ELEMENT_OIDS.get(type_oid)) or type_modifier < 0:
         return None
@@ -99,7 +100,11 @@ def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
 
 
 def coerce(node: Node, type_oid: int) -> Node:
-    """Cast a node implicitly: a quoted constant takes the type, a number widens, a string is relabelled."""
+    """Cast a node implicitly to a type.
+
+    A quoted constant becomes a constant of the type. A number becomes a number of a wider type. A string keeps its
+    characters.
+    """
     if isinstance(node, Constant):
         if node.type_oid == UNKNOWN:
             return _constant_of_type(None if node.value is None else str(node.value), type_oid)
@@ -117,7 +122,7 @@ def coerce(node: Node, type_oid: int) -> Node:
 
 
 def _constant_of_type(text: str | None, type_oid: int) -> Node:
-    """The result of the type's input function for a quoted constant."""
+    """Return what the type's input function makes of a quoted constant."""
     if type_oid not in ELEMENT_OIDS:
         return constant_from_text(text, type_oid)
     if text is None:
@@ -135,7 +140,8 @@ def array(elements: Sequence[Node], element_oid: int) -> Array:
 def _convert_now(conversion: Callable[[], _Converted]) -> _Converted:
     """Convert a constant; raises RefusedError if the conversion fails.
 
-    PostgreSQL converts the constant for each row, so it accepts the filter while the table has no rows.
+    PostgreSQL accepts a filter with such a constant, because it converts the constant only when it evaluates the
+    filter for a row.
     """
     try:
         return conversion()
@@ -144,18 +150,21 @@ def _convert_now(conversion: Callable[[], _Converted]) -> _Converted:
 
 
 def type_of_unknown_beside(type_oid: int) -> int:
-    """The type of a quoted constant beside a value of this type; text beside varchar and unknown."""
+    """Return the type that a quoted constant takes beside a value of this type.
+
+    It is the same type, except that it is text beside varchar and beside another quoted constant.
+    """
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 
 
 def resolve_unknown_as_text(node: Node) -> Node:
-    """Return a quoted constant without a type as text, any other node unchanged."""
+    """Convert a quoted constant without a type to text; return any other node unchanged."""
     return coerce(node, TEXT) if node.type_oid == UNKNOWN else node
 
 
-# Conversions with PostgreSQL's result or PostgreSQL's error. Conversions between numbers and between strings
-# are exact too. PostgreSQL makes the others through text, which it does not allow in a row filter
-# (check_simple_rowfilter_expr_walker()).
+# For these conversions pgsieve has PostgreSQL's result or PostgreSQL's error. Conversions between numbers, and
+# conversions between strings, are exact, too. PostgreSQL converts all other types through text, and does not allow
+# that in a row filter (check_simple_rowfilter_expr_walker()).
 _EXACT_CASTS: Final = frozenset(
     (
         *((INT4, BOOL), (BOOL, INT4), (DATE, TIMESTAMP), (TIMESTAMP, DATE)),
@@ -185,7 +194,7 @@ def _cast_digits(node: Node, target: int) -> Digits | None:
 
 
 def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
-    """Convert explicitly: `node::type(modifier)`."""
+    """Return `node::type(modifier)`, an explicit conversion."""
     converted = coerce(node, type_oid)
     if not modifier:
         return converted
@@ -193,7 +202,7 @@ def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
         return _convert_now(partial(apply_modifier, converted, modifier))
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
-        # An operand without digits may be NaN, which decimal types lack.
+        # Without digits, the operand may be NaN. Arrow's decimal types have no NaN, so the result has no digits either.
         digits = None if converted.digits is None else Digits.before_and_after_point(precision - scale, scale)
         return Cast(converted, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):
@@ -229,7 +238,7 @@ def _comparison_type(left: int, right: int) -> int:
 
 def _comparison_operands(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
     if {left.type_oid, right.type_oid} == {DATE, TIMESTAMP}:
-        return left, right  # By date_cmp_timestamp, without a conversion that may fail.
+        return left, right  # PostgreSQL calls date_cmp_timestamp, so no conversion can fail.
     type_oid = _comparison_type(left.type_oid, right.type_oid)
     left, right = coerce(left, type_oid), coerce(right, type_oid)
     if {type_oid, ELEMENT_OIDS.get(type_oid)} & set(STRINGS):
@@ -238,19 +247,20 @@ def _comparison_operands(left: Node, right: Node, *, ordering: bool) -> tuple[No
 
 
 def comparison(operator: Operator, left: Node, right: Node) -> Comparison:
-    """`left operator right`, with both sides in the type in which PostgreSQL compares them."""
+    """Return `left operator right`, with both sides converted to the type in which PostgreSQL compares them."""
     return Comparison(operator, *_comparison_operands(left, right, ordering=operator not in ("=", "<>")))
 
 
 def not_distinct(left: Node, right: Node) -> NotDistinct:
-    """`left IS NOT DISTINCT FROM right`."""
+    """Return `left IS NOT DISTINCT FROM right`."""
     return NotDistinct(*_comparison_operands(left, right, ordering=False))
 
 
 def null_if(left: Node, right: Node) -> Node:
-    """`NULLIF(left, right)`.
+    """Return `NULLIF(left, right)`.
 
-    It has the left type if an operator compares the two types, else the common type.
+    If PostgreSQL has an operator = for the two types as they are, the result has the type of `left`. Otherwise it has
+    their common type.
     """
     pair = {left.type_oid, right.type_oid}
     if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
@@ -261,7 +271,7 @@ def null_if(left: Node, right: Node) -> Node:
 
 
 def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Arithmetic:
-    """`left operator right` on numbers, in the wider of their types."""
+    """Return `left operator right` on numbers; both are converted to the wider of their types."""
     oids = {left.type_oid, right.type_oid} - {UNKNOWN}
     type_oid = max(oids, key=NUMBERS.index)
     if len(oids) > 1 and type_oid in FLOATS:
@@ -274,7 +284,7 @@ def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: No
 
 
 def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
-    """Digits that fit all results; None for a quotient, whose scale depends on the values."""
+    """Return digits that fit all results; None for a quotient, because its scale depends on the values."""
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
@@ -308,7 +318,10 @@ def common_type(nodes: Sequence[Node]) -> int:
 
 
 def convert_to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:
-    """Convert nodes to their common type; return the converted nodes, the type, and digits that fit all."""
+    """Convert nodes to their common type.
+
+    Returns the converted nodes, the type, and for numerics the digits that fit all values.
+    """
     type_oid = common_type(nodes)
     converted = tuple(coerce(node, type_oid) for node in nodes)
     is_numeric = NUMERIC in (type_oid, ELEMENT_OIDS.get(type_oid))
@@ -316,7 +329,10 @@ def convert_to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int
 
 
 def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
-    """GREATEST or LEAST in the common type; raises RefusedError for strings not ordered by their bytes."""
+    """Return GREATEST or LEAST of the operands in their common type.
+
+    Raises RefusedError for strings under a collation that does not order them by their bytes.
+    """
     converted, type_oid, digits = convert_to_common_type(operands)
     element_oid = ELEMENT_OIDS.get(type_oid, type_oid)
     if element_oid == BPCHAR:

@@ -1,7 +1,8 @@
-"""Functions of arrays of one dimension in row filters.
+"""PostgreSQL's functions of arrays of one dimension, for row filters.
 
-In: lists, with None for NULL; functions that compare elements take their ranks (`values.rank_function`). Out:
-PostgreSQL's value (arrayfuncs.c, array_userfuncs.c). Raises nothing.
+In: lists, with None for NULL. Functions that compare elements take the ranks of the elements instead of the elements
+(`values.rank_function`). Out: the value that PostgreSQL's function returns (arrayfuncs.c, array_userfuncs.c). Raises
+nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ def _dimensions(items: Sequence[Any]) -> int | None:
 
 
 def _contains(whole: Ranks, part: Ranks) -> bool:
-    """`whole @> part`; NULL equals no element."""
+    """Return `whole @> part`; NULL equals no element, not even another NULL."""
     return all(item is not None and item in whole for item in part)
 
 
 def _overlap(left: Ranks, right: Ranks) -> bool:
-    """`left && right`."""
+    """Return `left && right`: whether the arrays share an element."""
     return any(item is not None and item in left for item in right)
 
 
 def position(items: Ranks, sought: Any) -> int | None:
-    """The position, from 1, of the first element equal to `sought`, which may be NULL.
+    """Return the position of the first element that equals `sought`, or None; positions count from 1.
 
-    None if there is none.
+    `sought` may be NULL. In that case NULL equals NULL.
     """
     return next((place for place, item in enumerate(items, 1) if item == sought), None)
 
@@ -51,7 +52,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "array_ndims": _dimensions,
     }
 )
-"""Functions of an array, by the name that `pgsieve.decoding.row_filters.functions` gives them."""
+"""The functions of an array, by the name that `pgsieve.decoding.row_filters.functions` gives them."""
 
 RANK_OPERATORS: Final[Mapping[str, Callable[[Ranks, Ranks], bool]]] = MappingProxyType(
     {
@@ -60,4 +61,4 @@ RANK_OPERATORS: Final[Mapping[str, Callable[[Ranks, Ranks], bool]]] = MappingPro
         "arrayoverlap": _overlap,
     }
 )
-"""Operators of two arrays, given as the ranks of their elements."""
+"""The operators of two arrays; the functions take the ranks of the elements."""

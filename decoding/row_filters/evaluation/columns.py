@@ -1,9 +1,13 @@
-"""Compiles a row filter's tree into Arrow computations on whole columns; this works for most filters.
+"""Compiles a row filter's tree into Arrow computations on whole columns. This works for most filters.
 
-In: a tree. Out: a function of a batch, with the same verdicts as `compiler`. Raises NotColumnarError if Arrow
-cannot compute a part of the tree, or if a part can fail for a row. PostgreSQL skips some parts for some rows
-(PostgreSQL documentation, Expression Evaluation Rules); as no part can fail, this makes no difference here.
-A pattern match computes its text row by row if necessary, and the match on the whole column.
+In: a tree. Out: a function of a batch, with the same results as `compiler`. Raises NotColumnarError if Arrow
+cannot compute a part of the tree, or if a part can raise an error for a row.
+
+PostgreSQL does not evaluate all parts for all rows (PostgreSQL documentation, Expression Evaluation Rules). This
+module evaluates all of them. The result is the same, because no part can raise an error.
+
+The text of a pattern match is computed row by row if Arrow cannot compute it. The match itself is always computed on
+the whole column.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from pgsieve.decoding.values.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
-#: The result of an expression for a batch: an array of its rows, or a scalar for all of them.
+#: The result of an expression for a batch: an array with a value per row, or one scalar for all rows.
 Values: TypeAlias = pa.Array | pa.Scalar
 Columnar: TypeAlias = Callable[[pa.RecordBatch], Values]
 
@@ -41,11 +45,15 @@ class NotColumnarError(Exception):
 
 
 def compile_columnar(tree: Node) -> Columnar:
-    """Compile a predicate; raises NotColumnarError, and RecursionError if it nests too deeply."""
+    """Compile a predicate.
+
+    Raises NotColumnarError if Arrow cannot compute it, and RecursionError if it is nested too deeply.
+    """
     return _compile(tree)
 
 
-#: Arrow's type for the values of a PostgreSQL type. Arrow orders text by bytes (see `values.rank_function`).
+#: Maps the oid of a type to the Arrow type of its values. Arrow orders text by bytes, and so do the collations under
+#: which a filter may order text (`values.rank_function`).
 _ARROW_TYPES: Final = MappingProxyType(
     {
         nodes.BOOL: pa.bool_(),
@@ -65,7 +73,7 @@ _ARROW_TYPES: Final = MappingProxyType(
 )
 _DATE_INFINITIES: Final = MappingProxyType({inf: DATE_INFINITY, -inf: DATE_MINUS_INFINITY})
 _TIMESTAMP_INFINITIES: Final = MappingProxyType({inf: TIMESTAMP_INFINITY, -inf: TIMESTAMP_MINUS_INFINITY})
-#: The numbers that mean infinities in Arrow columns.
+#: The numbers that stand for infinite dates and timestamps in Arrow columns.
 _INFINITIES: Final = MappingProxyType(
     {
         nodes.DATE: _DATE_INFINITIES,
@@ -120,10 +128,10 @@ def _compile(node: Node) -> Columnar:
 
 
 def _like(pattern: str) -> Callable[[Values], Values]:
-    """Return the match of a pattern.
+    """Return a function that matches a LIKE pattern.
 
-    A pattern with a backslash becomes a regular expression, because Arrow takes the backslash literally in
-    patterns of the form `%a` or `a%`.
+    A pattern with a backslash becomes a regular expression. Arrow's own LIKE would be wrong for it: in patterns of
+    the form `%a` or `a%`, a backslash matches itself.
     """
     if "\\" not in pattern:
         return lambda text: pc.match_like(text, pattern)
@@ -139,7 +147,7 @@ def _compose(function: Callable[..., Values], *operands: Columnar) -> Columnar:
 
 
 def _arrow_type(node: Node) -> pa.DataType:
-    """The Arrow type in which an expression's values are computed."""
+    """Return the Arrow type in which the values of an expression are computed."""
     if node.type_oid == nodes.NUMERIC and node.digits is not None:
         return pa.decimal128(node.digits.precision, node.digits.scale)
     if node.type_oid not in _ARROW_TYPES:
@@ -168,7 +176,7 @@ def _scalar(node: nodes.Constant) -> pa.Scalar:
 
 
 def _decimal_type(value: Decimal | None) -> pa.DataType:
-    """The smallest decimal type that holds a value; raises NotColumnarError if there is none."""
+    """Return the smallest decimal type that can hold a value; raises NotColumnarError if none can."""
     if value is None:
         return pa.decimal128(1, 0)
     if not value.is_finite():
@@ -182,7 +190,7 @@ def _decimal_type(value: Decimal | None) -> pa.DataType:
 
 
 def _cast(node: nodes.Cast) -> Columnar:
-    """Compile a conversion that cannot fail and has PostgreSQL's result in Arrow."""
+    """Compile a conversion that cannot fail, and for which Arrow has PostgreSQL's result."""
     operand, source, target = _compile(node.operand), node.operand.type_oid, node.type_oid
     if node.modifier:
         raise NotColumnarError
@@ -194,7 +202,7 @@ def _cast(node: nodes.Cast) -> Columnar:
 
 
 def _arithmetic(node: nodes.Arithmetic) -> Columnar:
-    """Compile the remainder of a division by a positive constant, which cannot fail."""
+    """Compile the remainder of a division by a positive constant; no other arithmetic is sure not to fail."""
     if (
         node.operator != "%"
         or node.type_oid not in nodes.INTEGERS
@@ -214,7 +222,7 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
 
 
 def _text(node: Node) -> Columnar:
-    """Compile the string of a pattern match, with the padding of character(n)."""
+    """Compile the string that a pattern is matched against; a value of character(n) keeps its padding."""
     match node:
         case nodes.ColumnValue(name=name):
             return lambda batch: batch.column(name)
@@ -231,7 +239,7 @@ def _text(node: Node) -> Columnar:
 
 
 def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
-    """Compile both sides of a comparison in one Arrow type; for numeric, a decimal type that fits both."""
+    """Compile both sides of a comparison to the same Arrow type; for numerics, to a decimal type that fits both."""
     if left.type_oid != right.type_oid:
         raise NotColumnarError
     if left.type_oid != nodes.NUMERIC:
@@ -244,8 +252,10 @@ def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
     common = Digits.before_and_after_point(max(kind.precision - kind.scale for kind in kinds), scale)
     if common is None:
         raise NotColumnarError
-    wide = pa.decimal128(common.precision, common.scale)
-    first, second = (_compose(lambda value: pc.cast(value, wide), _compile(side)) for side in (left, right))
+    decimal_type = pa.decimal128(common.precision, common.scale)
+    first, second = (
+        _compose(lambda value: pc.cast(value, decimal_type), _compile(side)) for side in (left, right)
+    )
     return first, second
 
 
@@ -263,7 +273,7 @@ def _logical(node: nodes.Logical) -> Columnar:
 
 
 def _membership(node: nodes.Logical) -> list[Columnar] | None:
-    """Compile `x = a OR x = b …`, or its negation, as a lookup of x in a set; None for other expressions."""
+    """Compile `x = a OR x = b …`, or its negation, as a lookup of x in a set; return None for other expressions."""
     operator = "=" if node.connective == "OR" else "<>"
     first = node.operands[0]
     if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:
@@ -285,8 +295,8 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
 
     def membership(value: Values) -> Values:
         is_in = pc.is_in(value, members)
-        # NULL if the value is NULL, or if NULL is among the constants and the value equals none of the
-        # others.
+        # The result is NULL if the value is NULL. It is also NULL if NULL is among the constants, and the value
+        # equals none of the other constants.
         is_known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
         return pc.if_else(
             is_known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_())

@@ -1,9 +1,10 @@
 """Compiles a row filter's tree into a Python function of a row.
 
-In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's value. The function
-raises an error for the same rows as PostgreSQL. It evaluates operands from the left, and AND, OR, CASE and
-COALESCE stop where PostgreSQL stops (PostgreSQL documentation, Expression Evaluation Rules; ExecInterpExpr()
-in src/backend/executor/execExprInterp.c).
+In: a tree. Out: a `Program`. Its function takes the values of a row, and returns the filter's value for this row.
+
+The function raises an error for the same rows as PostgreSQL does. It evaluates operands from the left. In AND, OR,
+CASE and COALESCE it leaves out the operands that PostgreSQL does not evaluate (PostgreSQL documentation, Expression
+Evaluation Rules; ExecInterpExpr() in src/backend/executor/execExprInterp.c).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Evaluate: TypeAlias = Callable[[Row], Any]
 class Program:
     """A compiled tree.
 
-    `columns` has the type oids by column. `evaluate` takes a list: the values of these columns, then the
-    items of `scratch`, which it overwrites with intermediate values.
+    `columns` maps each column that the tree reads to the oid of its type. `evaluate` takes a list: the values of
+    these columns, then the items of `scratch`. It overwrites the latter with intermediate values.
     """
 
     columns: dict[str, int]
@@ -47,7 +48,7 @@ class Program:
     evaluate: Evaluate
 
     def values(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        """Return the tree's value for each row of a batch, which is computed as the caller iterates."""
+        """Return an iterator over the tree's value for each row of a batch; each value is computed when it is read."""
         columns = [python_values(batch.column(name), type_oid) for name, type_oid in self.columns.items()]
         rows = zip(*columns, strict=True) if columns else repeat((), batch.num_rows)
         return (self.evaluate([*row, *self.scratch]) for row in rows)
@@ -65,15 +66,18 @@ _MISSING: Final = object()
 
 
 class _TreeParts:
-    """The type oids of the columns that a tree reads, and the ids of its repeated nodes.
+    """What the compiler needs to know of a tree.
 
-    The value of a BETWEEN is such a node. Nodes that depend on an element of an array are not listed.
+    - `columns` maps each column that the tree reads to the oid of its type.
+    - `shared` has the ids of the nodes that occur several times in the tree, such as the value of a BETWEEN. The
+      compiler evaluates these once per row. A node that depends on an element of an array is not listed, because
+      its value changes within a row.
     """
 
     def __init__(self, tree: Node) -> None:
         self.columns: dict[str, int] = {}
         self.shared: set[int] = set()
-        #: By the node's id, whether the node depends on an element of an array.
+        #: Maps the id of a node to whether the node depends on an element of an array.
         self._depends_on_element: dict[int, bool] = {}
         self._visit(tree)
 
@@ -110,7 +114,8 @@ class _Compiler:
         self.scratch_size = 0
         self._shared = parts.shared
         self._places = {name: place for place, name in enumerate(parts.columns)}
-        #: Functions by the node's id, as equal constants can have different scales (1.5 and 1.50).
+        #: The functions by the id of the node. The key is not the node itself, because 1.5 and 1.50 are equal nodes
+        #: with different display scales.
         self._compiled: dict[int, Evaluate] = {}
         self._elements: dict[int, int] = {}
 
@@ -180,7 +185,7 @@ class _Compiler:
     # Comparisons.
 
     def _comparison_sides(self, left: Node, right: Node) -> list[Evaluate]:
-        """Compile both sides to the ranks by which they are compared."""
+        """Compile both sides of a comparison to functions that return the ranks to compare."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
         return [_apply_strict(function, self.compile(side)) for side, function in sides]
 
@@ -189,7 +194,7 @@ class _Compiler:
         return self._membership(node, decisive) or _connective(self._compile_all(node.operands), decisive)
 
     def _membership(self, node: nodes.Logical, decisive: bool) -> Evaluate | None:
-        """Compile `x = a OR x = b …`, or its negation, as a lookup in a set; None for other expressions."""
+        """Compile `x = a OR x = b …`, or its negation, as a lookup of x in a set; return None for other expressions."""
         operator = "=" if decisive else "<>"
         match node.operands[0]:
             case nodes.Comparison(left=subject):
@@ -210,7 +215,9 @@ class _Compiler:
         decisive = not node.every
 
         def evaluate(row: Row) -> bool | None:
-            subject(row)  # Raises an error as PostgreSQL does, even if the array is empty.
+            subject(
+                row
+            )  # PostgreSQL evaluates the left side even if the array is empty, so it can raise an error.
             items = array(row)
             if items is None:
                 return None
@@ -243,14 +250,14 @@ class _Compiler:
         return _apply_strict(_CONVERSIONS[source, target], operand)
 
     def _call(self, node: nodes.FunctionCall) -> Evaluate:
-        bound = datetimes.bind_constant(node)
-        if bound is not None:
-            function, operands = bound
+        function_and_operands = datetimes.bind_constant(node)
+        if function_and_operands is not None:
+            function, operands = function_and_operands
             return _strict(function, self._compile_all(operands))
         operands = node.operands
         if node.name in arrays.RANK_OPERATORS:
-            ranked = [_apply_strict(_element_ranks(o.type_oid), self.compile(o)) for o in operands]
-            return _strict(arrays.RANK_OPERATORS[node.name], ranked)
+            rank_operands = [_apply_strict(_element_ranks(o.type_oid), self.compile(o)) for o in operands]
+            return _strict(arrays.RANK_OPERATORS[node.name], rank_operands)
         if node.name == "array_position":
             array, sought = self._compile_all(operands)
             items = _apply_strict(_element_ranks(operands[0].type_oid), array)
@@ -268,7 +275,7 @@ def _identity(value: Any) -> Any:
 
 
 def _evaluate_once(function: Evaluate, place: int) -> Evaluate:
-    """Return a function that stores its value at `place` of the row, and so is evaluated once per row."""
+    """Return a function that evaluates `function` only once per row, and stores the value at `place` of the row."""
 
     def evaluate(row: Row) -> Any:
         value = row[place]
@@ -284,12 +291,12 @@ def _constant(value: Any) -> Evaluate:
 
 
 def _apply_strict(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evaluate:
-    """A strict function of one operand; without a function, the operand itself."""
+    """Return a strict function of one operand; if `function` is None, return the operand itself."""
     return operand if function is None else _strict(function, [operand])
 
 
 def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evaluate:
-    """A strict function, which evaluates all operands and returns NULL if one is NULL."""
+    """Return a strict function: it evaluates all operands, and returns NULL if one of them is NULL."""
     if len(operands) == 1:
         (only,) = operands
 
@@ -323,7 +330,11 @@ def _not_distinct(left: Evaluate, right: Evaluate) -> Evaluate:
 
 
 def _connective(operands: Sequence[Evaluate], decisive: bool) -> Evaluate:
-    """AND (`decisive` is false) or OR (true), which evaluates no operand after a decisive one."""
+    """Return AND or OR of the operands.
+
+    `decisive` is the value of an operand that decides the result: false for AND, true for OR. The operands after such
+    an operand are not evaluated.
+    """
 
     def evaluate(row: Row) -> bool | None:
         result: bool | None = not decisive
@@ -372,7 +383,7 @@ def _coalesce(operands: Sequence[Evaluate]) -> Evaluate:
 def _extreme(
     choose: Callable[..., Any], operands: Sequence[Evaluate], key: Callable[[Any], Any] | None
 ) -> Evaluate:
-    """GREATEST or LEAST. Of equal values it returns the first, with its display scale."""
+    """Return GREATEST or LEAST of the operands; of equal values it is the first, with its display scale."""
 
     def evaluate(row: Row) -> Any:
         values = [operand(row) for operand in operands]
@@ -405,7 +416,7 @@ def _case(branches: Sequence[tuple[Evaluate, Evaluate]], default: Evaluate) -> E
 
 
 def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
-    """array_position, the only function that takes NULL as an operand."""
+    """Return array_position. It is the only function that is not strict: it can search for NULL."""
 
     def evaluate(row: Row) -> int | None:
         array, value = items(row), sought(row)
@@ -418,7 +429,7 @@ def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
 
 
 def _modifier_cast(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
-    """The cast of a value of this type to `numeric(p,s)`, `varchar(n)` or `character(n)`."""
+    """Return the cast of a value of this type to `numeric(p,s)`, `varchar(n)` or `character(n)`."""
     if type_oid != nodes.NUMERIC:
         return strings.modifier_cast(type_oid, *modifier)
     precision, scale = (*modifier, 0)[:2]
@@ -428,7 +439,7 @@ def _modifier_cast(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], 
 def _rank_functions(
     left: Node, right: Node
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
-    """The functions from both sides to their ranks; a date and a timestamp compare as timestamps."""
+    """Return the functions from both sides to their ranks; a date and a timestamp are compared as timestamps."""
     if left.type_oid == right.type_oid:
         return rank_function(left.type_oid), rank_function(right.type_oid)
     first, second = (midnight if side.type_oid == nodes.DATE else None for side in (left, right))

@@ -1,8 +1,8 @@
-"""Dates, timestamps and intervals in row filters.
+"""PostgreSQL's functions of dates, timestamps and intervals, for row filters.
 
-In: dates as days and timestamps as microseconds since 1970-01-01, or infinities; no value is NULL. Out:
-PostgreSQL's value in the same form. Raises FilterValueError if the server raises an error (date.c,
-timestamp.c).
+In: dates as days since 1970-01-01, and timestamps as microseconds since 1970-01-01. Either can be an infinity, and none
+is NULL. Out: the value that PostgreSQL's function returns, in the same form. Raises FilterValueError if the server
+raises an error (date.c, timestamp.c).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _month_length(year: int, month: int) -> int:
 
 
 def _make_date(year: int, month: int, day: int) -> int:
-    """The date with these fields; a negative year is BC, and there is no year 0."""
+    """Return the date with these fields. A negative year is BC. The calendar has no year 0."""
     astronomical = year + 1 if year < 0 else year
     if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _month_length(astronomical, month):
         raise FilterValueError("date field value out of range", sqlstate="22008")
@@ -93,7 +93,7 @@ def _date_from_timestamp(micros: float) -> float:
 
 
 def _add_months(micros: int, months: int) -> int:
-    """Move a timestamp to the same day of another month, or to the last day if that month is too short."""
+    """Move a timestamp to the same day of another month, or to the last day of this month if it is too short."""
     days, clock = divmod(micros, DAY)
     year, month, day = calendar_date(days)
     years, place = divmod(month - 1 + months, 12)
@@ -114,7 +114,7 @@ def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
 
 
 def _add_time(day: float, time: str) -> float:
-    """The timestamp of a date and of a time HH:MM:SS[.ffffff]."""
+    """Return the timestamp with a date and a time of the form HH:MM:SS[.ffffff]."""
     start = _timestamp_from_date(day)
     if isinf(start):
         return start
@@ -124,7 +124,7 @@ def _add_time(day: float, time: str) -> float:
 
 
 def _time_between(left: float, right: float) -> int:
-    """Timestamp - timestamp, in microseconds.
+    """Return the difference of two timestamps in microseconds.
 
     Raises FilterValueError for infinities, as servers before 17 do.
     """
@@ -148,13 +148,13 @@ def _day_of_year(days: int) -> int:
 
 
 def _week(days: int) -> int:
-    """The number of the ISO 8601 week; a week belongs to the year of its Thursday."""
+    """Return the number of a day's ISO 8601 week. A week belongs to the year in which its Thursday lies."""
     return (_day_of_year(days - _weekday(days) + 3) + 6) // 7
 
 
 def _year(days: int) -> int:
     year, _, _ = calendar_date(days)
-    return year if year > 0 else year - 1  # There is no year 0: year 1 follows 1 BC.
+    return year if year > 0 else year - 1  # PostgreSQL has no year 0, so the year before 1 is -1 (1 BC).
 
 
 def _iso_year(days: int) -> int:
@@ -162,7 +162,7 @@ def _iso_year(days: int) -> int:
 
 
 def _span_of_years(size: int, days: int) -> int:
-    """The number of the century or millennium: number 1 begins with year 1 and follows number -1."""
+    """Return the number of a day's century or millennium. Number 1 begins with year 1. Number -1 precedes it."""
     year, _, _ = calendar_date(days)
     return (year + size - 1) // size if year > 0 else -((size - year) // size)
 
@@ -190,7 +190,7 @@ _DAY_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "epoch": lambda days: days * (DAY // _SECOND),
     }
 )
-#: Fields that are infinite for an infinite date; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
+#: The fields that are infinite for an infinite date. All others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
 _FIELDS_OF_INFINITY: Final = frozenset(
     ("year", "isoyear", "decade", "century", "millennium", "julian", "epoch")
 )
@@ -209,7 +209,8 @@ def _julian_day(micros: int) -> Decimal:
     return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), part)
 
 
-#: Fields with a fraction: as numeric, and as double precision with the rounding of timestamp_part_common().
+#: The fields of a timestamp that have a fraction. The first mapping computes them as numeric, the second as double
+#: precision, with the rounding of timestamp_part_common().
 _FRACTIONAL_FIELDS: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
     {
         "second": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-6),
@@ -260,7 +261,7 @@ _UNITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-#: The first year of the decade, century or millennium of a day.
+#: Functions from a day to the first year of its decade, century or millennium.
 _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "decade": lambda days: _decade(days) * 10,
@@ -271,12 +272,12 @@ _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def _first_year(size: int, number: int) -> int:
-    """The first year of a century or millennium; the year 0 is 1 BC."""
+    """Return the first year of a century or millennium; here the year 0 stands for 1 BC."""
     return number * size - size + 1 if number > 0 else number * size + 1
 
 
 def _truncate(field: str, micros: float) -> float:
-    """date_trunc: set all fields smaller than this one to their least values."""
+    """Return date_trunc: the timestamp with all fields smaller than this field at their least values."""
     if isinf(micros):
         return micros
     if field in _UNITS:
@@ -316,9 +317,10 @@ _INTERVAL_FUNCTIONS: Final[Mapping[str, Callable[[Interval, float], float]]] = M
 
 
 def bind_constant(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
-    """Return a function with its constant field name or interval bound, and its other operands.
+    """Return a function for a call with a constant field name or a constant interval, and the other operands.
 
-    None for a function without such a constant.
+    The function contains the constant, so it takes only the other operands. Returns None for a call without such a
+    constant.
     """
     if node.name in _FIELD_FUNCTIONS:
         field, value = node.operands
@@ -347,7 +349,7 @@ def _convert_result(
 CONVERSIONS: Final = MappingProxyType(
     {(DATE, TIMESTAMP): _timestamp_from_date, (TIMESTAMP, DATE): _date_from_timestamp}
 )
-"""Casts, by the type oids of source and target."""
+"""The casts between dates and timestamps, by the type oids of source and target."""
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
@@ -364,4 +366,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "timestamp_mi": _time_between,
     }
 )
-"""Functions of dates and times by `prosrc`, except those of `bind_constant`."""
+"""The functions of dates and times by `prosrc`, except those of `bind_constant`."""

@@ -1,7 +1,7 @@
-"""Strings and bytes in row filters.
+"""PostgreSQL's functions of strings and bytes, for row filters.
 
-In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError if the server raises an
-error (varlena.c, oracle_compat.c, like_match.c).
+In: Python values, none of them NULL. Out: the value that PostgreSQL's function returns. Raises FilterValueError if the
+server raises an error (varlena.c, oracle_compat.c, like_match.c).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _Sequence = TypeVar("_Sequence", str, bytes)
 
 
 def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequence:
-    """Return `length` characters or bytes from `start` on, which may be less than 1 (text_substring)."""
+    """Return `length` characters or bytes from position `start` on (text_substring).
+
+    Positions count from 1. `start` may be less than 1, and the positions before 1 count as part of `length`.
+    """
     first = max(start, 1) - 1
     if length is None:
         return value[first:]
@@ -35,17 +38,18 @@ def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequ
 
 
 def _left(text: str, count: int) -> str:
-    """Return the first `count` characters, or for a negative count all but the last ones."""
+    """Return the first `count` characters; for a negative count all but the last `-count` characters."""
     return text[:count]
 
 
 def _right(text: str, count: int) -> str:
-    """Return the last `count` characters, or for a negative count all but the first ones."""
+    """Return the last `count` characters; for a negative count all but the first `-count` characters."""
     return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
 
 
 def _right_before_19(text: str, count: int) -> str:
-    # Before 19, the negation of the least integer overflows to itself, and the result is the whole text.
+    # Servers before 19 negate the count. The negation of the least integer overflows to the same integer. So the
+    # result is the whole text.
     return text if count == _MIN_INTEGER else _right(text, count)
 
 
@@ -69,7 +73,7 @@ def _replace(text: str, old: str, new: str) -> str:
 
 
 def _translate(text: str, characters: str, replacements: str) -> str:
-    """Replace each character by the replacement at the same position; remove characters without one."""
+    """Replace each of `characters` by the replacement at the same position, or remove it if there is none."""
     table: dict[int, str] = {}
     for place, character in enumerate(characters):
         table.setdefault(ord(character), replacements[place : place + 1])
@@ -124,7 +128,7 @@ def _md5(value: bytes) -> str:
 
 
 def conversion(source: int, target: int) -> Callable[[str], str] | None:
-    """The cast between two string types, or None if it changes nothing."""
+    """Return the cast from one string type to another, or None if it changes nothing."""
     if not {source, target} <= set(STRINGS):
         return None
     return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
@@ -135,11 +139,14 @@ def _boolean_text(value: bool) -> str:
 
 
 CONVERSIONS: Final = MappingProxyType({(BOOL, target): _boolean_text for target in STRINGS})
-"""Casts to strings, by the type oids of source and target."""
+"""The casts to strings, by the type oids of source and target."""
 
 
 def modifier_cast(type_oid: int, length: int) -> Callable[[str], str]:
-    """The explicit cast to `varchar(length)`, which cuts, or `character(length)`, which also pads."""
+    """Return the explicit cast to `varchar(length)` or `character(length)`.
+
+    Both casts cut longer texts. The cast to character also pads shorter texts with blanks.
+    """
     if type_oid == VARCHAR:
         return lambda text: text[:length]
     return lambda text: text[:length].ljust(length)
@@ -149,7 +156,7 @@ def modifier_cast(type_oid: int, length: int) -> Callable[[str], str]:
 
 
 def _like_parts(pattern: str) -> Iterator[str]:
-    """The pieces of a pattern between percent signs, as regular expressions."""
+    """Yield the parts of a pattern that percent signs separate, as regular expressions."""
     part: list[str] = []
     characters = iter(pattern)
     for character in characters:
@@ -164,23 +171,23 @@ def _like_parts(pattern: str) -> Iterator[str]:
 
 
 def like(pattern: str) -> Callable[[str], bool]:
-    r"""The match of a LIKE pattern with a backslash before each literal %, _ and \."""
+    r"""Return a function that matches a LIKE pattern; the pattern has a backslash before each literal %, _ and \."""
     first, *rest = _like_parts(pattern)
     if rest:
         *middle, last = rest
-        # A piece between two percent signs matches at its first occurrence, without backtracking.
+        # For a part between two percent signs it is enough to take its first occurrence, without backtracking.
         first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
     matches = re.compile(first, re.DOTALL).fullmatch
     return lambda text: matches(text) is not None
 
 
 def like_expression(pattern: str) -> str:
-    """The same pattern as a regular expression of RE2."""
+    """Return a LIKE pattern as a regular expression of RE2."""
     return rf"(?s)\A{'.*'.join(_like_parts(pattern))}\z"
 
 
 def regex(pattern: str) -> Callable[[str], bool]:
-    """The search for a match of a regular expression in RE2's syntax."""
+    """Return a function that searches a text for a match of a regular expression in RE2's syntax."""
     return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
 
 
@@ -216,4 +223,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "sha512_bytea": lambda value: sha512(value).digest(),
     }
 )
-"""Functions of strings and bytes, by `prosrc`."""
+"""The functions of strings and bytes, by `prosrc`."""

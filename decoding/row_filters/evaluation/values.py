@@ -1,4 +1,4 @@
-"""A row filter's values in Python: made from Arrow or from constants, and ranked for comparisons.
+"""The values of a row filter in Python: converts them from Arrow and from constants, and ranks them for comparisons.
 
 | PostgreSQL                        | Python |
 |-----------------------------------|--------|
@@ -65,7 +65,8 @@ def _interval(text: str) -> int:
     return int(str(STRING_FUNCTIONS["interval_cmp_value"](text)))
 
 
-#: By type oid: the Arrow type to which values are cast, or None, and the conversion of their Python values.
+#: Maps the oid of a type to the Arrow type to which a column is cast before its values become Python values (None
+#: for no cast), and to the conversion of these Python values.
 _ARROW_CONVERSIONS: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] = {
     **dict.fromkeys(
         (nodes.BOOL, nodes.BYTEA, nodes.TIME, nodes.UUID, *nodes.INTEGERS, *nodes.FLOATS, *nodes.STRINGS),
@@ -123,7 +124,7 @@ def constant_value(value: nodes.ConstantValue) -> Any:
 
 
 def _float_rank(value: float) -> tuple[bool, float]:
-    """The rank of a float: NaN equals NaN and is the greatest."""
+    """Return the rank of a float: NaN equals NaN, and is greater than all other floats."""
     return (False, value) if value == value else (True, 0.0)  # noqa: PLR0124
 
 
@@ -141,24 +142,25 @@ _RANKS: Final[dict[int, Callable[[Any], Any]]] = {
 
 
 def midnight(days: float) -> float:
-    """A date as a timestamp, possibly beyond PostgreSQL's range of timestamps."""
+    """Return a date as a timestamp, even if it is beyond PostgreSQL's range of timestamps."""
     return days * DAY
 
 
 def rank_function(type_oid: int) -> Callable[[Any], Any] | None:
-    """The function from a value of this type to its rank; None if the value is its own rank.
+    """Return the function from a value of this type to its rank; None if a value is its own rank.
 
     Values are compared, ordered and hashed by their ranks. A filter may order strings only under a collation
-    that orders by bytes. Python orders them by code points, which for UTF-8 is the same order.
+    that orders them by bytes. Python orders strings by code points. This is the order of their bytes in UTF-8.
     """
     if type_oid not in ELEMENT_OIDS:
         return _RANKS.get(type_oid)
     element_rank = rank_function(ELEMENT_OIDS[type_oid]) or _identity
 
     def array_rank(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
-        """The rank of an array: NULL equals NULL and is the greatest.
+        """Return the rank of an array.
 
-        A prefix is less than a longer array.
+        As elements, NULL equals NULL, and is greater than all other values. The begin of an array is less than the
+        whole array.
         """
         return tuple((True, 0) if item is None else (False, element_rank(item)) for item in items)
 

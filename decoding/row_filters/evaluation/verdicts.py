@@ -1,12 +1,16 @@
 """Evaluates row filters on Arrow batches as PostgreSQL does.
 
-In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns have the Arrow types of
-`pgsieve.decoding.values.types` without overrides. Out: a verdict for each row: true, false or NULL. Only a
-row with the verdict true matches. Raises RecursionError, before it reads a row, if a tree is nested too
-deeply. Raises FilterValueError or NumericError for the first row for which PostgreSQL raises an error; it has
-PostgreSQL's message and SQLSTATE, and no value.
+In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches of rows. The columns of a batch have the Arrow types of
+`pgsieve.decoding.values.types`, without a user's overrides.
 
-`columns` computes the largest predicates that cannot fail, `compiler` evaluates the rest row by row.
+Out: the filter's value for each row, here called the verdict: true, false or NULL. Only a row with the verdict true
+matches.
+
+Raises RecursionError if a tree is nested too deeply; this happens before a row is read. Raises FilterValueError or
+NumericError if PostgreSQL would raise an error for a row. The error has PostgreSQL's message and SQLSTATE, and no value
+of the row.
+
+`columns` computes the largest predicates that cannot fail on whole columns. `compiler` evaluates the rest row by row.
 """
 
 from __future__ import annotations
@@ -27,10 +31,10 @@ Verdicts: TypeAlias = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 
 def compile_filters(*trees: Node) -> Verdicts:
-    """Compile filters into one function of batches, which several threads may call at once.
+    """Compile filters into one function of batches. Several threads may call this function at the same time.
 
     The filters are joined with OR, as in pgoutput_row_filter_init() in
-    src/backend/replication/pgoutput/pgoutput.c. Without a filter no row matches.
+    src/backend/replication/pgoutput/pgoutput.c. If no filter is given, no row matches.
     """
     parts = _ColumnarParts()
     tree = parts.divide(trees[0] if len(trees) == 1 else Logical("OR", trees))
@@ -57,7 +61,7 @@ def verdicts(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _broadcast(compute: Columnar) -> Verdicts:
-    """Return a function whose result has an item for each row, also where `compute` returns a scalar."""
+    """Return a function whose result has a value for each row, even if `compute` returns one value for all rows."""
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         values = compute(batch)
@@ -70,13 +74,13 @@ class _ColumnarParts:
     """The largest predicates of a tree that Arrow can compute on whole columns."""
 
     def __init__(self) -> None:
-        #: The predicates by the column that replaces each; a table cannot have columns with these names.
+        #: Maps the name of a made-up column to the predicate that it replaces. No table can have such a name.
         self.computed: dict[str, Columnar] = {}
-        #: The results of `divide` by the node's id, so that a repeated part stays one object.
+        #: The results of `divide` by the id of the node. With these, a part that occurs again stays the same object.
         self._results: dict[int, Node] = {}
 
     def divide(self, node: Node) -> Node:
-        """Return the tree with a column in place of each such predicate."""
+        """Return the tree with a made-up column instead of each predicate that Arrow can compute."""
         if id(node) not in self._results:
             self._results[id(node)] = self._computed_column(node) or self._divide_children(node)
         return self._results[id(node)]
