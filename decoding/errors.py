@@ -1,6 +1,6 @@
 """The base class of pgsieve's errors, and the errors of this package.
 
-A message says which object has which problem; it never contains a password or a value, except a row's key.
+A message says which object has which problem. It never contains a password, and no values of a row except its key.
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration
@@ -81,8 +81,9 @@ A message says which object has which problem; it never contains a password or a
         UnsupportedTypeError
         ValueNotRepresentableError
 
-These exceptions never reach a user, and are not in the tree: `RefusedError`, `InvalidConstantError` and
-`InvalidSyntaxError`, which `analysis` turns into errors of row filters, `NoOutputError`, `LostMessagesError`.
+These exceptions never reach a user, and are not in the tree: `NoOutputError`, `LostMessagesError`, `RefusedError`,
+`InvalidConstantError` and `InvalidSyntaxError`. `decoding/row_filters/analysis.py` turns the last three into errors
+of row filters.
 """
 
 from __future__ import annotations
@@ -91,15 +92,15 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import escape_controls
 
-#: Stands in a hint for the table's name, which the caller inserts.
+#: Stands for the name of the table in a hint. A caller that knows the table replaces it by the name.
 TABLE_PLACEHOLDER = "<schema>.<table>"
 
 
 class PgsieveError(Exception):
     """An error that a user can act on.
 
-    `message` says which object has which problem, and `hint` what to do. In both texts control characters are
-    escaped. `sqlstate` is PostgreSQL's code for the error, if any (PostgreSQL documentation, PostgreSQL Error
+    `message` says which object has which problem, and `hint` says what the user can do. In both texts control characters
+    are escaped. `sqlstate` is PostgreSQL's code for the error, or None (PostgreSQL documentation, PostgreSQL Error
     Codes).
     """
 
@@ -124,17 +125,21 @@ class UnsupportedFilterError(PgsieveError):
 
 
 class UnsupportedTypeError(PgsieveError):
-    """A column's PostgreSQL type does not allow a type override."""
+    """pgsieve does not offer the Spark type that a user chose for a column of this PostgreSQL type."""
 
 
 class UnsupportedBinaryError(PgsieveError):
-    """Only the server can print a value in binary format; the message has the column, never the value."""
+    """A value came in binary format, and only the server can print it as text.
+
+    The message has the name of the column, but not the value.
+    """
 
 
 class ValueNotRepresentableError(PgsieveError):
-    """A column's Spark type cannot represent a value; the message has the column, never the value.
+    """The Spark type of a column cannot represent a value.
 
-    `row` is the index of the value among the converted values.
+    The message has the name of the column, but not the value. `row` is the index of the value among the values that
+    were converted together.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, row: int = 0) -> None:
@@ -142,7 +147,7 @@ class ValueNotRepresentableError(PgsieveError):
         self.row = row
 
     def with_key(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
-        """Return the error with the row's key in its message, in PostgreSQL's form."""
+        """Return the error with the key of the row in its message, in the form `(id)=(1)`, as PostgreSQL prints keys."""
         if not key:
             return self
         columns, values = ", ".join(key), ", ".join(key.values())
@@ -151,7 +156,7 @@ class ValueNotRepresentableError(PgsieveError):
 
 
 class RowFilterSyntaxError(PgsieveError):
-    """A row filter that PostgreSQL refuses too: it is not an expression, or has wrong types."""
+    """A row filter is not an SQL expression or has wrong types, so that PostgreSQL refuses it, too."""
 
 
 class UndefinedColumnError(PgsieveError):

@@ -1,6 +1,6 @@
-"""Log sequence numbers: PostgreSQL's text `16/B374D848` in, an integer out, and back.
+"""Log sequence numbers: converts PostgreSQL's text, such as `16/B374D848`, to an integer and back.
 
-Raises InvalidLsnError for text that is not a pg_lsn and for numbers outside 64 bits.
+Raises InvalidLsnError for text that is not a pg_lsn, and for numbers that do not fit in 64 bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The oldest and the newest server that pgsieve replicates from, as in server_version_num.
+"""The oldest and the newest server that pgsieve replicates from, as numbers like server_version_num.
 
-`resources/postgres/source.py` refuses a newer server, which may send unknown messages.
+`resources/postgres/source.py` refuses a newer server, because such a server may send messages that pgsieve does not
+know.
 """
 
 from __future__ import annotations

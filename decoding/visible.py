@@ -1,8 +1,8 @@
 """Makes text safe to show in a terminal and on a page.
 
-In: names and messages with parts from a database. Out: the same text on one line, with escapes for control
-characters, and for characters that reorder text or are invisible (Unicode Standard Annex 9, bidirectional
-controls). Raises nothing.
+In: names and messages that may contain text from a database. Out: the same text on one line. Control characters,
+characters that change the order of text, and invisible characters are replaced by escapes (Unicode Standard Annex 9,
+bidirectional controls). Raises nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CONTROLS: Final = re.compile(
 
 
 def escape_controls(text: str) -> str:
-    r"""Replace these characters by escapes such as `\x1b`, `\n` and `\u202e`."""
+    r"""Replace control characters and invisible characters by escapes such as `\x1b`, `\n` and `\u202e`."""
     return text if text.isprintable() else _CONTROLS.sub(_escape, text)
 
 
 def escape_controls_in_json(text: str) -> str:
-    r"""Replace these characters in the strings of a JSON document by escapes such as `\u009b`.
+    r"""Replace control characters and invisible characters in a JSON document by escapes such as `\u009b`.
 
-    Line ends stay.
+    The line ends between the parts of the document stay.
     """
     return text if text.isprintable() else _CONTROLS.sub(_json_escape, text)
 
@@ -37,5 +37,5 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _json_escape(match: re.Match[str]) -> str:
-    # In strings JSON has escaped the characters of C0; the rest of them are the document's layout.
+    # JSON has already escaped the characters of C0 in strings. All others belong to the layout of the document.
     return match[0] if match[0] < " " else json.dumps(match[0])[1:-1]

@@ -1,8 +1,8 @@
-"""A bounded reader: the bytes of one message in, its numbers and strings in order out.
+"""Reads the numbers and strings of one message in order, with bounds checks.
 
-Each reading method takes the name of the field for its error. It raises only ProtocolError, with the
-message's name, the offset and the expected bytes, and never reads or allocates beyond the message. Integers
-are big-endian.
+In: the bytes of a message. Out: its fields. Each method takes the name of a field for its error. It raises only
+ProtocolError, with the message's name, the offset and the expected bytes. It never reads beyond the end of the message,
+and never allocates more memory than the message needs. Integers are big-endian.
 
 PostgreSQL documentation, Message Data Types; src/backend/libpq/pqformat.c.
 """
@@ -16,33 +16,33 @@ from pgsieve.decoding.errors import ProtocolError
 
 PROTOCOL_VIOLATION = "08P01"
 
-# Not struct.Struct objects, which Spark cannot send to executors.
+# These are strings and not struct.Struct objects, because Spark cannot send the latter to executors.
 _I8, _U16, _I16, _U32, _I32, _U64, _I64 = "!b", "!H", "!h", "!I", "!i", "!Q", "!q"
 
 
 class Cursor:
-    """A position in the bytes of one message, which only moves forward."""
+    """A position in the bytes of one message. The position only moves forward."""
 
     __slots__ = ("_data", "_message", "_offset", "_size")
 
     def __init__(self, data: bytes | bytearray | memoryview, message: str, *, offset: int = 0) -> None:
-        self._data = bytes(data)  # bytes are not copied
+        self._data = bytes(data)  # This copies the data only if it is not of type bytes.
         self._size = len(self._data)
         self._message = message
         self._offset = offset
 
     @property
     def offset(self) -> int:
-        """Bytes read so far."""
+        """The number of bytes read so far."""
         return self._offset
 
     @property
     def remaining(self) -> int:
-        """Bytes not read yet."""
+        """The number of bytes not read yet."""
         return self._size - self._offset
 
     def fail(self, expected: str, *, bytes_before: int = 0) -> NoReturn:
-        """Raise ProtocolError; the wrong field begins `bytes_before` bytes before the position."""
+        """Raise ProtocolError for a wrong field, which begins `bytes_before` bytes before the present position."""
         raise ProtocolError(
             f"malformed {self._message} message at offset {self._offset - bytes_before}: expected {expected}",
             sqlstate=PROTOCOL_VIOLATION,
@@ -94,7 +94,8 @@ class Cursor:
         end = self._data.find(b"\0", self._offset)
         if end < 0:
             self.fail(f"{field}, a string that ends with a zero byte")
-        # A name that is not UTF-8 must not stop the messages of all other tables.
+        # With surrogateescape, bytes that are not UTF-8 raise no error. A table with such a name would otherwise stop
+        # the replication of all other tables.
         text = str(self._data[self._offset : end], "utf-8", "surrogateescape")
         self._offset = end + 1
         return text
@@ -109,7 +110,7 @@ class Cursor:
         return self._data[start:end]
 
     def length_prefixed(self, field: str) -> bytes:
-        """Read a length of 32 bits, and that many bytes."""
+        """Read a length of 32 bits, and as many bytes as the length says."""
         start = self._offset + 4
         if start <= self._size:
             length: int = struct.unpack_from(_I32, self._data, start - 4)[0]
@@ -120,22 +121,25 @@ class Cursor:
         return self.byten(self.i32(f"length of {field}"), field)  # This raises the error.
 
     def flags(self, field: str, *, allowed: int) -> int:
-        """Read a byte of flags; raises ProtocolError for a flag outside `allowed`."""
+        """Read a byte of flags; raises ProtocolError if a bit is set that is not in `allowed`."""
         value = self.u8(field)
         if value & ~allowed:
             self.fail(f"{field} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", bytes_before=1)
         return value
 
     def valid_xid(self, field: str) -> int:
-        """Read a transaction id that is set (TransactionIdIsValid)."""
+        """Read a transaction id; raises ProtocolError for zero (TransactionIdIsValid)."""
         return self.u32(field) or self.fail(f"{field}, not zero", bytes_before=4)
 
     def valid_lsn(self, field: str) -> int:
-        """Read an LSN that is set (XLogRecPtrIsValid)."""
+        """Read an LSN; raises ProtocolError for zero (XLogRecPtrIsValid)."""
         return self.u64(field) or self.fail(f"{field}, not zero", bytes_before=8)
 
     def check_count(self, count: int, field: str, *, item_size: int) -> int:
-        """Return a count that was just read; raises ProtocolError if so many items need more than the rest."""
+        """Return the count of items that was just read, if the rest of the message is long enough for them.
+
+        `item_size` is the least number of bytes of an item. Raises ProtocolError if the rest is too short.
+        """
         if not 0 <= count * item_size <= self.remaining:
             self.fail(f"a number of {field} that {self.remaining} bytes can hold, not {count}")
         return count

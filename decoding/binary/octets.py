@@ -1,8 +1,8 @@
-"""Reads many messages or values at once, as one run of bytes.
+"""Reads many messages or values at once.
 
-In: an Arrow binary array. Out: numpy arrays. No Python code runs per value. Raises ProtocolError for a
-message that is NULL, and for a value that does not have the width of its type. Raises ValueError for more
-than 2 GiB, which 32-bit offsets cannot address.
+In: an Arrow binary array, whose values are adjacent bytes of one buffer. Out: numpy arrays. No Python code runs per
+value. Raises ProtocolError for a message that is NULL, and for a value that does not have the width of its type. Raises
+ValueError for more than 2 GiB, because 32-bit offsets cannot address more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_BYTES = 2**31 - 1
 
 
 class Octets:
-    """The bytes of a binary array, and the positions `starts` and `ends` of its values in `buffer`."""
+    """The bytes of a binary array: all values in `buffer`, and their positions there in `starts` and `ends`."""
 
     __slots__ = ("_last", "_words", "buffer", "ends", "starts")
 
@@ -47,15 +47,16 @@ class Octets:
         if readable.size < _WORD_BYTES:
             readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD_BYTES, b"\0"))
         self._last = readable.size - _WORD_BYTES
-        # A view with a word at every byte, so that one lookup reads words at many positions.
+        # The element n of this view is the word of eight bytes that begins at byte n. So one lookup in numpy reads the
+        # words at many positions.
         self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
 
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """The first byte of each value: the type byte of a message, or undefined if it is empty."""
+        """Return the first byte of each value, such as the type byte of a message; any byte for an empty value."""
         return (self.words(self.starts) >> 56).astype(np.uint8)
 
     def words(self, positions: Positions) -> Words:
-        """The eight bytes from each position on, as a big-endian number; bytes beyond the end are zeros."""
+        """Return the eight bytes from each position on, as a big-endian number; bytes beyond the end are zeros."""
         if not len(positions) or positions.max() <= self._last:
             return self._words[positions].byteswap()
         inside = np.minimum(positions, self._last)
@@ -68,7 +69,7 @@ class Octets:
 
 
 def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
-    """The n + 1 offsets of a binary or string array, large or not, in its buffer of values."""
+    """Return the n + 1 offsets of the n values of a binary or string array in its buffer; the array may be large."""
     is_large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
     buffer = values.buffers()[1]
     if buffer is None or not len(values):
@@ -85,8 +86,8 @@ def bitmap(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 def gather(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
     """Return the values with these bounds (start, end, start, end …) as a binary array.
 
-    Bounds never decrease. So they are the offsets of a binary array in which values alternate with the bytes
-    between them.
+    Bounds never decrease. So they can be the offsets of another binary array: in this array the values alternate with
+    the bytes between them.
     """
     count = len(bounds) // 2
     if not count:
@@ -98,9 +99,10 @@ def gather(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
 
 
 def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
-    """Convert values of one width to numbers, 0 for NULL.
+    """Convert values of the same width to numbers; NULL becomes 0.
 
-    Also return the mask of values that are not NULL.
+    Returns the numbers, and the mask of the values that are not NULL. `layout` is the type of the values in numpy's
+    notation, such as `>i4`.
     """
     kind = np.dtype(layout)
     valid = np.asarray(values.is_valid())
@@ -114,7 +116,7 @@ def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
 
 
 def to_binary(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
-    """Convert numbers to their big-endian binary format; numbers that are not `valid` become NULL."""
+    """Convert numbers to big-endian bytes; numbers that are not `valid` become NULL."""
     kind, is_complete = numbers.dtype, bool(valid.all())
     big_endian = (numbers if is_complete else numbers[valid]).astype(kind.newbyteorder(">"))
     offsets = np.zeros(len(valid) + 1, np.int32)
@@ -126,7 +128,7 @@ def to_binary(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
 
 
 def convert_valid(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Cast values to binary, and apply `convert` to those that are not NULL; NULL stays NULL."""
+    """Cast values to binary, and apply `convert` to the values that are not NULL; NULL stays NULL."""
     values = values.cast(pa.binary())
     if not values.null_count:
         return convert(values)

@@ -1,7 +1,7 @@
-"""The counterpart of the cursor: numbers and strings in order in, the bytes of one message out.
+"""Writes the numbers and strings of one message in order; `pgsieve.decoding.binary.cursor` reads them again.
 
-Raises ProtocolError for values that the cursor would refuse: a number that does not fit its field, a zero
-byte in a string, an unset LSN where one is required.
+In: the fields of a message. Out: its bytes. Raises ProtocolError for values that the cursor would refuse: a number that
+does not fit its field, a zero byte in a string, or zero as an LSN or transaction id that must be set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgsieve.decoding.errors import ProtocolError
 
 
 class Writer:
-    """The bytes of one message, to which each method appends."""
+    """The bytes of one message. Each method appends a field."""
 
     __slots__ = ("_data", "_message")
 
@@ -24,7 +24,7 @@ class Writer:
         self._message = message
 
     def getvalue(self) -> bytes:
-        """The bytes so far."""
+        """Return the bytes that were written so far."""
         return bytes(self._data)
 
     def fail(self, expected: str) -> NoReturn:
@@ -60,9 +60,12 @@ class Writer:
     def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
         octets = b""
-        with suppress(UnicodeEncodeError):  # A lone surrogate does not stand for a byte.
+        with suppress(
+            UnicodeEncodeError
+        ):  # Not every surrogate stands for a byte. The check below raises the error.
             octets = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
-        # The bytes of several surrogates can form UTF-8, which the cursor would read as another text.
+        # Several surrogates can stand for bytes that together are UTF-8. The cursor would read these bytes as another
+        # text.
         if octets.decode("utf-8", "surrogateescape") != text:
             self.fail(f"{field}, a string without a zero character or a lone surrogate")
         self._data += octets
@@ -78,11 +81,11 @@ class Writer:
         self._data += content
 
     def valid_xid(self, value: int, field: str) -> None:
-        """Write a transaction id that is set."""
+        """Write a transaction id; raises ProtocolError for zero."""
         self.u32(value or self.fail(f"{field}, not zero"), field)
 
     def valid_lsn(self, value: int, field: str) -> None:
-        """Write an LSN that is set."""
+        """Write an LSN; raises ProtocolError for zero."""
         self.u64(value or self.fail(f"{field}, not zero"), field)
 
     def _integer(self, layout: str, value: int, field: str) -> None:

@@ -1,5 +1,4 @@
-"""Checksums of rows and of segments of a table, equal to those that the publisher computes in SQL.
+"""Checksums of rows, and of segments (parts of a table). They equal the checksums that the publisher computes in SQL.
 
-The functions work on Arrow columns, and follow PostgreSQL's record_send(), hash_array_extended() and
-hashfn.c.
+The functions work on Arrow columns. They follow PostgreSQL's record_send(), hash_array_extended() and hashfn.c.
 """

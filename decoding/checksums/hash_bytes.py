@@ -1,9 +1,11 @@
-"""PostgreSQL's hash of byte strings: an Arrow binary array and a seed in, 64-bit numbers out.
+"""PostgreSQL's hash of byte strings.
+
+In: an Arrow binary array, and a seed. Out: 64-bit numbers.
 
 The function is Bob Jenkins' lookup3 over blocks of twelve bytes, as little-endian servers compute it:
-hash_bytes_extended() in src/common/hashfn.c. All values are hashed together, one block of each value per
-step. They are sorted by length, the longest first, so that the values with further blocks are a slice of the
-arrays.
+hash_bytes_extended() in src/common/hashfn.c. All values are hashed together: first their first blocks, then their
+second blocks, and so on. The values are sorted by length, the longest first. So the values that have an n-th block are
+always at the begin of the arrays.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
 def _add_block(octets: Octets, starts: Positions, block: int, a: State, b: State, c: State) -> None:
     """Add the twelve bytes of one block."""
     offset, size = block * _BLOCK_BYTES, octets.buffer.size
-    # A view with a word at every byte, so that one lookup reads the words of all values.
+    # The element n of this view is the word that begins at byte n. So one lookup reads the words of all values.
     words = np.ndarray((size - offset - 7,), "<u8", octets.buffer, offset, (1,))[starts].view("<u4")
     a += words[0::2]
     b += words[1::2]
@@ -61,7 +63,7 @@ def _add_block(octets: Octets, starts: Positions, block: int, a: State, b: State
 def _add_remainder(
     octets: Octets, positions: Positions, remaining_bytes: Positions, a: State, b: State, c: State
 ) -> None:
-    """Add the up to eleven bytes after the last full block; the lowest byte of `c` is for the length."""
+    """Add the bytes after the last full block, at most eleven; the lowest byte of `c` is reserved for the length."""
     words = _first_bytes(octets.words(positions).byteswap(), np.minimum(remaining_bytes, 8))
     a += words.astype(np.uint32)
     b += (words >> np.uint64(32)).astype(np.uint32)

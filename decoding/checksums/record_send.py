@@ -1,8 +1,10 @@
-"""Rows of a replica as record_send() would return them: Arrow columns in, one byte string per row out.
+"""The rows of a replica as PostgreSQL's record_send() would return them.
 
-The publisher computes the same bytes for its rows with `row_expression`, so that both sides can hash them.
-Rows with the same bytes have the same values. The reverse is not always true: equal values with different bytes
-are -0.0 and 0.0, several NaNs, and arrays whose elements the option `types` gives another type.
+In: Arrow columns. Out: one byte string per row. The publisher computes the same bytes for its rows with the SQL of
+`row_expression`. So both sides can hash the bytes, and compare the hashes.
+
+Rows with the same bytes have the same values. The reverse is not always true. These values can be equal, but have
+different bytes: -0.0 and 0.0, several NaNs, and arrays whose elements have another type because of the option `types`.
 
 The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
 value (-1 for NULL), and the result of the type's send function (record_send() in
@@ -28,7 +30,7 @@ from pgsieve.decoding.values.numeric import text_from_decimal
 from pgsieve.decoding.values.output import text_of
 from pgsieve.decoding.values.types import ColumnType
 
-#: A matrix of bytes with one line per row.
+#: A matrix of bytes, with one line for each row of the table.
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _BYTEA, _TEXT = 17, 25
@@ -42,7 +44,7 @@ _NUMBER_TYPES: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
         pa.float64(): (701, "float8"),
     }
 )
-"""By Arrow type, the oid and the name of the PostgreSQL type with the same binary format."""
+"""Maps an Arrow type to the oid and the name of the PostgreSQL type whose binary format has the same bytes."""
 
 _PRINTED_TYPES: Mapping[pa.DataType, int] = MappingProxyType(
     {
@@ -53,14 +55,17 @@ _PRINTED_TYPES: Mapping[pa.DataType, int] = MappingProxyType(
         pa.timestamp("us", "UTC"): 1184,
     }
 )
-"""By Arrow type of an array's elements, the oid of the type whose output function prints them."""
+"""Maps the Arrow type of an array's elements to the oid of the type whose output function prints these elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column as a field of record_send(): SQL expression, its type's oid, and the type in the replica.
+    """A column as a field of record_send().
 
-    `delimiter` separates the elements of an array; it is '' for other types.
+    - `expression` is the SQL expression that the publisher sends for the column.
+    - `oid` is the oid of the type of this expression.
+    - `arrow` is the column's type in the replica.
+    - `delimiter` separates the elements of an array. It is '' for other types.
     """
 
     expression: str
@@ -70,7 +75,7 @@ class SentColumn:
 
     @classmethod
     def for_column(cls, quoted_name: str, type_oid: int, type: ColumnType) -> SentColumn:  # noqa: A002 - as in PostgreSQL
-        """The field for a column; `quoted_name` is its name in SQL."""
+        """Return the field for a column; `quoted_name` is the column's name in SQL."""
         expression, oid = type.expression.format(quoted_name), _TEXT
         if type.arrow in _NUMBER_TYPES:
             oid, name = _NUMBER_TYPES[type.arrow]
@@ -88,17 +93,17 @@ class SentColumn:
 
 
 def row_expression(columns: Iterable[SentColumn]) -> str:
-    """The SQL expression for a row's bytes."""
+    """Return the SQL expression with which the publisher computes the bytes of a row."""
     return f"pg_catalog.record_send(ROW({', '.join(c.expression for c in columns)}))"
 
 
 def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa.Array:
-    """The bytes of each row; `arrays` are the columns in the replica's types."""
+    """Return the bytes of each row; `arrays` are the columns of the replica, in the same order as `columns`."""
     return pc.binary_join_element_wise(*_pieces(arrays, columns), b"")
 
 
 def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
-    """Yield binary arrays to concatenate; adjacent fields of fixed width form one array."""
+    """Yield binary arrays, whose concatenated values are the rows. Adjacent fields of fixed width form one array."""
     count = len(arrays[0])
     fixed_width = [_repeat_integer(len(columns), count)]
     for array, column in zip(arrays, columns, strict=True):
@@ -133,7 +138,7 @@ def _to_array(fixed: Sequence[Bytes]) -> pa.Array:
 
 
 def _sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
-    """The results of the send function for the column's expression; NULL stays NULL."""
+    """Return what the send function would return for the column's SQL expression; NULL stays NULL."""
     kind = array.type
     if pa.types.is_list(kind):
         return text_from_lists(array, _element_texts(array.flatten()), column.delimiter).cast(pa.binary())
@@ -146,7 +151,7 @@ def _sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
 
 
 def _binary_format(array: pa.Array) -> pa.Array:
-    """Values in binary format: numbers, dates and timestamps, text and bytea."""
+    """Convert numbers, dates, timestamps, text and bytea to PostgreSQL's binary format."""
     if array.type in _NUMBER_TYPES:
         is_boolean = pa.types.is_boolean(array.type)
         numbers = array.cast(pa.uint8()) if is_boolean else array
@@ -157,7 +162,7 @@ def _binary_format(array: pa.Array) -> pa.Array:
 
 
 def _element_texts(elements: pa.Array) -> pa.Array:
-    """The results of the output function for an array's elements."""
+    """Return the texts that the output function of the element type prints for the elements of arrays."""
     if pa.types.is_string(elements.type):
         return elements
     if pa.types.is_decimal(elements.type):

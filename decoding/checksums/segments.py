@@ -1,12 +1,14 @@
-"""Divides rows into segments by their hashes, counts the rows of each segment, and sums up their hashes.
+"""Divides the rows of a table into segments by their hashes, counts the rows of each segment, and sums up the hashes.
 
 In: the columns of a table, and a seed. Out: SQL with which a publisher computes the hash of each row and the
-checksums of each segment, and the same results for a replica's rows as Arrow columns. The order of rows does
-not matter; equal rows all count. The low bits of a row's hash are the number of its segment. So a row that
-differs usually has different segments at the publisher and in the replica, and both segments differ.
+checksums of each segment; and the same results for the rows of a replica, which are Arrow columns.
 
-Two different tables have the same checksums with a probability of 2⁻⁶⁴. If they do under one seed, they should
-differ under another seed.
+The order of rows does not matter. If a row occurs several times, it counts several times. The low bits of a row's hash
+are the number of its segment. If a row differs between publisher and replica, its two versions are usually in different
+segments, and the checksums of both segments differ.
+
+The probability that two different tables have the same checksums is 2⁻⁶⁴. Under another seed, such tables should have
+different checksums.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from pgsieve.decoding.binary.octets import Mask, Positions, Words
 from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
 
-#: With so few groups, the server's hash table fits into the default work_mem.
+#: The number of segments. With this number of groups, the server's hash table fits into the default work_mem.
 SEGMENTS = 2**14
 _SEGMENT_MASK = SEGMENTS - 1
 
-#: For a row with more bytes, its SHA-256 is hashed, because the blocks of one value must be hashed in
-#: sequence.
+#: If a row has more bytes, its SHA-256 is hashed instead. The blocks of one value can only be hashed one after the
+#: other, so long values would be slow.
 _MAX_HASHED_BYTES = 1000
-#: The most rows and bytes that are hashed together. So few rows stay in the processor's cache.
+#: The greatest numbers of rows and of bytes that are hashed together, so that they stay in the processor's cache.
 _MAX_ROWS = 8192
 _MAX_BYTES = 64 * 1024 * 1024
 
@@ -48,7 +50,7 @@ class RowHash:
 
     @property
     def expression(self) -> str:
-        """The SQL expression for the hash of a row, a bigint."""
+        """The SQL expression for the hash of a row; its type is bigint."""
         short_value = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
         # Without OFFSET 0 the planner repeats the row's expression at each use of `sent`.
         return (
@@ -57,7 +59,7 @@ class RowHash:
         )
 
     def hashes(self, batch: pa.RecordBatch) -> Words:
-        """The hashes of a batch's rows; its columns are the table's, in order."""
+        """Return the hashes of the rows of a batch; the batch has the columns of the table, in the same order."""
         arrays = [
             a if a.type == c.arrow else a.cast(c.arrow)
             for a, c in zip(batch.columns, self.columns, strict=True)
@@ -74,13 +76,16 @@ class RowHash:
 
 
 def hash_expression(value: str, seed: int) -> str:
-    """The SQL expression for the hash of a bytea, in an array because servers before 18 cannot hash bytea."""
+    """Return the SQL expression for the hash of a bytea.
+
+    The bytea is put into an array, because servers before 18 have a hash function for arrays but none for bytea.
+    """
     signed = seed - 2**64 if seed >= 2**63 else seed
     return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
 
 
 def array_hashes(values: pa.Array, seed: int) -> Words:
-    """The results of `hash_expression` for binary values, as unsigned numbers.
+    """Return what `hash_expression` computes for binary values, as unsigned numbers.
 
     Source: hash_array_extended() in src/backend/utils/adt/arrayfuncs.c.
     """
@@ -96,13 +101,16 @@ def _parts(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
 
 
 def segments_of(hashes: Words) -> Numbers:
-    """The numbers of the segments of rows with these hashes."""
+    """Return the segment number of each row, given the hashes of the rows."""
     return (hashes & np.uint64(_SEGMENT_MASK)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """By segment of a table, the number of its rows and the sum of their hashes modulo 2⁶⁴."""
+    """The checksums of all segments of a table, by segment number.
+
+    `rows` has the number of rows, and `sums` has the sum of their hashes modulo 2⁶⁴.
+    """
 
     rows: Numbers = field(default_factory=lambda: np.zeros(SEGMENTS, np.int64))
     sums: Words = field(default_factory=lambda: np.zeros(SEGMENTS, np.uint64))
@@ -114,12 +122,12 @@ class Checksums:
         np.add.at(self.sums, segments, hashes)
 
     def add_sums(self, segments: Positions, rows: Numbers, sums: Words) -> None:
-        """Add checksums of rows; `segments` may contain a segment several times."""
+        """Add numbers of rows and sums of hashes to segments; `segments` may contain a segment several times."""
         np.add.at(self.rows, segments, rows)
         np.add.at(self.sums, segments, sums)
 
     def differing_segments(self, other: Checksums) -> Mask:
-        """The mask of segments that differ."""
+        """Return the mask of the segments whose checksums differ."""
         differ: Mask = (self.rows != other.rows) | (self.sums != other.sums)
         return differ
 
@@ -142,7 +150,7 @@ def add_query_result(checksums: Checksums, batch: pa.RecordBatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSegments:
-    """Segments of a table, chosen by the mask `segments`."""
+    """Some segments of a table; `segments` is their mask."""
 
     row_hash: RowHash
     segments: Mask

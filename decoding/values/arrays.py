@@ -1,11 +1,13 @@
-r"""One-dimensional arrays: the text of array_out, or the bytes of array_send, in; Arrow lists out.
+r"""Converts one-dimensional arrays to Arrow lists.
+
+In: the texts of array_out, or the bytes of array_send. Out: Arrow lists. NULL elements stay NULL.
 
 All arrays of a column are split at once, by the positions of braces, quotes and backslashes. Then the element
-type's converter converts all elements together. No Python code runs per array or per element. NULL elements
-stay NULL.
+type's converter converts all elements together. No Python code runs per array or per element.
 
-Raises ValueError, without the value, for an array that a list cannot represent (more than one dimension, or a
-first subscript other than 1), and ProtocolError for bytes that are not an array of these elements.
+Raises ValueError for an array that a list cannot represent: one with more than one dimension, or with a first subscript
+other than 1. The error does not contain the value. Raises ProtocolError for bytes that are not an array of these
+elements.
 
 PostgreSQL documentation, Arrays; array_out() and array_send() in src/backend/utils/adt/arrayfuncs.c.
 """
@@ -34,7 +36,7 @@ _EMPTY = pa.scalar(b"{}", pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class ArrayText:
-    """Converts arrays from text; `element` converts their elements from text."""
+    """Converts arrays in text format. `element` converts the elements, and `delimiter` separates them."""
 
     element: Converter
     delimiter: str = ","
@@ -47,7 +49,7 @@ class ArrayText:
         first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
         letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)
         starts, ends = offsets[:-1] - first, offsets[1:] - first
-        # An array whose first subscript is not 1 begins with its bounds, not with a brace.
+        # If the first subscript of an array is not 1, the text begins with the bounds and not with a brace.
         if (
             (ends - starts < 2).any()
             or (letters[starts] != _OPEN).any()
@@ -62,11 +64,11 @@ class ArrayText:
 
 
 def _quote_masks(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
-    """Return masks of the letters outside quotes, and of the letters that belong to a value; None means all.
+    """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
 
-    A backslash escapes the next letter, so in a run of backslashes every other one escapes. `last` has the
-    positions of the arrays' closing braces. A brace inside quotes would mean that quotes reach into the next
-    array; then ValueError is raised.
+    A mask is None if it contains all letters. A backslash escapes the next letter, so in a run of backslashes every
+    other backslash escapes one. `last` has the positions of the closing braces of the arrays. Raises ValueError if
+    such a brace is inside quotes, because in that case the quotes do not end within the array.
     """
     quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not quotes.any():
@@ -77,7 +79,7 @@ def _quote_masks(letters: Letters, last: Positions) -> tuple[Mask | None, Mask |
         run = np.maximum.accumulate(np.where(begins, backslashes, 0))
         escapes[backslashes[(backslashes - run) % 2 == 0]] = True
         quotes[1:] &= ~escapes[:-2]
-    # The sum overflows from 255 to 0, which does not change whether it is odd.
+    # The sum overflows from 255 to 0. That does not change whether it is odd.
     is_quoted = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
     if is_quoted[last].any():
         raise ValueError("not an array")
@@ -101,21 +103,21 @@ def _element_delimiters(
     is_last = letters[left] == _CLOSE
     if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
         raise ValueError("not an array")
-    # Adjacent braces have no element between them; an empty text would have quotes there.
+    # Two adjacent braces have no element between them. An element that is an empty text would have quotes.
     has_element = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
     return left[has_element], right[has_element]
 
 
 def _elements(letters: Letters, is_value: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
-    """Return the elements without their quotes and backslashes; an unquoted NULL becomes NULL."""
+    """Return the elements as binary values, without quotes and backslashes; an unquoted NULL becomes NULL."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
     for place in range(1, len(_NULL)):
         nulls = np.flatnonzero(is_null)
         is_null[nulls] = letters[starts[nulls] + place] == _NULL[place]
     if is_value is not None:
-        separators_before = np.zeros(len(letters) + 1, np.int64)
-        np.cumsum(is_value, out=separators_before[1:])
-        letters, starts, ends = letters[is_value], separators_before[starts], separators_before[ends]
+        value_letters_before = np.zeros(len(letters) + 1, np.int64)
+        np.cumsum(is_value, out=value_letters_before[1:])
+        letters, starts, ends = letters[is_value], value_letters_before[starts], value_letters_before[ends]
     return _gather_elements(pa.py_buffer(letters), starts, ends, is_null)
 
 
@@ -136,7 +138,7 @@ def _lists(target: pa.DataType, valid: Mask, offsets: npt.NDArray[np.int32], ele
 
 
 def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
-    """Print lists as array_out does; `elements` are the texts of `lists.flatten()`."""
+    """Print lists as array_out does; `elements` has the texts of the elements of all lists, `lists.flatten()`."""
     special = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
     escaped = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
     quoted = pc.binary_join_element_wise('"', escaped, '"', "")
@@ -155,7 +157,7 @@ _NULL_LENGTH = -1
 
 @dataclass(frozen=True, slots=True)
 class ArraySend:
-    """Converts arrays from binary format; `element` converts their elements of type `element_oid`."""
+    """Converts arrays in binary format. `element` converts the elements, which have the type `element_oid`."""
 
     element_oid: int
     element: Converter
@@ -191,18 +193,21 @@ class ArraySend:
 
 
 def _read_elements(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
-    """Return the elements, each of which follows its length."""
+    """Return the elements as binary values; in the arrays each element follows its length."""
     first = np.cumsum(counts) - counts
     starts = np.repeat(positions, counts) + _LENGTH_BYTES
     lengths = np.full(len(starts), _NULL_LENGTH, np.int64)
     if not _fill_equal_lengths(octets, positions, counts, starts, lengths):
-        at, rows = positions.copy(), np.flatnonzero(counts > 0)
+        current_positions, rows = positions.copy(), np.flatnonzero(counts > 0)
         for place in range(int(counts.max(initial=0))):
             rows = rows[counts[rows] > place]
-            length = _length(octets, at[rows])
-            starts[first[rows] + place], lengths[first[rows] + place] = at[rows] + _LENGTH_BYTES, length
-            at[rows] += _LENGTH_BYTES + np.maximum(length, 0)
-        if (at != octets.ends).any() or (lengths < _NULL_LENGTH).any():
+            length = _length(octets, current_positions[rows])
+            starts[first[rows] + place], lengths[first[rows] + place] = (
+                current_positions[rows] + _LENGTH_BYTES,
+                length,
+            )
+            current_positions[rows] += _LENGTH_BYTES + np.maximum(length, 0)
+        if (current_positions != octets.ends).any() or (lengths < _NULL_LENGTH).any():
             raise ProtocolError(
                 "a value in binary format does not end where its last element ends", sqlstate="22P03"
             )
@@ -216,9 +221,9 @@ def _length(octets: Octets, positions: Positions) -> Positions:
 def _fill_equal_lengths(
     octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
 ) -> bool:
-    """If all elements have the same length, as numbers have, fill in `starts` and `lengths` and return true.
+    """Fill in `starts` and `lengths` if all elements have the same length, as numbers have.
 
-    This takes no step per element.
+    Returns true if they have. This needs no step per element.
     """
     if not len(starts):
         return bool((positions == octets.ends).all())

@@ -10,4 +10,4 @@ BOOLEANS = MappingProxyType(
         **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), False),
     }
 )
-"""All abbreviations too, in lower case."""
+"""Maps each word, and each abbreviation that PostgreSQL reads, to its value. All are in lower case."""

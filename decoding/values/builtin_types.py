@@ -1,4 +1,4 @@
-"""PostgreSQL's built-in types that a column can have: oids, names, and the types of elements and bounds.
+"""PostgreSQL's built-in types that a column can have: their oids and names, and the types that they consist of.
 
 Source: src/include/catalog/pg_type.dat and pg_range.dat. The oids are the same in all supported versions.
 """
@@ -13,7 +13,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class BuiltinType:
-    """A type's SQL name and array type; `of` is the subtype of a range, or the range of a multirange."""
+    """A built-in type: its SQL name, and the oid of its array type.
+
+    `of` is the oid of the subtype of a range, or of the range type of a multirange. It is 0 for other types.
+    """
 
     name: str
     array_oid: int
@@ -103,10 +106,10 @@ BUILTIN_TYPES: Mapping[int, BuiltinType] = MappingProxyType(
 )
 
 ELEMENT_OIDS: Mapping[int, int] = MappingProxyType({t.array_oid: oid for oid, t in BUILTIN_TYPES.items()})
-"""The element type of each built-in array type."""
+"""Maps the oid of each built-in array type to the oid of its element type."""
 
 BOX_ARRAY = 1020
-"""The only array whose elements are not separated by commas (typdelim)."""
+"""The oid of the array of boxes, whose elements are separated by semicolons and not by commas (typdelim)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,11 @@ class DerivedType:
     """A type that is defined by other types or by labels (pg_type).
 
     - `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array.
-    - `of` is the oid of the base type of a domain, the subtype of a range, the range of a multirange, or the
-      element type of an array.
-    - `labels` are the labels of an enum, the oldest first, and `written` the transactions that last wrote
-      them.
-    - `fields` has number and type oid of each field of a composite type. It is empty unless another type uses
-      the composite type.
+    - `of` is the oid of another type: the base type of a domain, the subtype of a range, the range type of a
+      multirange, or the element type of an array.
+    - `labels` are the labels of an enum, the oldest first. `written` has the transaction that last wrote each label.
+    - `fields` has the number and the type oid of each field of a composite type. It is empty if no other type
+      contains the composite type.
     """
 
     kind: str
@@ -135,7 +137,7 @@ NO_DEFINED_TYPES: DefinedTypes = {}  # Spark cannot send a MappingProxyType to e
 DERIVED_TYPES: DefinedTypes = MappingProxyType(
     {
         **{array: DerivedType("a", element) for array, element in ELEMENT_OIDS.items()},
-        # A type over a range is a multirange; any other one here is a range.
+        # A type over a range type is a multirange. A type over any other type is a range.
         **{
             oid: DerivedType("m" if BUILTIN_TYPES[t.of].of else "r", t.of)
             for oid, t in BUILTIN_TYPES.items()

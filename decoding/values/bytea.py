@@ -1,7 +1,7 @@
-r"""bytea: its text in hex or escape format in, Arrow binary out.
+r"""Converts the text of bytea, in hex or escape format, to Arrow binary.
 
-Only the hex format can start with `\x`, because the escape format doubles each backslash. Raises ValueError,
-without the value, for text in neither format.
+Only the hex format can begin with `\x`, because the escape format doubles each backslash. Raises ValueError for text
+in neither format. The error does not contain the value.
 
 PostgreSQL documentation, Binary Data Types; byteaout() in src/backend/utils/adt/bytea.c.
 """
@@ -26,7 +26,7 @@ _ESCAPE = re.compile(rb"\\(?:(\\)|([0-3][0-7]{2}))")
 
 
 def from_text(values: pa.Array) -> pa.Array:
-    """Convert the text that byteaout prints, in either format."""
+    """Convert the text that byteaout prints, in hex or escape format."""
     text = values.cast(pa.binary())
     is_hex = pc.starts_with(text, b"\\x").fill_null(fill_value=True)
     if pc.all(is_hex, min_count=0).as_py():
@@ -37,16 +37,21 @@ def from_text(values: pa.Array) -> pa.Array:
 
 
 def _from_hex(text: pa.Array) -> pa.Array:
-    r"""Convert all digits of the column at once; `\x` has two letters, so pairs of digits stay aligned."""
+    r"""Convert all digits of the column at once.
+
+    The `\x` before each value has two letters, so the pairs of digits begin at even positions in all values.
+    """
     validity = bitmap(np.asarray(text.is_valid())) if text.null_count else None
-    text = text.fill_null(_EMPTY)  # A NULL may have no bytes of its own.
+    text = text.fill_null(_EMPTY)  # A NULL has no `\x`, but the code below expects one before each value.
     offsets = offsets_of(text)
     first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
     if ((offsets - first) % 2).any():
         raise ValueError("not bytea in hex format")
     digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)]
     starts = offsets[:-1] - first
-    digits[starts] = digits[starts + 1] = 0  # `\x` becomes one byte, which is deleted below.
+    digits[starts] = digits[starts + 1] = (
+        0  # Each `\x` becomes one byte here, and np.delete removes this byte.
+    )
     if (digits == _NOT_HEX).any():
         raise ValueError("not bytea in hex format")
     octets = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)

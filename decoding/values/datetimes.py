@@ -1,11 +1,11 @@
-"""Dates and timestamps: PostgreSQL's ISO text or binary format in, Arrow date32 and timestamp out.
+"""Converts dates and timestamps from PostgreSQL's ISO text or binary format to Arrow date32 and timestamp.
 
 Values before year 1 and after 9999 are exact. infinity becomes the greatest value of Spark's type. -infinity
-becomes the first instant of a year before PostgreSQL's range. Spark's least value would not do: Spark's
-pushdown converts literals to the Julian calendar, which overflows near the least value.
+becomes the first instant of a year before PostgreSQL's range. It does not become Spark's least value, because Spark's
+pushdown of filters converts constants to the Julian calendar, and this overflows near the least value.
 
-Raises ValueError, without the value, for text that is not a date or timestamp, and for timestamps out of
-Spark's range, which ends in January 294247, 29 years before PostgreSQL's. No finite value becomes an
+Raises ValueError for text that is not a date or timestamp, and for timestamps out of Spark's range. The error does not
+contain the value. Spark's range ends in January 294247, 29 years before PostgreSQL's range. No finite value becomes an
 infinity.
 
 PostgreSQL documentation, Date/Time Types; src/include/datatype/timestamp.h, EncodeDateTime() in
@@ -27,16 +27,19 @@ POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 
 
 
 def days_since_epoch(year: int, month: int, day: int) -> int:
-    """Days from 1970-01-01 to a day of the proleptic Gregorian calendar; year 0 is 1 BC."""
-    # Years start in March, so that the leap day is the last; 400 years have 146,097 days.
+    """Return the number of days from 1970-01-01 to a day of the proleptic Gregorian calendar; year 0 is 1 BC."""
+    # Here years start in March, so that the leap day is the last day of a year. 400 years have 146,097 days.
     year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
     leap_days = year // 4 - year // 100 + year // 400
     return 365 * year + leap_days + (153 * month + 2) // 5 + day - 719_469
 
 
 def calendar_date(days: int) -> tuple[int, int, int]:
-    """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01; year 0 is 1 BC."""
-    # The inverse of days_since_epoch: count from 0000-03-01, first in cycles of 400 years, then in years.
+    """Return the year, month and day of the proleptic Gregorian calendar; year 0 is 1 BC.
+
+    `days` are days since 1970-01-01.
+    """
+    # This is the inverse of days_since_epoch. It counts from 0000-03-01, in cycles of 400 years, then in years.
     cycle, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
@@ -46,20 +49,20 @@ def calendar_date(days: int) -> tuple[int, int, int]:
 
 
 DATE_INFINITY = 2**31 - 1
-"""Days since 1970-01-01 that stand for 'infinity': 5881580-07-11; PostgreSQL's dates end in 5874897."""
+"""The date that stands for 'infinity', in days since 1970-01-01: 5881580-07-11. PostgreSQL's dates end in 5874897."""
 DATE_MINUS_INFINITY = days_since_epoch(-5_877_000, 1, 1)
-"""Days since 1970-01-01 that stand for '-infinity': PostgreSQL's dates begin in 4714 BC."""
+"""The date that stands for '-infinity', in days since 1970-01-01. PostgreSQL's dates begin in 4714 BC."""
 TIMESTAMP_INFINITY = 2**63 - 1
-"""Microseconds since 1970-01-01 that stand for 'infinity': 294247-01-10 04:00:54.775807."""
+"""The timestamp that stands for 'infinity', in microseconds since 1970-01-01: 294247-01-10 04:00:54.775807."""
 TIMESTAMP_MINUS_INFINITY = days_since_epoch(-290_000, 1, 1) * _DAY_MICROS
-"""Microseconds since 1970-01-01 that stand for '-infinity'."""
+"""The timestamp that stands for '-infinity', in microseconds since 1970-01-01."""
 
 _ISO_PATTERN = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(\+00)?( BC)?")
 _REGULAR_PATTERN = "^[0-9]{4}-[^B]*$"
 
 
 def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert the text of the output functions with DateStyle ISO and TimeZone UTC."""
+    """Convert the text that the output functions print with DateStyle ISO and TimeZone UTC."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     try:
         return text.cast(target)
@@ -68,7 +71,7 @@ def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert values of the years 1 to 9999 and infinities by columns, all other values one by one."""
+    """Convert values of the years 1 to 9999 and infinities a column at a time, all other values one by one."""
     number, least, greatest = _integer_range(target)
     is_regular = pc.match_substring_regex(text, _REGULAR_PATTERN)
     try:
@@ -115,8 +118,8 @@ def _parse(value: bytes, target: pa.DataType) -> int:
 def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert the bytes of date_send, timestamp_send and timestamptz_send.
 
-    These are big-endian numbers since 2000-01-01; the greatest and the least one are the infinities
-    (DATEVAL_NOEND, DT_NOEND).
+    These are big-endian numbers of days or microseconds since 2000-01-01. The greatest and the least number stand for
+    the infinities (DATEVAL_NOEND, DT_NOEND).
     """
     number, least, greatest = _integer_range(target)
     sent, valid = fixed_width(values, f">i{number.bit_width // 8}")
@@ -147,7 +150,7 @@ def to_send(values: pa.Array) -> pa.Array:
 
 
 def _integer_range(target: pa.DataType) -> tuple[pa.DataType, int, int]:
-    """The integer type of a date or timestamp type, and the integers for -infinity and infinity."""
+    """Return the integer type for a date or timestamp type, and the integers for -infinity and infinity."""
     if pa.types.is_timestamp(target):
         return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
     return pa.int32(), DATE_MINUS_INFINITY, DATE_INFINITY

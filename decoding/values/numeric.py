@@ -1,9 +1,11 @@
-"""numeric: converts the bytes of numeric_send to Arrow decimals or text, and decimals to text.
+"""Converts the bytes of numeric_send to Arrow decimals or to text, and Arrow decimals to text.
 
-A value has digits of base 10000. Its bytes are the number of digits, the power of 10000 of the first digit,
-the sign or a mark for NaN and the infinities, the decimal places to print, and the digits, each of 16 bits.
-The n-th digits of all values of a column are converted in one step. Raises ValueError, without the value, for
-a value out of the decimal's range, and ProtocolError for bytes that are not a numeric.
+A value has digits of base 10000. Its bytes consist of integers of 16 bits: the number of digits, the power of 10000 of
+the first digit, the sign (or a mark for NaN or an infinity), the number of decimal places to print, and the digits.
+
+All values of a column are converted together: first their first digits, then their second digits, and so on. Raises
+ValueError for a value that does not fit the decimal type; the error does not contain the value. Raises ProtocolError for
+bytes that are not a numeric.
 
 Source: numeric_send() and get_str_from_var() in src/backend/utils/adt/numeric.c.
 """
@@ -27,29 +29,34 @@ _SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _BASE = 10_000
 
 _MAX_DECIMAL_DIGITS = 38  # The greatest precision of a decimal.
-_WORD_DIGITS = 18  # Any number of so many decimal digits fits in a signed 64-bit word.
+_WORD_DIGITS = 18  # Any number with this number of decimal digits fits in a signed 64-bit word.
 _POWERS = _BASE ** np.arange(5, dtype=np.int64)  # The powers of 10000 that fit in a word.
-#: By power of 10000, the first digit must be less than this limit, so that the number has at most 18 digits.
+#: The element n is the limit for a first digit with the power n of 10000. If the first digit is less than the limit, the
+#: number has at most 18 decimal digits.
 _FIRST_DIGIT_LIMITS = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
 _QUADS: Digits = (
     np.arange(_BASE, dtype=np.int32)[:, np.newaxis] // np.array([1000, 100, 10, 1]) % 10 + ord("0")
 ).astype(np.uint8)
-"""The four decimal digits of each base-10000 digit, as text."""
+"""Maps each digit of base 10000 to its four decimal digits, as text."""
 
 
 def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert to a decimal; raises ValueError for a value that does not fit, instead of rounding it."""
+    """Convert the bytes of numeric_send to decimals.
+
+    Raises ValueError for a value that does not fit the decimal type. No value is rounded.
+    """
     if target.precision + _padding(target) > _WORD_DIGITS:
         return decimal_from_text(text_from_send(values), target)
     return convert_valid(values, lambda sent: _decimals(sent, target))
 
 
 def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert the text of numeric_out to a decimal; raises ValueError for a value that does not fit."""
+    """Convert the text of numeric_out to decimals; raises ValueError for a value that does not fit the type."""
     if pc.any(pc.greater(pc.binary_length(text), _MAX_DECIMAL_DIGITS)).as_py():
-        # Arrow 26 adds digits up modulo 2**128 before it checks whether the number fits.
+        # Arrow 26 computes the number modulo 2**128 before it checks whether the number fits. So pgsieve checks the
+        # number of digits itself.
         digits = pc.ascii_ltrim(pc.replace_substring(pc.ascii_ltrim(text, "-"), ".", ""), "0")
         if pc.max(pc.binary_length(digits)).as_py() > _MAX_DECIMAL_DIGITS:
             raise ValueError("a decimal has too few digits")
@@ -57,7 +64,7 @@ def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _padding(target: pa.DataType) -> int:
-    """The decimal places (0 to 3) of the last base-10000 digit that are beyond the decimal's scale."""
+    """Return how many decimal places of the last base-10000 digit (0 to 3) are beyond the decimal's scale."""
     return int(-target.scale % 4)
 
 
@@ -67,13 +74,14 @@ def _decimals(binary: pa.Array, target: pa.DataType) -> pa.Array:
     if ((sign != 0) & (sign != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     count = (head >> 48).astype(np.int64)
-    # The power of 10000 of the first digit if the decimal point is after the last group of four places.
+    # The power of 10000 of the first digit, if one counts from the last group of four decimal places and not from the
+    # decimal point.
     power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
     total = np.zeros(len(binary), np.int64)
     for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
         digit = np.where(count > place, read, 0)
         exponent = np.clip(power - place, 0, len(_POWERS) - 1)
-        # Later digits are less than 10000, so the sum fits in a word if the first digit does.
+        # Later digits are less than 10000. So the sum fits in a word if the first digit is below its limit.
         is_out = (power - place != exponent) & (digit > 0)
         if (is_out | (digit >= (_FIRST_DIGIT_LIMITS[exponent] if place == 0 else _BASE))).any():
             raise ValueError("a decimal has too few digits")
@@ -87,14 +95,14 @@ def _decimals(binary: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def text_from_send(values: pa.Array) -> pa.Array:
-    """Convert to the text of numeric_out."""
+    """Convert the bytes of numeric_send to the text that numeric_out prints."""
     return convert_valid(values, _print_groups)
 
 
 def text_from_decimal(values: pa.Array) -> pa.Array:
     """Print decimals with all places of their scale, as numeric_out does."""
     scale = values.type.scale
-    # Prints the digits without the point, because Arrow prints small decimals with an exponent.
+    # The digits are printed without the point at first, because Arrow prints small decimals with an exponent.
     unscaled = pa.Array.from_buffers(
         pa.decimal128(values.type.precision, 0), len(values), values.buffers(), offset=values.offset
     ).cast(pa.string())
@@ -110,7 +118,7 @@ def text_from_decimal(values: pa.Array) -> pa.Array:
 
 
 def _print_groups(binary: pa.Array) -> pa.Array:
-    """Print values in groups with the same header, one digit position of a group at a time."""
+    """Print values, those with the same header together (the same number of digits, sign and decimal places)."""
     if not len(binary):
         return pa.array([], pa.string())
     octets, head = _read_headers(binary)
@@ -135,7 +143,7 @@ def _read_headers(binary: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
 def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
     """Yield the first digits of all values, then the second digits, and so on.
 
-    The results after a value's last digit are undefined.
+    After the last digit of a value, the array has any number in the value's place.
     """
     for place in range(count):
         if place % 4 == 0:
@@ -149,7 +157,7 @@ def _print_group(octets: Octets, head: int, starts: Positions) -> pa.Array:
     first = ((head >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
     if sign in _SPECIAL:
         return pa.repeat(_SPECIAL[sign], len(starts))
-    # The printed groups of four digits, before the decimal point and after it.
+    # The numbers of groups of four decimal digits that are printed before the decimal point, and after it.
     groups_before_point, groups_after_point = max(first, 0) + 1, -(-places // 4)
     quads = np.full((len(starts), groups_before_point + groups_after_point, 4), ord("0"), np.uint8)
     for place, digit in enumerate(_digits(octets, starts, count)):

@@ -1,13 +1,18 @@
-"""PostgreSQL's output functions for values in binary format: bytes of a send function in, text out.
+"""PostgreSQL's output functions for values in binary format.
 
-One table maps built-in types to functions; arrays, ranges and users' types consist of these. The text is that
-of a session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex
-and client encoding UTF8. Common types are printed by columns; of rarer types, each distinct value is printed
-once.
+In: the bytes that a type's send function returns. Out: the text that the type's output function prints in a session
+with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding
+UTF8.
 
-Raises NoOutputError for a type whose bytes do not determine the text: money depends on the server's locale,
-regclass and similar types depend on its catalog, and extensions define send functions of their own. Raises
-ProtocolError for bytes that are not a value of the type.
+One table maps built-in types to functions. Arrays, ranges and users' types consist of these types. Values of common
+types are printed a whole column at a time. For other types, a function is called once for each distinct value.
+
+Raises ProtocolError for bytes that are not a value of the type. Raises NoOutputError for a type whose bytes do not
+determine the text:
+
+- The text of money depends on the server's locale.
+- The text of regclass and similar types depends on the server's catalog.
+- Types of extensions have send functions of their own.
 """
 
 from __future__ import annotations
@@ -36,8 +41,8 @@ from pgsieve.decoding.values.output_numbers import float4_text, float8_text
 Output: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
-#: The `defined` types of a server from version 19 on contain this entry: such a server pads pg_lsn with
-#: zeros.
+#: A caller adds this entry to the `defined` types of a server from version 19 on. It means that the server pads pg_lsn
+#: with zeros.
 PADDED_LSN: DefinedTypes = MappingProxyType({3220: DerivedType("b", 0)})
 
 
@@ -46,7 +51,10 @@ class NoOutputError(Exception):
 
 
 def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NO_DEFINED_TYPES) -> pa.Array:
-    """Print binary values of a type as strings; `defined` has users' types. NULL stays NULL."""
+    """Print binary values of a type as strings; NULL stays NULL.
+
+    `defined` has the users' types that the type may consist of.
+    """
     if type_oid in PADDED_LSN and type_oid in defined:
         return _distinct_printer(output_values.padded_lsn)(values)
     if type_oid in _OUTPUTS:
@@ -76,7 +84,7 @@ def _split_function(type_oid: int, derived_type: DerivedType) -> Split:
 
 
 def has_output(type_oid: int) -> bool:
-    """Whether the binary format of a built-in type determines the text."""
+    """Whether the text of a built-in type can be printed from its binary format alone."""
     derived_type = DERIVED_TYPES.get(type_oid)
     return type_oid in _OUTPUTS or (
         derived_type is not None and (derived_type.kind != "a" or has_output(derived_type.of))
@@ -88,7 +96,7 @@ def _print_text(values: pa.Array) -> pa.Array:
 
 
 def _distinct_printer(function: Callable[[bytes], str]) -> Output:
-    """Return an output function that calls `function` once for each distinct value."""
+    """Return an output function of columns that calls `function` once for each distinct value."""
 
     def output(values: pa.Array) -> pa.Array:
         dictionary = values.cast(pa.binary()).dictionary_encode()
@@ -126,7 +134,7 @@ def _print_json(values: pa.Array) -> pa.Array:
 
 
 def _print_after_version(binary: pa.Array) -> pa.Array:
-    """Print jsonb or jsonpath: the text after a version byte, which is 1."""
+    """Print jsonb or jsonpath: a version byte, which must be 1, and the text."""
     octets = Octets(binary)
     if (octets.words(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
         raise ProtocolError("a value in binary format does not have version 1", sqlstate="22P03")

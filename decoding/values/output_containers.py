@@ -1,7 +1,13 @@
-"""The output functions of arrays, composites, ranges and multiranges: bytes in, text out.
+"""The output functions of arrays, composites, ranges and multiranges, for values in binary format.
 
-Each value is split into parts, and later assembled from their texts. In between, the parts of all values are
-printed together, as one column per type. Raises ProtocolError for bytes that are not a value of the type.
+In: the bytes that a type's send function returns. Out: the text that its output function prints. This takes three
+steps:
+
+1. Each value is split into its parts, such as the elements of an array.
+2. The parts of all values are printed together, as one column per type.
+3. Each value is assembled from the texts of its parts.
+
+Raises ProtocolError for bytes that are not a value of the type.
 
 Source: array_out() in src/backend/utils/adt/arrayfuncs.c, record_out() in rowtypes.c, range_deparse() in
 rangetypes.c, multirange_out() in multirangetypes.c.
@@ -18,9 +24,10 @@ import pyarrow as pa
 
 from pgsieve.decoding.binary.cursor import Cursor
 
-#: Prints binary values of a type, given by its oid, as strings; NULL stays NULL.
+#: A function that prints binary values of the type with this oid as strings; NULL stays NULL.
 Print: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: Assembles a value from the texts of its parts. Call each such function once, in the order of the splits.
+#: A function that assembles a value from the texts of its parts. Each such function must be called once, in the order
+#: in which the values were split, because the texts of parts are taken in this order.
 Assemble: TypeAlias = Callable[[], str]
 
 _MAX_DIMENSIONS = 6  # MAXDIM
@@ -29,7 +36,7 @@ _EMPTY, _LOWER_CLOSED, _UPPER_CLOSED, _NO_LOWER, _NO_UPPER = 0x01, 0x02, 0x04, 0
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a column's values by the oid of their type, and after `print` their texts."""
+    """The parts of all values of a column, by the oid of their type; after `print` also the texts of the parts."""
 
     values: dict[int, list[bytes]] = field(default_factory=dict)
     texts: dict[int, Iterator[str]] = field(default_factory=dict)
@@ -45,12 +52,12 @@ class Parts:
             self.texts[type_oid] = iter(printer(pa.array(values, pa.binary()), type_oid).to_pylist())
 
 
-#: Splits a value into parts, and returns the function that assembles its text.
+#: A function that splits a value into parts, and returns the function that assembles the value's text.
 Split: TypeAlias = Callable[[bytes, Parts], Assemble]
 
 
 def print_values(values: pa.Array, split: Split, printer: Print) -> pa.Array:
-    """Print a column of binary values."""
+    """Print a column of binary values: `split` splits a value, and `printer` prints parts."""
     parts = Parts()
     assemble = [None if v is None else split(v, parts) for v in values.to_pylist()]
     parts.print(printer)
@@ -58,7 +65,10 @@ def print_values(values: pa.Array, split: Split, printer: Print) -> pa.Array:
 
 
 def _quote(text: str, special: re.Pattern[str], escape: str) -> str:
-    r"""Put text between quotes if necessary; `escape` precedes each `\` and `"`, which '' doubles."""
+    r"""Put text between quotes if it is empty or has a `special` character.
+
+    `escape` is written before each `\` and `"` in the text. If it is '', these characters are doubled instead.
+    """
     if text and not special.search(text):
         return text
     return '"' + re.sub(r'["\\]', lambda match: (escape or match[0]) + match[0], text) + '"'
@@ -99,13 +109,13 @@ def split_array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
 
 
 def _take_length_prefixed(cursor: Cursor, type_oid: int, parts: Parts) -> Assemble | None:
-    """Read a value after its length, which is -1 for NULL."""
+    """Read a length and a value, and add the value to the parts; return None for NULL, which has the length -1."""
     size = cursor.i32("a length")
     return None if size == -1 else parts.add(type_oid, cursor.byten(size, "a value"))
 
 
 def split_vector(value: bytes, parts: Parts) -> Assemble:
-    """Split an int2vector or oidvector, which is sent as an array."""
+    """Split an int2vector or oidvector; its send function sends it like an array."""
     assemble = split_array(value, parts)
     return lambda: assemble().partition("{")[2][:-1].replace(",", " ")
 
@@ -116,7 +126,7 @@ _COMPOSITE_SPECIAL = re.compile(r'["\\(),\s]', re.ASCII)
 
 
 def split_composite(value: bytes, parts: Parts) -> Assemble:
-    """Split a row into its fields; each comes with the oid of its type."""
+    """Split a row into its fields; the bytes have the oid of each field's type."""
     cursor = Cursor(value, "composite")
     count = cursor.check_count(cursor.i32("a number of columns"), "columns", item_size=8)
     fields = [_take_length_prefixed(cursor, cursor.u32("a column's type"), parts) for _ in range(count)]
@@ -149,7 +159,7 @@ def split_range(value: bytes, parts: Parts, subtype: int) -> Assemble:
 
 
 def split_multirange(value: bytes, parts: Parts, range_type: int) -> Assemble:
-    """Split a multirange into its ranges, each of which follows its length."""
+    """Split a multirange into its ranges; in the bytes each range follows its length."""
     cursor = Cursor(value, "multirange")
     count = cursor.check_count(cursor.i32("a number of ranges"), "ranges", item_size=5)
     ranges = [parts.add(range_type, cursor.length_prefixed("a range")) for _ in range(count)]

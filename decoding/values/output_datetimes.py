@@ -1,7 +1,8 @@
-"""The output functions of date and time types: the bytes of their send functions in, ISO text out.
+"""The output functions of date and time types, for values in binary format.
 
-The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. Each function
-prints one value, and raises ProtocolError for bytes that are not a value.
+In: the bytes that a type's send function returns. Out: the text that its output function prints in a session with
+DateStyle ISO, IntervalStyle postgres and TimeZone UTC. Each function prints one value, and raises ProtocolError for
+bytes that are not a value.
 
 Source: EncodeDateTime(), EncodeTimezone() and EncodeInterval() in src/backend/utils/adt/datetime.c;
 src/include/datatype/timestamp.h.
@@ -23,7 +24,7 @@ _INTERVAL_INFINITIES = {
 
 
 def _date(days: int) -> tuple[str, str]:
-    """Return the texts of a date and of its era, from days since 2000-01-01."""
+    """Return the text of a date, and " BC" or "" for its era; `days` are days since 2000-01-01."""
     year, month, day = calendar_date(days + POSTGRES_EPOCH_DAYS)
     printed_year, era = (year, "") if year > 0 else (1 - year, " BC")
     return f"{printed_year:04}-{month:02}-{day:02}", era
@@ -77,7 +78,7 @@ def time(value: bytes) -> str:
 
 
 def timetz(value: bytes) -> str:
-    """Print a time of day with its zone, which is sent in seconds west of Greenwich."""
+    """Print a time of day with its time zone; the bytes have the zone in seconds west of Greenwich."""
     cursor = Cursor(value, "timetz")
     micros, west = cursor.i64("time"), cursor.i32("zone")
     cursor.end()
@@ -99,7 +100,9 @@ def interval(value: bytes) -> str:
     if months < 0:
         years, remaining_months = -years, -remaining_months
     parts: list[str] = []
-    is_after_negative = False  # After a negative part, a positive part has a sign.
+    is_after_negative = (
+        False  # PostgreSQL prints a plus sign before a positive part that follows a negative part.
+    )
     for number, unit in ((years, "year"), (remaining_months, "mon"), (days, "day")):
         if number:
             parts.append(f"{'+' * (is_after_negative and number > 0)}{number} {unit}{'s' * (number != 1)}")

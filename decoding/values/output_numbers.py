@@ -1,7 +1,9 @@
-"""float4out and float8out with extra_float_digits above 0: a number in, its shortest exact digits out.
+"""The output functions float4out and float8out, with extra_float_digits above 0.
 
-PostgreSQL avoids a decimal that lies in the middle between two numbers, because readers round it differently:
-it prints 1e+23 as 9.999999999999999e+22.
+In: a number. Out: the shortest decimal from which the same number can be read again.
+
+PostgreSQL does not print a decimal that lies in the middle between two numbers, because programs round such a decimal
+in different ways. So it prints 1e+23 as 9.999999999999999e+22.
 
 Source: src/common/d2s.c, f2s.c.
 """
@@ -15,17 +17,17 @@ from fractions import Fraction
 import numpy as np
 
 _SPECIAL_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
-# The width is the most digits before the point without an exponent. Two numbers always differ in this many
-# digits.
+# A number with more digits before the point than the width is printed with an exponent. The second number is the number
+# of significant digits in which two different numbers always differ.
 _WIDTH_8, _DIGITS_8 = 15, 17
 _WIDTH_4, _DIGITS_4 = 6, 9
-# Below these limits, the shortest decimals are never in the middle between two numbers: the middle is an odd
-# multiple of a power of 1/2, which has more digits.
+# Below these limits, the shortest decimal is never in the middle between two numbers. The middle is an odd multiple of
+# a power of 1/2, and that has more digits.
 _FIRST_TIE_8, _FIRST_TIE_4 = 2.0**50, 2.0**20
 
 
 def float8_text(value: float) -> str:
-    """The text of float8out."""
+    """Return the text that float8out prints."""
     if value in _SPECIAL_NAMES or math.isnan(value):
         return _special(value)
     magnitude = abs(value)
@@ -37,7 +39,7 @@ def float8_text(value: float) -> str:
 
 
 def float4_text(value: float) -> str:
-    """The text of float4out for a single precision number."""
+    """Return the text that float4out prints for a single precision number."""
     if value in _SPECIAL_NAMES or math.isnan(value):
         return _special(value)
     magnitude = np.float32(abs(value))
@@ -63,10 +65,13 @@ def _special(value: float) -> str:
 def _shortest_between(
     shortest: Decimal, value: float, next_below: float, next_above: float, max_digits: int
 ) -> Decimal:
-    """The shortest decimal that is nearer to the value than to its neighbours, unlike perhaps `shortest`."""
+    """Return the shortest decimal that is nearer to the value than to the next numbers below and above.
+
+    `shortest` is the shortest decimal that can be read as the value. It may be in the middle between two numbers.
+    """
     exact = Fraction(value)
     lower_bound = (exact + Fraction(next_below)) / 2
-    # The greatest number has no neighbour above; one is assumed at the distance of the neighbour below.
+    # The greatest number has no next number above. It is assumed to be as far away as the next number below.
     greatest = exact * 2 - lower_bound if math.isinf(next_above) else (exact + Fraction(next_above)) / 2
     if lower_bound < shortest < greatest:
         return shortest

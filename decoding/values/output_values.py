@@ -1,6 +1,7 @@
-"""The output functions of the rarer built-in types: the bytes of a type's send function in, its text out.
+"""The output functions of the rarer built-in types, for values in binary format.
 
-Each function prints one value, and raises ProtocolError for bytes that are not a value of the type.
+In: the bytes that a type's send function returns. Out: the text that the type's output function prints. Each function
+prints one value, and raises ProtocolError for bytes that are not a value of the type.
 
 Source: the send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c),
 mac.c, mac8.c, varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c,
@@ -48,7 +49,7 @@ def padded_lsn(value: bytes) -> str:
 
 
 def tid(value: bytes) -> str:
-    """Print a tid: a tuple's block and its number in the block."""
+    """Print a tid: the number of a tuple's block, and the number of the tuple in the block."""
     cursor = Cursor(value, "tid")
     return f"({cursor.u32('a block')},{cursor.u16('a place')})"
 
@@ -76,7 +77,7 @@ def macaddr(value: bytes) -> str:
 
 
 def inet(value: bytes) -> str:
-    """Print an inet or cidr with the number of bits, which an inet of a single host omits."""
+    """Print an inet or cidr with its number of bits; an inet of a single host is printed without it."""
     cursor = Cursor(value, "inet")
     family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
     address = cursor.byten(cursor.u8("a size"), "an address")
@@ -88,7 +89,11 @@ def inet(value: bytes) -> str:
 
 
 def _ipv6(address: bytes) -> str:
-    """Print an IPv6 address: the first longest run of zeros as `::`, an embedded IPv4 address with dots."""
+    """Print an IPv6 address.
+
+    The longest run of zeros becomes `::`, the first run if several are longest. An embedded IPv4 address is printed
+    with dots.
+    """
     words = struct.unpack(">8H", address)
     runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
     size, start = max(runs, default=(0, 0))
@@ -138,7 +143,7 @@ def polygon(value: bytes) -> str:
 
 
 def path(value: bytes) -> str:
-    """Print a path: a closed one in round brackets, an open one in square brackets."""
+    """Print a path: a closed path in round brackets, an open path in square brackets."""
     cursor = Cursor(value, "path")
     return _path(cursor, "()" if cursor.u8("closed or not") else "[]")
 
@@ -173,7 +178,7 @@ _PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
 
 
 def tsquery(value: bytes) -> str:
-    """Print a tsquery. Its tree is sent as an operator, then the right operand, then the left one."""
+    """Print a tsquery. Its bytes have the operator first, then the right operand, then the left operand."""
     cursor = Cursor(value, "tsquery")
     return _query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
 

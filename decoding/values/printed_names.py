@@ -1,7 +1,7 @@
-"""Types whose text is a name from the catalog.
+"""Types whose text is a name from the catalog, such as regclass.
 
-The values are oids, and the output functions look up the names (src/backend/utils/adt/regproc.c, acl.c). So
-the text of an unchanged row changes when an object is renamed, moved or dropped.
+Their values are oids, and the output functions look up the names (src/backend/utils/adt/regproc.c, acl.c). So
+the text of a value changes when an object is renamed, moved or dropped, although no row changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
 
-#: The kind of name that each type prints, by the type's oid.
+#: Maps the oid of each of these types to the kind of names that it prints.
 NAMES_OF: Mapping[int, str] = MappingProxyType(
     {
         24: "function",  # regproc

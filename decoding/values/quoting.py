@@ -1,6 +1,6 @@
-"""Quotes identifiers and literals as the server does, and cuts names to the server's length.
+"""Quotes identifiers and literals as the server does, and shortens names to the length that the server allows.
 
-The key words are those of PostgreSQL 18; `_KEYWORDS_SINCE` has those that older servers lack (PostgreSQL
+The key words are those of PostgreSQL 18. `_KEYWORDS_SINCE` has the key words that older servers lack (PostgreSQL
 documentation, SQL Key Words).
 
 Source: quote_identifier() in src/backend/utils/adt/ruleutils.c, quote_literal() in
@@ -28,20 +28,26 @@ _KEYWORDS_SINCE = MappingProxyType(
 )
 
 
-#: NAMEDATALEN - 1. PostgreSQL cuts a longer name, with a notice only, and another object may have the cut
-#: name.
+#: The greatest length of a name (NAMEDATALEN - 1). PostgreSQL shortens a longer name with only a notice. Another object
+#: may already have the shortened name.
 MAX_NAME_BYTES = 63
 
 
 def cut_name(name: str, max_bytes: int, digest_source: str) -> str:
-    """Cut an ASCII name to `max_bytes` bytes; a name that is cut ends with a digest of `digest_source`."""
+    """Return an ASCII name with at most `max_bytes` bytes.
+
+    A longer name is shortened, and ends with a digest of `digest_source`, so that different names stay different.
+    """
     if len(name) <= max_bytes:
         return name
     return f"{name[: max_bytes - 9]}_{sha256(digest_source.encode()).hexdigest()[:8]}"
 
 
 def quote_identifier(name: str, server_version: int = NEWEST_SERVER) -> str:
-    """Return the name, in double quotes if the server would otherwise fold it or parse it as a key word."""
+    """Return the name, in double quotes if necessary.
+
+    Without quotes the server would change upper case to lower case, and parse some names as key words.
+    """
     is_keyword = name in KEYWORDS and server_version >= _KEYWORDS_SINCE.get(name, 0)
     if _PLAIN_NAME.fullmatch(name) and not is_keyword:
         return name
@@ -54,6 +60,6 @@ def quote_qualified(namespace: str, name: str, server_version: int = NEWEST_SERV
 
 
 def quote_literal(text: str) -> str:
-    """Return a string constant; text with backslashes becomes an escape string constant."""
+    r"""Return text as a string constant. If it has backslashes, the constant has the form E'\\'."""
     escape = "E" if "\\" in text else ""
     return escape + "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,7 +1,8 @@
-"""Prints a replica's values as PostgreSQL does: Arrow values in, the text of output functions out.
+"""Prints a replica's values as PostgreSQL does.
 
-Python lacks dates before year 1 and after 9999, so dates and timestamps are printed from their numbers. The
-text is that of a session as in `pgsieve.decoding.values.output`. Raises nothing for values of a replica.
+In: Arrow values of a replica. Out: the text that PostgreSQL's output functions print, with the session's settings that
+`pgsieve.decoding.values.output` lists. Python has no dates before year 1 and after 9999. So dates and timestamps are
+printed from their numbers of days or microseconds. Raises nothing for values of a replica.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
 
 
 def value_texts(values: pa.Array | pa.ChunkedArray) -> list[str]:
-    """The text of each value, and `null` for NULL, as in PostgreSQL's errors about keys.
+    """Return the text of each value, or `null` for NULL, as PostgreSQL's errors about keys have them.
 
     Source: BuildIndexValueDescription() in genam.c.
     """

@@ -1,14 +1,20 @@
-"""PostgreSQL types as columns of a replica: a type's oid and modifier in, its Arrow and Spark type out.
+"""Maps PostgreSQL's types to the columns of a replica, and converts their values.
+
+In: the oid and the modifier of a type. Out: its Arrow type, its Spark type, and the conversions of its values.
 
 One table (`_TYPES`) has each type's Arrow and Spark type, the conversions of its values from text and from
-binary format, and the SQL expression that the initial copy selects. All three ways give the same Arrow
-values. An array of a built-in type becomes an array of the element's type. A user's type, or one that is not
+binary format, and the SQL expression that the initial copy selects. Text, binary format and copy all give the same
+Arrow values. An array of a built-in type becomes an array of the element's type. A user's type, or a type that is not
 in the table, becomes text. docs/types.md shows the table.
 
-The sessions of the slot and of the copy must print values with DateStyle ISO, IntervalStyle postgres,
-TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for
-an override that is not offered, ValueNotRepresentableError for a value that does not fit in its column, and
-UnsupportedBinaryError for a value whose binary format does not determine its text.
+The sessions that read the slot and that copy must print values with DateStyle ISO, IntervalStyle postgres,
+TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8.
+
+The functions raise:
+
+- UnsupportedTypeError for a type that the user chose and that pgsieve does not offer
+- ValueNotRepresentableError for a value that does not fit in its column
+- UnsupportedBinaryError for a value in binary format that only the server can print as text
 
 PostgreSQL documentation, Data Types.
 """
@@ -38,8 +44,8 @@ from pgsieve.decoding.values.quoting import quote_identifier
 
 _COLUMN_EXPRESSION = "{}"
 _TEXT_EXPRESSION = "{}::pg_catalog.text"
-# concat() calls the type's output function, as pgoutput does. A cast to text prints booleans, char(n) and
-# domains over them differently. The CASE keeps NULL, which concat() turns into an empty string.
+# concat() calls the type's output function, as pgoutput does. A cast to text would print booleans, char(n) and
+# domains over them in another way. The CASE keeps NULL, because concat() turns NULL into an empty string.
 _OUTPUT_EXPRESSION = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
 
 _NUMERIC = 1700
@@ -50,9 +56,10 @@ _MAX_PRECISION = 38  # The greatest precision of decimals in Spark and Arrow.
 class ColumnType:
     """The replica's column for a PostgreSQL type.
 
-    `arrow` and `spark` are its types in these libraries. `text`, `binary` and `copy` convert values to
-    `arrow`: from PostgreSQL's text, from its binary format, and from the result of `expression` in the
-    initial copy.
+    - `arrow` and `spark` are the column's types in these libraries.
+    - `text` converts values from PostgreSQL's text format to `arrow`.
+    - `binary` converts values from PostgreSQL's binary format to `arrow`.
+    - `expression` is the SQL expression that the initial copy selects, and `copy` converts its results to `arrow`.
     """
 
     arrow: pa.DataType
@@ -65,7 +72,7 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class _FixedWidth:
-    """Converts numbers in binary format; `layout` is a format of numpy, such as `>i4`."""
+    """Converts numbers in binary format; `layout` is their type in numpy's notation, such as `>i4`."""
 
     layout: str
 
@@ -94,7 +101,7 @@ def _parse_boolean(values: pa.Array, _: pa.DataType) -> pa.Array:
     if not valid.any():
         return pa.nulls(len(values), pa.bool_())
     octets = np.frombuffer(values.buffers()[2], np.uint8)
-    # A NULL after the last value has no byte.
+    # A NULL after the last value has an offset beyond the last byte. The mode "clip" makes this offset valid.
     letters = np.take(octets, offsets[:-1], mode="clip")
     true = letters == ord("t")
     if (valid & ~true & (letters != ord("f"))).any():
@@ -103,7 +110,7 @@ def _parse_boolean(values: pa.Array, _: pa.DataType) -> pa.Array:
 
 
 def _parse_number(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert digits; the parser refuses anything else, so the encoding needs no check."""
+    """Parse numbers. Arrow refuses text that is not a number, so it does not matter whether the text is UTF-8."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     return text.cast(target)
 
@@ -113,12 +120,15 @@ def _parse_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _parse_widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Parse the digits as real, then widen the number: parsed as a double, it would be another one."""
+    """Parse the text as real, then convert the number to double precision.
+
+    Parsed as double precision, the text could be another number. For example 0.1 as real is 0.10000000149011612.
+    """
     return _parse_number(values, pa.float32()).cast(target)
 
 
 def _decode_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert bytes to text, and check that they are UTF-8: a database in SQL_ASCII may send any bytes."""
+    """Convert bytes to text; raises an error if they are not UTF-8. A database in SQL_ASCII may send any bytes."""
     return values.cast(pa.binary()).cast(target)
 
 
@@ -137,7 +147,7 @@ def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
 def _string(
     type_oid: int, expression: str = _OUTPUT_EXPRESSION, defined: DefinedTypes = NO_DEFINED_TYPES
 ) -> ColumnType:
-    """A column with the text of the type's output function."""
+    """Return a column that has the text of the type's output function."""
     output_text = _OutputText(type_oid, defined)
     return ColumnType(pa.string(), "string", _decode_text, output_text, _decode_text, expression)
 
@@ -153,7 +163,8 @@ def _number(
 
 
 def _datetime(arrow: pa.DataType, spark: str, send: str) -> ColumnType:
-    # ADBC, which reads the copy, overflows for infinity and distant years, so the copy selects bytes.
+    # pgsieve reads the copy with ADBC, and ADBC overflows for infinity and distant years. So the copy selects the bytes
+    # of the send function.
     return ColumnType(
         arrow,
         spark,
@@ -203,7 +214,7 @@ _TYPES: Mapping[int, ColumnType] = MappingProxyType(
         1082: _datetime(pa.date32(), "date", "date_send"),
         1114: _datetime(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
         1184: _datetime(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
-        _NUMERIC: _string(_NUMERIC, _TEXT_EXPRESSION),  # No precision, or too great a one.
+        _NUMERIC: _string(_NUMERIC, _TEXT_EXPRESSION),  # without a precision, or with one that is too great
         2950: _string(2950, _TEXT_EXPRESSION),  # uuid
         3802: _string(3802, _TEXT_EXPRESSION),  # jsonb
     }
@@ -219,7 +230,7 @@ _WIDER_TYPES: Mapping[int, Mapping[str, ColumnType]] = MappingProxyType(
         700: {"double": _number(pa.float64(), "double", ">f4", _parse_widened_real)},
     }
 )
-"""The wider types that a user can choose; string, and for numeric decimal(p,s), are offered too."""
+"""Maps a type to the wider types that a user can choose. string is offered for all types, decimal(p,s) for numeric."""
 
 _DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,(\d+))?\)")
 _ARRAY = re.compile(r"array<(.*)>")
@@ -241,8 +252,8 @@ def column_type(
     """Return the replica's column for a PostgreSQL type.
 
     `override` is a Spark type that the user chose: string for every type, decimal(p,s) for numeric, a wider
-    type for integers and real, or an array of these. `defined` has users' types, which their values in binary
-    format need. Raises UnsupportedTypeError.
+    type for integers and real, or an array of these. `defined` has users' types; they are needed to print values in
+    binary format. Raises UnsupportedTypeError if pgsieve does not offer the override for the type.
     """
     default = _default_type(type_oid, type_modifier, defined)
     if override is None:
@@ -261,8 +272,8 @@ def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> C
     if type_oid in ELEMENT_OIDS:
         return _array(type_oid, _default_type(ELEMENT_OIDS[type_oid], type_modifier, defined))
     if type_oid == _NUMERIC and type_modifier >= 4:
-        # numeric_typmod_precision() and numeric_typmod_scale() in utils/adt/numeric.c; from 15 on the scale
-        # is signed.
+        # See numeric_typmod_precision() and numeric_typmod_scale() in utils/adt/numeric.c. From version 15 on the
+        # scale is signed.
         precision = (type_modifier - 4) >> 16 & 0xFFFF
         scale = ((type_modifier - 4) & 0x7FF ^ 0x400) - 0x400
         if precision <= _MAX_PRECISION and 0 <= scale <= precision:
@@ -273,7 +284,7 @@ def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> C
 def _override_type(
     type_oid: int, type_modifier: int, requested: str, defined: DefinedTypes
 ) -> ColumnType | None:
-    """The column's type for an override, or None if the override is not offered."""
+    """Return the column for a Spark type that the user requested, or None if pgsieve does not offer this type."""
     default = _default_type(type_oid, type_modifier, defined)
     requested = _SYNONYMS.get(requested, requested)
     if requested == default.spark:
@@ -293,7 +304,7 @@ def _override_type(
 
 
 def _offered_types(type_oid: int) -> list[str]:
-    """The offered types besides the default and string."""
+    """Return the Spark types that pgsieve offers for a type, besides the default and string."""
     if type_oid in ELEMENT_OIDS:
         return [f"array<{spark}>" for spark in (*_offered_types(ELEMENT_OIDS[type_oid]), "string")]
     return ["decimal(p,s)"] if type_oid == _NUMERIC else list(_WIDER_TYPES.get(type_oid, {}))
@@ -302,12 +313,12 @@ def _offered_types(type_oid: int) -> list[str]:
 def copy_expression(
     quoted_column: str, type_oid: int, type_modifier: int, override: str | None = None
 ) -> str:
-    """The expression that the initial copy selects for a column; `from_copy` converts its values."""
+    """Return the SQL expression that the initial copy selects for a column; `from_copy` converts its values."""
     return column_type(type_oid, type_modifier, override).expression.format(quoted_column)
 
 
 def from_text(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
-    """Convert the text of the type's output function (binary or string) to the column's Arrow type."""
+    """Convert the text of the type's output function to the column's Arrow type; `values` are binary or string."""
     return _convert(type.text, values, type, column)
 
 
@@ -343,7 +354,7 @@ def _convert(converter: Converter, values: pa.Array, type: ColumnType, column: s
 
 
 def _first_unconvertible(converter: Converter, values: pa.Array, target: pa.DataType) -> int:
-    """The index of the first value that cannot be converted; at least one must exist."""
+    """Return the index of the first value that cannot be converted; the caller knows that there is one."""
 
     def is_unconvertible(first: int, last: int) -> bool:
         try:
