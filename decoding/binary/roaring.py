@@ -91,9 +91,8 @@ def _containers(reader: _Reader) -> Iterator[Numbers]:
         raise ValueError(f"not a Roaring bitmap: it begins with {cookie}")
     described = reader.array("<u2", 2 * count).reshape(count, 2)
     if cookie == _COOKIE or count >= _LEAST_WITH_OFFSETS:
-        reader.array(
-            "<u4", count
-        )  # The offsets of the containers are not needed, as all containers are reader in order.
+        # The offsets of the containers are not needed, because all containers are read in order.
+        reader.array("<u4", count)
     for (upper, last), is_runs in zip(described.tolist(), has_runs.tolist(), strict=True):
         yield (upper << 16) + (_numbers_in_runs(reader) if is_runs else _listed_numbers(reader, last + 1))
 
