@@ -1,8 +1,11 @@
 """The Arrow columns of a change.
 
-A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new). `old` and `new` are
-structs of the relation's columns. `old` is NULL if the publisher sent no old tuple, `new` is NULL for a
-delete. `unchanged` lists the columns of `new` that were not sent because their TOASTed value did not change.
+A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new).
+
+- `commit_lsn` and `ordinal` order the changes of a slot. `number` orders the changes of a slice.
+- `old` and `new` are structs of the relation's columns. `old` is NULL if the publisher sent no old tuple. `new` is NULL
+  for a delete.
+- `unchanged` lists the columns of `new` that were not sent because their TOASTed value did not change.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Operations that change one row.
+#: The operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
 #: The columns of a change log that `decode` reads.
@@ -23,7 +26,7 @@ COMMIT_TIME = pa.timestamp("us", "UTC")
 
 
 def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
-    """The schema of a table's transformed changes, for a replica with these columns."""
+    """Return the schema of the changes of a table, for a replica with these columns (name, Arrow type)."""
     row = pa.struct([pa.field(name, kind) for name, kind in columns])
     return pa.schema(
         [
@@ -41,12 +44,15 @@ def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
 
 
 def schema_without_slice(schema: pa.Schema) -> pa.Schema:
-    """The schema of changes without their slice."""
+    """Return a schema of changes without the column `slice`."""
     return pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
 
 
 def struct_field(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
-    """A field of structs, looked up by index: Arrow takes a name with a leading dot or bracket for a path."""
+    """Return a field of structs.
+
+    The field is looked up by its index. Arrow would take a name that begins with a dot or a bracket for a path.
+    """
     return pc.struct_field(rows, [rows.type.get_field_index(name)])
 
 

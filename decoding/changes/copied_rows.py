@@ -1,7 +1,8 @@
-"""Copied rows as changes of a change history: rows of a replica in, changes out.
+"""Turns the rows of a copy into changes of a change history.
 
-A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each row. All these changes
-have the LSN of the snapshot, and precede all changes that committed at or after that LSN. Raises Arrow's errors.
+In: the rows of a replica that a copy has filled. Out: a change `snapshot`, which ends all rows before the copy, and a
+change `copy` for each row. All of these changes have the LSN of the copy's snapshot. They precede all changes that
+committed at or after this LSN. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.columns import repeat_value
 
-#: The operations of a copy; changes of the publisher have other operations.
+#: The operations of a copy. Changes of the publisher never have these operations.
 SNAPSHOT, COPY = "snapshot", "copy"
-#: The ordinals of these operations. Changes that committed at the same LSN follow, as their ordinals begin with 0.
+#: The ordinals of these operations. Changes that committed at the same LSN have ordinals from 0 on, so they follow.
 _PLACES = {SNAPSHOT: -2, COPY: -1}
-#: SQL conditions: whether a row of a change history is a change of the publisher, and whether it begins a
-#: copy.
+#: Two SQL conditions over rows of a change history: the row is a change of the publisher; the row begins a copy.
 IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_PLACES[SNAPSHOT]}"
 
 
 @dataclass(frozen=True)
 class CopiedRows:
-    """Turns the rows of a copy at an LSN into changes. Spark sends it to executors.
+    """Turns the rows of a copy at an LSN into changes. Spark sends objects of this class to executors.
 
-    `schema` is the schema of the change history, `time` the time of the snapshot.
+    `schema` is the schema of the change history. `lsn` and `time` are the LSN and the time of the snapshot.
     """
 
     lsn: int
@@ -34,7 +34,7 @@ class CopiedRows:
     schema: pa.Schema
 
     def begin(self) -> pa.RecordBatch:
-        """Return the change `snapshot`, which precedes the rows."""
+        """Return the change `snapshot`, which precedes the changes of the rows."""
         return self._changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
 
     def to_changes(self, rows: pa.RecordBatch) -> pa.RecordBatch:

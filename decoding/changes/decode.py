@@ -1,7 +1,8 @@
-"""Decodes messages of one relation version into changes (`columns`): Arrow batches in, Arrow batches out.
+"""Decodes messages into changes.
 
-Raises ValueNotRepresentableError, with the row's key, if the column's type in the replica cannot represent a
-value.
+In: Arrow batches of messages that all have one relation version (one description of the relation's columns). Out: Arrow
+batches of changes (`columns`). Raises ValueNotRepresentableError if the column's type in the replica cannot represent a
+value. The error has the key of the row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _OPERATIONS = pa.array(ROW_OPERATIONS)
 
 @dataclass(frozen=True)
 class AddedColumn:
-    """A column that a relation version does not have yet, and its value in all rows as an array of one."""
+    """A column that was added after a relation version, and its value in the rows of this version.
+
+    `value` is an array with this one value, and `spark` is the column's Spark type.
+    """
 
     name: str
     spark: str
@@ -35,8 +39,9 @@ class AddedColumn:
 class FilterColumns:
     """The columns that row filters read, in the default types of `values.types`.
 
-    The replica's types may differ. Decoded messages are cached by objects of this class: types and values are
-    compared, but not hashed. `key` has the columns that identify a row in an error.
+    The user may have chosen other types for the replica. Objects of this class are the keys of a cache of decoded
+    messages. So `columns` and `added` are compared, but not hashed. `key` has the columns that identify a row in an
+    error.
     """
 
     names: frozenset[str]
@@ -54,8 +59,8 @@ def decode_batch(
 ) -> pa.RecordBatch:
     """Decode Insert, Update and Delete messages into changes with the columns `names` and `added`.
 
-    A column of `new` that was not sent gets its value from `old`, if `old` has it (identity columns). `key`
-    has the columns that identify a row in an error.
+    A column of `new` that was not sent gets its value from `old` if `old` has the column; `old` has at least the columns
+    of the replica identity. `key` has the columns that identify a row in an error.
     """
     data = batch.column("data")
     try:
@@ -77,7 +82,7 @@ def decode_batch(
 def _append_columns(
     rows: pa.StructArray, added: Sequence[AddedColumn], is_complete: pa.Array
 ) -> pa.StructArray:
-    """Append the added columns; they are NULL in rows that are not complete, which are old keys."""
+    """Append the added columns; they are NULL in rows that are not complete, that is in old keys."""
     if not added:
         return rows
     values = [
@@ -90,7 +95,7 @@ def _append_columns(
 
 
 def _key_texts(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
-    """The texts of one change's key by column; empty if the key cannot be converted."""
+    """Return the texts of the key of one change, by column; empty if the key cannot be converted."""
     with suppress(ValueNotRepresentableError):
         change = decode_changes(message, columns, old_columns=key, new_columns=key)
         rows = change.old if change.old.null_count == 0 else change.new

@@ -1,9 +1,9 @@
 """The metadata of deleted rows that a replica retains.
 
-This module does not import pyarrow, so that reading pgsieve.yaml does not either.
+pgsieve reads pgsieve.yaml with this module. It does not import pyarrow, because that would take time in each command.
 """
 
 #: The kind of the metadata column that marks deleted rows.
 DELETED = "deleted"
-#: The default names of the columns with metadata of deleted rows, by kind.
+#: Maps each kind of metadata of deleted rows to the default name of its column.
 DELETED_ROW_COLUMNS = {DELETED: "_deleted", "filtered": "_filtered", "deleted_at": "_deleted_at"}

@@ -1,8 +1,13 @@
-"""PostgreSQL's equality: a column in, a column out whose values are equal in Arrow if they are in PostgreSQL.
+"""PostgreSQL's equality for Arrow.
 
-NaN equals NaN, and 0.0 equals -0.0. Arrow compares and groups values by their bits, and cannot compare or group lists. So
-all NaN get the same bits, and so do all zeros, and a list becomes bytes. Entire rows become bytes, too: by this equality,
-or by that of texts, where 0.0 differs from -0.0. The result is only for comparisons. Raises Arrow's errors.
+In: a column. Out: a column whose values are equal in Arrow exactly if the values of the first column are equal in
+PostgreSQL. The result is only for comparisons. Raises Arrow's errors.
+
+In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow compares and groups values by their bits, and it cannot compare
+or group lists. So all NaN get the same bits, all zeros get the same bits, and a list becomes bytes.
+
+`encoded_rows` turns entire rows into bytes. It can use this equality, or the equality of the values' texts, in which 0.0
+differs from -0.0.
 """
 
 from __future__ import annotations
@@ -16,23 +21,23 @@ _NO_OCTETS = pa.scalar(b"", _OCTETS)
 
 
 def to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values that Arrow compares as PostgreSQL compares the column's values; NULL stays NULL."""
+    """Return values that Arrow compares as PostgreSQL compares the values of the column; NULL stays NULL."""
     if pa.types.is_list(column.type):
         return pa.chunked_array([_list_octets(chunk) for chunk in column.chunks], _OCTETS)
     return unify_floats(column, one_zero=True)
 
 
 def encoded_rows(rows: pa.RecordBatch, *, one_zero: bool) -> pa.Array:
-    """Each row as bytes, which are the same if all values are equal; NULL equals NULL.
+    """Return the bytes of each row. Two rows have the same bytes if all of their values are equal; NULL equals NULL.
 
-    With `one_zero`, 0.0 equals -0.0, as in PostgreSQL; otherwise they differ, as their texts do.
+    With `one_zero`, 0.0 equals -0.0, as in PostgreSQL. Without it they differ, as their texts do.
     """
     octets = (_value_octets(column, one_zero=one_zero) for column in rows.columns)
     return pc.binary_join_element_wise(*octets, _NO_OCTETS)
 
 
 def unify_floats(column: pa.Array | pa.ChunkedArray, *, one_zero: bool) -> pa.Array | pa.ChunkedArray:
-    """Give all NaN the same bits, and with `one_zero` all zeros, too."""
+    """Give all NaN the same bits; with `one_zero` also give 0.0 and -0.0 the same bits."""
     if not pa.types.is_floating(column.type):
         return column
     values = pc.add(column, pa.scalar(0.0, column.type)) if one_zero else column
@@ -50,7 +55,7 @@ def is_octets(kind: pa.DataType) -> bool:
 
 
 def lengths_of(column: pa.Array) -> pa.Array | None:
-    """The lengths of values; None for a type of fixed width."""
+    """Return the lengths of texts, bytes or lists; None for a type of fixed width."""
     if pa.types.is_list(column.type):
         return pc.list_value_length(column).cast(pa.int64())
     return pc.binary_length(column).cast(pa.int64()) if is_octets(column.type) else None
@@ -62,7 +67,7 @@ def _list_octets(lists: pa.Array) -> pa.Array:
 
 
 def _value_octets(column: pa.Array, *, one_zero: bool) -> pa.Array:
-    """Each value as bytes, also NULL; the bytes of no value are a prefix of another's."""
+    """Return the bytes of each value, also of NULL. The bytes of a value are never the begin of another value's bytes."""
     presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = []
     if (lengths := lengths_of(column)) is not None:
@@ -75,7 +80,7 @@ def _value_octets(column: pa.Array, *, one_zero: bool) -> pa.Array:
 
 
 def _join_elements(lists: pa.Array, lengths: pa.Array, one_zero: bool) -> pa.Array:
-    """The concatenated bytes of each list's elements."""
+    """Return for each list the bytes of its elements, one after the other."""
     offsets = np.zeros(len(lists) + 1, np.int64)
     np.cumsum(pc.fill_null(lengths, 0), out=offsets[1:])
     octets = _value_octets(lists.flatten(), one_zero=one_zero)
@@ -89,6 +94,6 @@ def _content_octets(column: pa.Array, one_zero: bool) -> pa.Array:
 
 
 def _fixed_width_octets(column: pa.Array) -> pa.Array:
-    """The bytes of values with a fixed width."""
+    """Return the bytes of values of a type with a fixed width."""
     column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
     return column.view(pa.binary(column.type.bit_width // 8)).cast(_OCTETS)

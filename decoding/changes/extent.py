@@ -1,8 +1,10 @@
-"""The changes of a change history that a batch applies: columns of changes in, masks and places out. Raises nothing.
+"""Selects the changes that a batch applies, and orders them.
 
-A slice is a stretch of the WAL, named by the LSN at its end. A batch applies the changes of some slices. The place of
-a change is one integer that orders the changes of a batch: the number of the change's slice in the batch, then the
-number of the change in its slice.
+In: columns of changes. Out: masks, and places (defined below). Raises nothing.
+
+A slice is a part of the WAL, and its name is the LSN at its end. A batch applies the changes of some slices. The place
+of a change is one integer that orders the changes of a batch. Its high bits are the number of the change's slice in the
+batch, and its low bits are the number of the change in its slice.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 
-#: The columns of a change that say whether it is within an extent, and where.
+#: The columns of a change that decide whether a batch applies the change, and the change's place.
 PLACE_COLUMNS = ("slice", "number", "commit_lsn", "ordinal", "operation")
-#: How many bits of a change's place are its number in the slice; the bits above are the slice's number in the batch.
+#: The number of low bits of a place, which have the number of the change in its slice.
 _NUMBER_BITS = 56
 
 
 def change_places(changes: pa.Table | pa.RecordBatch, slices: Sequence[int]) -> Numbers:
-    """The place of each change in these slices; -1 for a change of another slice."""
-    # A TRUNCATE has no number, and must not have the place of a change.
+    """Return the place of each change that is in one of these slices; -1 for a change of another slice."""
+    # A TRUNCATE has no number. It gets the greatest number, because no change of a row must have the same place.
     ends, number = (
         np.asarray(changes["slice"]),
         np.asarray(changes["number"].fill_null((1 << _NUMBER_BITS) - 1)),
@@ -37,11 +39,13 @@ def change_places(changes: pa.Table | pa.RecordBatch, slices: Sequence[int]) -> 
 
 @dataclass(frozen=True)
 class Extent:
-    """The changes of a batch: those in the `slices`, oldest first, that committed at or after `since`.
+    """The changes that a batch applies. Spark sends objects of this class to executors.
 
-    `truncated_at` is the order key of the last TRUNCATE. Only later changes are effective; without a TRUNCATE, all
-    are. The changes that committed before `since` are in the copy: a slice may have been transformed for an older
-    copy. Spark sends an extent to executors.
+    - `slices` has the slices of the batch, the oldest first.
+    - `since` is the LSN from which the batch applies changes. The replica has the changes that committed before this LSN
+      already, because it was copied again after the slice had been transformed.
+    - `truncated_at` is the order key (commit LSN, ordinal) of the last TRUNCATE, or None. Only changes after this
+      TRUNCATE have an effect.
     """
 
     slices: Sequence[int]
@@ -49,14 +53,14 @@ class Extent:
     truncated_at: tuple[int, int] | None = None
 
     def mask(self, changes: pa.Table | pa.RecordBatch) -> Mask:
-        """The mask of the changes and TRUNCATEs of the batch."""
+        """Return the mask of the changes and TRUNCATEs that belong to the batch."""
         mask: Mask = (change_places(changes, self.slices) >= 0) & (
             np.asarray(changes["commit_lsn"]) >= self.since
         )
         return mask
 
     def effective_changes(self, changes: pa.Table | pa.RecordBatch) -> Mask:
-        """The mask of the changes of rows that are effective."""
+        """Return the mask of the changes of rows that have an effect: those after the last TRUNCATE."""
         effective_changes: Mask = self.mask(changes) & np.asarray(
             pc.not_equal(changes["operation"], "truncate")
         )

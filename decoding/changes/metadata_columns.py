@@ -1,9 +1,9 @@
-"""Metadata columns: data about each row of a replica, as ordinary columns of its changes.
+"""Metadata columns: columns of a replica with data about each row, such as the LSN of its commit.
 
-In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the new rows of
-changes, and for deleted rows that are retained. Raises nothing.
+In: the kinds of metadata that the user chose (`METADATA`), and changes of one relation version. Out: values of the
+metadata columns for the new rows of changes, and for deleted rows that the replica retains. Raises nothing.
 
-A copied row has the LSN and the time of the snapshot, but no commit. Its first change replaces the LSN and the time.
+A copied row has the LSN and the time of the snapshot, but no commit. The first change of the row replaces them.
 The apply adds the time at which it applies a row (`Stamp`).
 """
 
@@ -22,7 +22,7 @@ from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.values.types import ColumnType, column_type
 
 _BOOLEAN, _BIGINT, _TEXT, _TIMESTAMPTZ = 16, 20, 25, 1184
-#: The kinds of metadata, and their PostgreSQL types.
+#: Maps each kind of metadata to the oid of its PostgreSQL type.
 METADATA: Mapping[str, int] = MappingProxyType(
     {
         "commit_lsn": _BIGINT,
@@ -41,31 +41,37 @@ METADATA: Mapping[str, int] = MappingProxyType(
 APPLIED_AT = "applied_at"
 #: Metadata columns: pairs of name and kind.
 Metadata = Sequence[tuple[str, str]]
-#: The kinds whose values are in the changes' column of the same name.
+#: The kinds whose values are in a column of the changes with the same name.
 _CHANGE_KINDS = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
 FLAG_KINDS = frozenset({"deleted", "filtered"})
 _ENDED_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
 
 
 def metadata_type(kind: str) -> ColumnType:
-    """The type of a metadata column."""
+    """Return the type of the metadata column of this kind."""
     return column_type(METADATA[kind], -1)
 
 
 def metadata_column(metadata: Metadata, kind: str) -> str | None:
-    """The name of the column with this kind of metadata, or None."""
+    """Return the name of the column with this kind of metadata, or None if there is none."""
     return next((name for name, column_kind in metadata if column_kind == kind), None)
 
 
 @dataclass(frozen=True)
 class MetadataColumns:
-    """The kind of each metadata column by name, and the table or partition of the changes, if known."""
+    """The metadata columns of a replica.
+
+    `kinds` maps the name of each column to its kind. `source` is the table or partition of the changes, if known.
+    """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
 
     def values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
-        """The values of a column for the new rows of `count` changes; `changes` has the changes' columns."""
+        """Return the values of a metadata column for the new rows of `count` changes.
+
+        `changes` maps the names of the changes' columns to these columns.
+        """
         kind = self.kinds[name]
         arrow = metadata_type(kind).arrow
         if kind in _CHANGE_KINDS:
@@ -79,9 +85,10 @@ class MetadataColumns:
     def ended_values(
         self, name: str, changes: Mapping[str, pa.Array], original_operations: pa.Array
     ) -> pa.Array:
-        """The values of a column for old rows: NULL unless the replica retains deleted rows.
+        """Return the values of a metadata column for the old rows of changes.
 
-        `original_operations` are the operations before row filters.
+        They are NULL unless the replica retains deleted rows. `original_operations` are the operations before row
+        filters.
         """
         kind = self.kinds[name]
         match kind:
@@ -102,12 +109,12 @@ class MetadataColumns:
 
 
 def metadata_schema(metadata: Metadata) -> pa.Schema:
-    """The Arrow schema of metadata columns."""
+    """Return the Arrow schema of metadata columns."""
     return pa.schema([(name, metadata_type(kind).arrow) for name, kind in metadata])
 
 
 def metadata_of_truncated_rows(truncates: pa.Table, metadata: Metadata) -> pa.Table:
-    """The metadata of the rows that TRUNCATEs end, one row per TRUNCATE.
+    """Return the metadata of the rows that TRUNCATEs end; the result has one row per TRUNCATE.
 
     `truncates` has the columns `commit_lsn`, `ordinal` and `commit_time`.
     """
@@ -129,7 +136,10 @@ def metadata_of_truncated_rows(truncates: pa.Table, metadata: Metadata) -> pa.Ta
 
 
 def metadata_copy_expression(kind: str, lsn: int, time: str) -> str:
-    """The SQL expression of a metadata column in a copy; `lsn` and `time` (a text) are the snapshot's."""
+    """Return the SQL expression that a copy selects for a metadata column.
+
+    `lsn` and `time` (a text) are the LSN and the time of the copy's snapshot.
+    """
     match kind:
         case "operation":
             return "'copy'::pg_catalog.text"
@@ -157,7 +167,7 @@ def select_living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
 
     The column named `deleted` marks deleted rows. `deleted` is None if there is no such column.
     """
-    # The cast comes before the filter: DataFusion reads texts as views, and Arrow cannot filter views.
+    # The cast must come before the filter. DataFusion reads texts as string views, and Arrow cannot filter these.
     typed = rows.select(schema.names).cast(schema)
     return typed if deleted is None else typed.filter(mask_living_rows(rows, deleted))
 
@@ -165,7 +175,10 @@ def select_living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
 def mask_living_rows(
     rows: pa.Table | pa.RecordBatch, deleted: str | None
 ) -> pa.BooleanArray | pa.ChunkedArray:
-    """The mask of the rows that the column `deleted` does not mark; without such a column, all rows."""
+    """Return the mask of the rows that the column named `deleted` does not mark.
+
+    All rows are masked if `deleted` is None, because the replica has no such column.
+    """
     if deleted is None:
         return pa.repeat(pa.scalar(True), rows.num_rows)
     return pc.invert(pc.fill_null(rows[deleted], False))
@@ -173,7 +186,7 @@ def mask_living_rows(
 
 @dataclass(frozen=True)
 class Stamp:
-    """Sets the column with the time at which rows are applied, if the replica has such a column."""
+    """Sets the metadata column `applied_at`, the time at which rows are applied, if the replica has this column."""
 
     column: str | None
     time: datetime = field(default_factory=lambda: datetime.now(UTC))

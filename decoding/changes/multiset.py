@@ -1,9 +1,11 @@
-"""Tables without a key: changes in order in, the rows to delete and to insert out.
+"""Computes which rows to delete and to insert in a replica without a key.
 
-In: changes with row numbers (`KeyChanges`, whose keys are entire rows). Out: `MultisetChange`. A replica
-without a key is a multiset: a DELETE removes one of several equal rows, an UPDATE replaces one. A change
-whose old row is missing has no effect (PostgreSQL documentation, Logical Replication: Conflicts,
-update_missing and delete_missing). Raises nothing.
+In: changes in order, with the numbers of their rows (`KeyChanges`, in which the key of a row is the entire row). Out: a
+`MultisetChange`. Raises nothing.
+
+A replica without a key is a multiset: it can have several equal rows. A DELETE removes one of them, and an UPDATE
+replaces one of them. A change that finds no equal row has no effect (PostgreSQL documentation, Logical Replication:
+Conflicts, update_missing and delete_missing).
 
     the replica's rows     a  a  b
     UPDATE of a to c       a  b  c        one a is deleted; c is inserted
@@ -22,14 +24,19 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event is one integer: the row's number, and in this number of low bits the change's index and whether it
-#: inserts.
+#: An event (a row is deleted or inserted) is one integer. The high bits are the row's number. This number of low bits has
+#: the index of the change, and whether the change inserts the row.
 _EVENT_BITS = 33
 
 
 @dataclass(frozen=True)
 class MultisetChange:
-    """How often to delete each row, the changes whose new rows to insert, and the number of missing rows."""
+    """The effect of changes on a multiset of rows.
+
+    - `deleted` says how often each row is deleted.
+    - `inserted` has the changes whose new rows are inserted.
+    - `missing` is the number of changes that found no row.
+    """
 
     deleted: Numbers
     inserted: Numbers
@@ -37,16 +44,22 @@ class MultisetChange:
 
 
 def rows_before_and_after(changes: KeyChanges) -> tuple[Numbers, Numbers]:
-    """The row numbers before and after each change; an UPDATE that changes nothing has the same twice."""
+    """Return the numbers of the rows before and after each change.
+
+    Both are the same for an UPDATE that changes nothing.
+    """
     has_same_row = (changes.operations == UPDATE) & (changes.old == NONE)
     return np.where(has_same_row, changes.new, changes.old), changes.new
 
 
 def needed_rows(changes: KeyChanges, rows: int) -> Numbers:
-    """How often the replica must have each of `rows` rows, so that all changes find theirs."""
+    """Return how often the replica must have each row, so that every change finds its row.
+
+    `rows` is the number of different rows.
+    """
     old, new = rows_before_and_after(changes)
     lowest = np.zeros(rows, np.int64)
-    # An UPDATE deletes the old row before it inserts the new one.
+    # An UPDATE deletes the old row before it inserts the new row, so 0 (delete) comes before 1 (insert).
     events = np.concatenate([_events(old, 0), _events(new, 1)])
     if len(events):
         events.sort()
@@ -58,7 +71,7 @@ def needed_rows(changes: KeyChanges, rows: int) -> Numbers:
 
 
 def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
-    """Return the change of a multiset that has each row as often as `present` says."""
+    """Return the effect of changes on a multiset; `present` says how often the multiset has each row."""
     old, new = rows_before_and_after(changes)
     lacks_row = np.zeros(len(old), np.bool_)
     if (needed_rows(changes, len(present)) > present).any():
@@ -73,7 +86,10 @@ def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
 
 
 def mask_first(rows: Numbers, remaining: Numbers) -> Mask:
-    """Mask the first occurrences of each row, as many as `remaining` says, and subtract them there."""
+    """Mask the first occurrences of each row in `rows`, at most as many as `remaining` says for the row.
+
+    Subtracts the masked occurrences from `remaining`, so that the next call goes on with the rest.
+    """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=NONE))
@@ -85,7 +101,7 @@ def mask_first(rows: Numbers, remaining: Numbers) -> Mask:
 
 
 def _events(rows: Numbers, inserts: int) -> Numbers:
-    """Return one integer per event: its row, then the change's index, then whether it inserts the row."""
+    """Return one integer per event, which has the row, the index of the change, and whether it inserts the row."""
     places = np.flatnonzero(rows != NONE)
     return (rows[places] << _EVENT_BITS) | (places << 1) | inserts
 
@@ -93,7 +109,8 @@ def _events(rows: Numbers, inserts: int) -> Numbers:
 def _changes_without_row(old: Numbers, new: Numbers, present: Numbers) -> Mask:
     """Mask the changes that find no row, in a loop over all changes.
 
-    A loop is needed because such a change inserts no row, which a later change may need.
+    Operations on whole columns cannot do this. A change that finds no row inserts no row either, and so a later change may find
+    no row.
     """
     counts, lacks_row = present.tolist(), np.zeros(len(old), np.bool_)
     for change, (deleted, inserted) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
@@ -108,6 +125,6 @@ def _changes_without_row(old: Numbers, new: Numbers, present: Numbers) -> Mask:
 
 
 def _last_changes(new: Numbers, counts: Numbers) -> Numbers:
-    """The last changes with each new row, as many as `counts` says."""
+    """Return the last changes that have each new row, as many of them as `counts` says for the row."""
     places = np.flatnonzero(new != NONE)[::-1]
     return np.sort(places[mask_first(new[places], counts)])

@@ -25,9 +25,11 @@ def empty_tally() -> Tally:
 
 
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Add to a tally the changes by operation, the `key_changes`, and the `unchanged` columns.
+    """Add the counts of a batch of changes to a tally.
 
-    The `old` and `new` of the batch need only the key's columns.
+    The tally has the number of changes of each operation, and in `key_changes` the number of UPDATEs that change a key.
+    `unchanged` lists the columns that some change did not send. `old` and `new` of the batch need only the columns of
+    the key.
     """
 
     def add(name: str, count: int) -> None:
@@ -41,13 +43,16 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
 
 
 def count_changes_and_bytes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Add the counts of a batch that has all columns, and the batch's size in memory (`bytes`)."""
+    """Add the counts of a batch to a tally, and the size of the batch in memory (`bytes`).
+
+    The size is right only if the batch has all columns.
+    """
     count_changes(batch, key, tally)
     tally["bytes"] = tally.get("bytes", 0) + batch.nbytes
 
 
 def sum_tallies(tallies: Iterable[Tally]) -> Tally:
-    """The sum of some tallies, with the `unchanged` columns of all of them."""
+    """Add up tallies; the result has the `unchanged` columns of all of them."""
     total = empty_tally()
     for tally in tallies:
         for name, value in tally.items():
@@ -60,22 +65,22 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass
 class ChangeCounts:
-    """Counts of changes from one part of the transformation; `sum` adds up the counts of several parts.
+    """Counts of changes in one part of a transformation; `sum` adds up the counts of several parts.
 
-    `sent_as` counts the received changes by `SentAs`. `sent` is the tally of the sent changes, with their size in
-    memory.
+    `sent_as` counts the changes that pgsieve received, by `SentAs`. `sent` is the tally of the changes that remain after
+    row filters, with their size in memory.
     """
 
     sent_as: Counter[SentAs] = field(default_factory=Counter)
     sent: Tally = field(default_factory=lambda: {**empty_tally(), "bytes": 0})
 
     def to_json(self) -> str:
-        """The counts as JSON."""
+        """Return the counts as JSON."""
         return json.dumps({"sent_as": counts_to_rows(self.sent_as), "sent": self.sent})
 
     @classmethod
     def sum(cls, texts: Iterable[str]) -> ChangeCounts:
-        """The sum of the counts of some parts, each as JSON."""
+        """Add up the counts of several parts; `texts` has the JSON of each part."""
         parts, total = [json.loads(text) for text in texts], cls()
         for part in parts:
             total.sent_as.update(counts_from_rows(part["sent_as"]))
@@ -83,15 +88,15 @@ class ChangeCounts:
 
 
 def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
-    """The mask of UPDATEs that change the key of their row; all false without a key."""
+    """Return the mask of the UPDATEs that change the key of their row; no change is masked if the table has no key."""
     if not key:
         return pa.repeat(pa.scalar(False), batch.num_rows)
     differs = pa.repeat(pa.scalar(False), batch.num_rows)
     for name in key:
         sides = to_comparable(pa.chunked_array([struct_field(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # With NULL in a key column, an old tuple (of another replica identity) finds no row. Its UPDATE must
-        # not change the row with the new key.
+        # An old tuple of another replica identity can have NULL in a column of the key. It finds no row. The UPDATE
+        # counts as a change of the key, because it must not change the row that has the new key.
         is_null_once = pc.xor(pc.is_null(old), pc.is_null(new))
         differs = pc.or_(differs, pc.or_(is_null_once, pc.fill_null(pc.not_equal(old, new), False)))
     replaces_row = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))

@@ -1,8 +1,10 @@
-"""Transforms messages of one relation version into the subscription's changes, with pgoutput's row filters.
+"""Transforms messages into the changes that a subscription receives, and applies row filters as pgoutput does.
 
-In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and
-counts of changes by operation and result. Raises the errors of decoding, and PostgreSQL's error if a filter
-fails for a row.
+In: batches of stored messages (`ENCODED_COLUMNS`), all of one relation version (one description of the relation's
+columns). Out: batches of changes in the replica's columns, and counts of changes by the operation and by the operation
+that is sent.
+
+Raises the errors of decoding. If a filter raises an error for a row, raises the error that PostgreSQL would raise.
 
 PostgreSQL documentation, Row Filters: UPDATE Transformations.
 """
@@ -39,14 +41,14 @@ from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.wording import shorten
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-#: By change, the index in `ROW_OPERATIONS` of the operation as which it is sent, or `NOTHING`.
+#: One element per change: the index in `ROW_OPERATIONS` of the operation that is sent for the change, or `NOTHING`.
 _Codes: TypeAlias = npt.NDArray[np.int32]
-#: For insert, update and delete, the row filters to join with OR, or None.
+#: Maps insert, update and delete to row filters, of which one must match; or to None if all rows are sent.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
-#: For insert, update and delete, the function that evaluates the filters on a batch of rows, or None.
+#: Maps insert, update and delete to the function that evaluates their filters on a batch of rows, or to None.
 _Conditions: TypeAlias = Mapping[str, Verdicts | None]
-#: Returns the filter columns of a batch of messages; calls the given function unless they are decoded
-#: already.
+#: A function that returns the filter columns of a batch of messages. If they are not decoded yet, it calls the function
+#: that it gets as the second argument.
 Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
 
 _OPERATIONS = pa.array(ROW_OPERATIONS)
@@ -59,7 +61,7 @@ def _make_unshared(_filter_columns: FilterColumns, make: Callable[[], pa.RecordB
 
 @dataclass(frozen=True)
 class EncodedMessages:
-    """A batch of messages; with `shared`, several transformations decode the filter columns only once."""
+    """A batch of messages. `shared` keeps the filter columns, so that several transformations decode them only once."""
 
     batch: pa.RecordBatch
     shared: Shared = _make_unshared
@@ -67,14 +69,16 @@ class EncodedMessages:
 
 @dataclass(frozen=True)
 class Transformation:
-    """Decodes the messages of a relation version into the subscription's changes.
+    """Transforms the messages of one relation version into the changes that a subscription receives.
 
-    Spark sends it to executors.
+    Spark sends objects of this class to executors.
 
-    - `schema` is the schema of the replica's changes (`changes_schema`), `key` the replica's key.
-    - `filter_columns` has the columns that the filters read, or is None without filters.
-    - `origin` is the relation by which changes are counted.
-    - `metadata` are the columns of `schema` that the table does not have.
+    - `columns` are the columns of the relation version, and `added` are the columns that were added after it.
+    - `schema` is the schema of the replica's changes (`changes_schema`), and `key` is the replica's key.
+    - `operations` are the operations that the publications send.
+    - `filter_columns` has the columns that the filters read. It is None if there are no filters.
+    - `origin` is the relation under which changes are counted.
+    - `metadata` are the metadata columns in `schema`. The table does not have these.
     """
 
     columns: RelationColumns
@@ -90,10 +94,10 @@ class Transformation:
     def changes(
         self, messages: Iterable[EncodedMessages], counts: Counter[SentAs]
     ) -> Iterator[pa.RecordBatch]:
-        """The subscription's changes, in the columns of `schema` except the slice; counts them in `counts`.
+        """Yield the changes that the subscription receives, in the columns of `schema` except the slice.
 
-        An UPDATE that becomes an INSERT or DELETE is sent even if `operations` has no INSERT or DELETE. Of a
-        change that the filters reject, only the filter columns are decoded.
+        Adds all changes to `counts`. An UPDATE that becomes an INSERT or DELETE is sent even if `operations` has no
+        INSERT or DELETE. If the filters reject a change, only its filter columns are decoded.
         """
         conditions: _Conditions = {
             operation: None if filters is None else _condition(filters)
@@ -118,7 +122,7 @@ class Transformation:
     def _decode_filter_columns(
         self, filter_columns: FilterColumns, messages: EncodedMessages
     ) -> pa.RecordBatch:
-        """Return the changes with the filter columns."""
+        """Decode the messages into changes that have only the filter columns."""
 
         def make() -> pa.RecordBatch:
             return decode_batch(
@@ -132,7 +136,7 @@ class Transformation:
         return messages.shared(filter_columns, make)
 
     def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[SentAs]) -> _Codes:
-        """Return the codes of the operations as which changes are sent, and count the changes."""
+        """Return the code of the operation that is sent for each change, and count the changes."""
         operation: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
         sent_codes = _sent_codes(changes, operation, conditions, self.operations)
         self.origin.count(operation, sent_codes, counts)
@@ -140,7 +144,7 @@ class Transformation:
 
 
 def _condition(filters: Sequence[RowFilter]) -> Verdicts:
-    """Compile row filters, joined with OR; errors of their evaluation have the filters' text."""
+    """Compile row filters, of which one must match; the errors of their evaluation have the text of the filters."""
     verdicts = compile_filters(*(row_filter.tree for row_filter in filters))
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -160,9 +164,9 @@ def _condition(filters: Sequence[RowFilter]) -> Verdicts:
 def _sent_codes(
     changes: pa.RecordBatch, operation: _Codes, conditions: _Conditions, operations: Collection[str]
 ) -> _Codes:
-    """Return the codes of the operations as which changes are sent.
+    """Return the code of the operation that is sent for each change, or `NOTHING`.
 
-    `changes` need only the filter columns.
+    `operation` has the code of each change before row filters. `changes` need only the filter columns.
     """
     has_old = np.asarray(changes.column("old").is_valid())
 
@@ -180,7 +184,7 @@ def _sent_codes(
         sent_codes[is_update] = _CODES["update"]
     elif "update" in operations and is_update.any():
         old_mask, new_mask = matches("update", "old", has_old), matches("update", "new", all_rows)
-        # Without an old tuple, the filter's result for the new row stands for the old row too.
+        # If the message has no old tuple, the filter has the same result for the old row as for the new row.
         old_mask = np.where(has_old, old_mask, new_mask)
         for (old_matches, new_matches), sent_operation in UPDATE_TRANSFORMATION.items():
             if sent_operation is not None:
@@ -191,7 +195,7 @@ def _sent_codes(
 
 
 def _match_mask(verdicts: Verdicts | None, rows: pa.StructArray, is_evaluated: _Mask) -> _Mask:
-    """The mask of rows that match, among the rows of `is_evaluated`; no other rows are evaluated."""
+    """Return the mask of the rows that match; only the rows in the mask `is_evaluated` are evaluated."""
     if verdicts is None:
         return is_evaluated
     matches = np.zeros(len(is_evaluated), np.bool_)
@@ -206,7 +210,7 @@ def _match_mask(verdicts: Verdicts | None, rows: pa.StructArray, is_evaluated: _
 def _sent_changes(
     changes: pa.RecordBatch, sent_codes: _Codes, schema: pa.Schema, metadata: MetadataColumns
 ) -> pa.RecordBatch:
-    """The changes that are sent, in the columns of `schema` except the slice."""
+    """Return the changes that are sent, in the columns of `schema` except the slice."""
     original_operations = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
     columns["operation"] = _OPERATIONS.take(pa.array(sent_codes, mask=sent_codes == NOTHING))
@@ -231,7 +235,10 @@ def _project(
     metadata: MetadataColumns,
     original_operations: pa.Array,
 ) -> pa.RecordBatch:
-    """Return the changes in the columns of a schema; an old row has the metadata of an ended row."""
+    """Return the changes in the columns of a schema.
+
+    A new row gets the metadata of a row that the change made, and an old row the metadata of a row that the change ended.
+    """
     arrays = {name: columns[name] for name in schema.names}
 
     def value(rows: pa.StructArray, side: str, row_field: pa.Field) -> pa.Array:
@@ -251,16 +258,18 @@ def _project(
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
-def truncate_changes(places: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return TRUNCATEs as changes without the slice, given their commit LSNs, ordinals and commit times."""
+def truncate_changes(
+    truncates: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return TRUNCATEs as changes without the slice; `places` has their commit LSNs, ordinals and commit times."""
     rows = [
         {"commit_lsn": lsn, "ordinal": ordinal, "commit_time": time, "operation": "truncate"}
-        for lsn, ordinal, time in places
+        for lsn, ordinal, time in truncates
     ]
     return pa.RecordBatch.from_pylist(rows, schema_without_slice(schema))
 
 
 def add_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Add the end of the slice as the first column of changes."""
+    """Add the end LSN of the slice as the first column of changes."""
     ends = pa.array(np.full(changes.num_rows, end, np.int64))
     return pa.RecordBatch.from_arrays([ends, *changes.columns], schema=schema)
