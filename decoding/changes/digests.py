@@ -1,9 +1,13 @@
-"""Digests of rows without a key: rows in, 20 bytes per row out, which are equal if all values are equal.
+"""Digests of the rows of a table without a key.
 
-Values are equal if they have the same text: NULL equals NULL, all NaN are equal, and 0.0 does not equal -0.0.
-So a DELETE removes a row of the replica with the same text as PostgreSQL's row. A digest is a mark of 32
-bits, followed by 128 bits of BLAKE2b. As marks cost much less, only rows with the mark of a wanted digest are
-digested. Raises Arrow's errors.
+In: rows. Out: 20 bytes per row. Two rows have the same digest if all of their values are equal. Raises Arrow's errors.
+
+Here values are equal if they have the same text: NULL equals NULL, all NaN are equal, and 0.0 does not equal -0.0.
+So a DELETE removes a row of the replica that has the same text as PostgreSQL's row.
+
+A digest is a mark of 32 bits, followed by 128 bits of BLAKE2b. The mark is a simple hash, and takes much less time than
+BLAKE2b. If rows with certain digests are wanted, BLAKE2b is computed only for the rows whose mark is one of the wanted
+marks.
 
 https://www.rfc-editor.org/rfc/rfc7693
 """
@@ -28,12 +32,12 @@ DIGEST_SCHEMA = pa.schema([("digest", pa.binary())])
 _DIGEST_BYTES, _MARK_BYTES = 16, 4
 #: The number of rows that are digested together.
 _ROWS_PER_STEP = 16_384
-#: The odd factor of Horner's method, which combines the columns' words modulo 2**64.
+#: The factor of Horner's method, which combines the words of all columns modulo 2**64. It must be odd.
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def row_digests(rows: pa.RecordBatch) -> pa.Table:
-    """The digest of each row."""
+    """Return the digest of each row."""
     parts = [
         _digest_rows(rows.slice(begin, _ROWS_PER_STEP)) for begin in range(0, rows.num_rows, _ROWS_PER_STEP)
     ]
@@ -45,7 +49,10 @@ def row_digests(rows: pa.RecordBatch) -> pa.Table:
 
 
 def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
-    """The mark of each row, which depends on numbers and times, and on the lengths of texts and lists."""
+    """Return the mark of each row.
+
+    It depends on the row's numbers and times, and on the lengths of its texts and lists, but not on their contents.
+    """
     marks = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
         marks = marks * HASH_FACTOR + value_words(column)
@@ -63,10 +70,14 @@ def digest_sides(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBa
 
 @dataclass(frozen=True)
 class WantedDigests:
-    """Distinct digests whose rows are wanted. Spark sends it to executors, and each makes an index."""
+    """Distinct digests whose rows are wanted.
+
+    Spark sends objects of this class to executors. Each executor makes an index of the digests.
+    """
 
     digests: pa.Table
-    # Not a cached_property: before Python 3.12 that has a lock, which cannot be sent with the class.
+    # This is not a cached_property. Before Python 3.12 a cached_property has a lock, and a lock cannot be sent with the
+    # class.
     _index: list[_Index] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -76,7 +87,7 @@ class WantedDigests:
         return WantedDigests, (self.digests,)
 
     def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
-        """The indexes of the rows with one of the digests, in order, and the indexes of their digests."""
+        """Return the indexes of the rows that have one of the digests, in order, and the indexes of their digests."""
         if not self._index:
             self._index.append(_Index.of(self.digests))
         index, marks = self._index[0], row_marks(rows)
@@ -93,7 +104,11 @@ class WantedDigests:
 
 
 class _Index(NamedTuple):
-    """Sorted digests, their indexes, their sorted marks, and for each mark shifted by `shift` whether a digest has it."""
+    """An index of wanted digests.
+
+    - `octets` has the digests in ascending order, `order` their indexes before sorting, and `marks` the sorted marks.
+    - `has_mark` says for each mark, shifted right by `shift` bits, whether a wanted digest has it.
+    """
 
     octets: npt.NDArray[np.bytes_]
     order: Numbers
@@ -103,7 +118,10 @@ class _Index(NamedTuple):
 
     @classmethod
     def of(cls, digests: pa.Table) -> _Index:
-        """Make the index; at most one in sixteen shifted marks is wanted, as far as 32 bits allow."""
+        """Make the index of digests.
+
+        The shift is so small that at most one in sixteen shifted marks is wanted, as far as 32 bits allow.
+        """
         octets, number = _as_numpy(digests), digests.num_rows
         order = np.argsort(octets)
         shift = np.uint32(max(0, 28 - max(1, number).bit_length()))
@@ -139,7 +157,7 @@ def _digest_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def value_words(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """A number for each value, also NULL, the same for equal values."""
+    """Return a number for each value, also for NULL; equal values have the same number."""
     lengths = lengths_of(column)
     values = unify_floats(column, one_zero=False) if lengths is None else lengths
     values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values

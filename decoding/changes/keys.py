@@ -1,6 +1,7 @@
-"""Keys as numbers, and rows by their keys: Arrow tables of key columns in, numbers out.
+"""Gives keys numbers, and finds rows by their keys.
 
-Rows have the same key if all their values are equal in PostgreSQL (`equality`). Raises Arrow's errors.
+In: Arrow tables of key columns. Out: numbers of keys and of rows. Two rows have the same key if all values of their key
+columns are equal in PostgreSQL (`equality`). Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DENSE, _FEW = 16, 1 << 20
 
 
 def key_numbers(keys: pa.Table) -> Numbers:
-    """A number for each row, from 0 on; equal keys have the same number.
+    """Return the number of each row's key. Numbers begin with 0, and equal keys have the same number.
 
     NULL counts as a value here, although no table has NULL in a key.
     """
@@ -30,7 +31,10 @@ def key_numbers(keys: pa.Table) -> Numbers:
 
 
 def key_parts(keys: pa.Table, number: int) -> Numbers:
-    """The part of each row, less than `number`; equal keys of several tables are in the same part."""
+    """Divide rows into `number` parts by their keys, and return the number of each row's part, from 0 on.
+
+    Equal keys are in the same part, even if they come from different tables.
+    """
     mixed = np.zeros(keys.num_rows, np.uint64)
     for column in keys.columns:
         values = to_comparable(column).combine_chunks()
@@ -41,7 +45,7 @@ def key_parts(keys: pa.Table, number: int) -> Numbers:
 
 
 def _end_words(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
-    """The first and the last eight bytes of each text, as numbers; an empty list for types of fixed width."""
+    """Return the first and the last eight bytes of each text as numbers; an empty list for types of fixed width."""
     if not is_octets(values.type):
         return []
     values = values.cast(pa.large_binary())
@@ -52,7 +56,7 @@ def _end_words(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
     octets = np.concatenate([padding, np.frombuffer(buffers[2] or b"", np.uint8), padding])
     words = np.lib.stride_tricks.sliding_window_view(octets, 8)
     lengths = np.minimum(np.diff(offsets), 8).astype(np.uint64)
-    # Bytes of the values around a shorter one are shifted out.
+    # If a value has less than eight bytes, the word also has bytes of the values next to it. These are shifted out.
     shift = np.minimum(np.uint64(8) * (np.uint64(8) - lengths), np.uint64(63))
     first = np.ascontiguousarray(words[offsets[:-1] + 8]).view("<u8")[:, 0] << shift
     last = np.ascontiguousarray(words[offsets[1:]]).view("<u8")[:, 0] >> shift
@@ -69,9 +73,9 @@ def _encode(column: pa.ChunkedArray) -> Numbers:
 
 
 def equal_rows(left: pa.Table, right: pa.Table) -> tuple[Numbers, Numbers]:
-    """The indices of rows that are equal in PostgreSQL's sense, of both tables in the same order.
+    """Return the pairs of rows of two tables that are equal in PostgreSQL's sense; NULL equals nothing.
 
-    NULL equals nothing.
+    The result has the indexes of these rows in the left table, and in the same order those in the right table.
     """
     equal = _numbered(left, "left").join(_numbered(right, "right"), left.column_names, join_type="inner")
     return np.asarray(equal["left"]), np.asarray(equal["right"])
@@ -110,10 +114,10 @@ class SoughtKeys:
         return cls(keys, least, numbers)
 
     def within(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """The rows that have a key, and the numbers of their keys."""
+        """Return the indexes of the rows that have one of the keys, and the numbers of their keys."""
         column = rows.column(0)
         if self.numbers is not None and not column.null_count:
-            # Numbers below `least` become large ones.
+            # An integer below `least` has a negative offset, which is a large number without a sign.
             offset = (np.asarray(column).astype(np.int64, copy=False) - self.least).view(np.uint64)
             row = np.flatnonzero(offset < len(self.numbers))
             key = self.numbers[offset if len(row) == len(offset) else offset[row]]
@@ -151,16 +155,16 @@ class PresentKeys:
 
     @classmethod
     def empty(cls, keys: pa.Table) -> PresentKeys:
-        """No rows."""
+        """Return an object without rows."""
         return cls(np.empty(0, np.int64), keys.slice(0, 0), np.empty(0, np.bool_))
 
     @property
     def living(self) -> Numbers:
-        """The numbers of the keys with a row that lives."""
+        """The numbers of the keys that have a living row: one that has not ended."""
         return self.numbers[self.lives]
 
     def stored_keys(self, keys: pa.Table) -> pa.Table:
-        """The keys as the replica has them; other keys as they are."""
+        """Return the keys with the values that the replica's rows have; keys without a row keep their values."""
         rows = np.arange(keys.num_rows)
         rows[self.numbers] = keys.num_rows + np.arange(len(self.numbers))
         return pa.concat_tables([keys, self.keys]).take(pa.array(rows))

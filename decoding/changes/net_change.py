@@ -1,10 +1,11 @@
-"""The net change: a table's changes in order in, the outcome for each key out, and the first conflict.
+"""Computes the net change: the outcome of a table's changes for each key.
 
-In: changes with numbers of keys (`KeyChanges`). Out: one element per key (`NetChange`). All data are
-integers, so a few numpy operations on whole columns do the work. Raises nothing.
+In: changes in order, with numbers of their keys (`KeyChanges`). Out: one element per key (`NetChange`), and the first
+change that conflicts with an existing row. All data are integers, so a few numpy operations on whole columns do the
+work. Raises nothing.
 
-A key belongs to one row after another. The time during which a row has a key is a *tenure*. This example has
-four changes of a replica with rows of the keys 1 and 2:
+Several rows can have the same key, one after the other. The time during which a row has a key is a *tenure*. This
+example has four changes of a replica that has rows with the keys 1 and 2:
 
     change       UPDATE of 1   DELETE of 2   UPDATE of 1 to 2   INSERT of 1       net change
     sends        b                           c                  b and c
@@ -16,10 +17,11 @@ four changes of a replica with rows of the keys 1 and 2:
              the replica's row                   the row of key 1                 the rest of the replica's row of
                                                                                   key 1, the tenure's `base`
 
-An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new one. The
-tenures of one row form a chain. A tenure has the columns that its changes sent, and inherits all others along
-the chain, but nothing from earlier tenures of the same key. A move or a DELETE that finds no row does nothing
-(PostgreSQL documentation, Logical Replication: Conflicts, update_missing and delete_missing).
+An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new key. The tenures of
+one row form a chain. A tenure has the values of the columns that its changes sent. It inherits the other values from
+the tenure before it in the chain. It inherits nothing from earlier tenures of the same key, because these belong to
+other rows. A move or a DELETE that finds no row does nothing (PostgreSQL documentation, Logical Replication:
+Conflicts, update_missing and delete_missing).
 
 Source: apply_handle_insert(), apply_handle_update() and apply_handle_delete() in
 src/backend/replication/logical/worker.c, and CheckAndReportConflict() in
@@ -37,15 +39,16 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: The operations of changes. A move is two events, `_LEAVE` and `_ARRIVE`.
+#: The operations of changes. A change is one event, but a move is two events: `_LEAVE` and `_ARRIVE`.
 INSERT, UPDATE, DELETE = range(3)
 _LEAVE, _ARRIVE = 3, 4
-#: The origin of a tenure's row is `INSERT`, `_ARRIVE`, the replica, or nothing (changes of a missing row). If
-#: tenures are split by commits, `_CONTINUED` refers to the tenure's previous part.
+#: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`_REPLICA`), or nowhere,
+#: because the changes found no row (`_NOTHING`). If tenures are split by commits, `_CONTINUED` means that the row comes
+#: from the previous part of the tenure.
 _REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
-#: No key, no change, no row.
+#: Stands for "no key", "no change" and "no row" in arrays of numbers.
 NONE = -1
-#: For sorting, a key and the place of an event form one integer; the place has this number of low bits.
+#: Events are sorted as integers: the high bits are the key, and this number of low bits is the place of the event.
 _PLACE_BITS = 33
 
 
@@ -54,9 +57,10 @@ class KeyChanges:
     """The changes of a table in order, with numbers of their keys (0, 1, …).
 
     - `operations` are `INSERT`, `UPDATE` and `DELETE`.
-    - `old` is the key before a DELETE or a move, else `NONE`.
-    - `new` is the key after an INSERT or an UPDATE, else `NONE`.
-    - `sent` has, for each column that some change omitted as unchanged, the mask of the changes that sent it.
+    - `old` is the key before a DELETE or a move, and `NONE` for other changes.
+    - `new` is the key after an INSERT or an UPDATE, and `NONE` for other changes.
+    - `sent` has the columns that some change did not send, because their TOASTed value did not change. It maps such a
+      column to the mask of the changes that sent it.
     """
 
     operations: npt.NDArray[np.int8]
@@ -71,10 +75,12 @@ class KeyChanges:
         return is_move
 
     def lookup_masks(self, keys: int) -> tuple[Mask, Mask]:
-        """Mask the keys that need a row before the changes, and the keys whose row in the replica is relevant.
+        """Return two masks of keys, which say for which keys the caller must look into the replica.
 
-        The replica's row of a key is relevant if a move takes the row to another key. It is also relevant if a
-        new row of the key begins before a row of the key ends, because these two rows conflict.
+        The first mask has the keys that need a row before the changes: their first change is an UPDATE or a DELETE. The
+        second mask has the keys for which it matters whether the replica has a row. These are the keys that a row leaves
+        by a move. They are also the keys that get a new row before a row of the key ends, because the new row conflicts
+        with a row of the replica.
         """
         begun = _first_places(np.where((self.operations == INSERT) | self.is_move, self.new, NONE), keys)
         ended = _first_places(self.old, keys)
@@ -86,19 +92,19 @@ class KeyChanges:
 
 @dataclass(frozen=True)
 class NetChange:
-    """The outcome for the keys of changes; each array has one element per key.
+    """The outcome of changes for their keys; each array has one element per key.
 
-    - `upserted`: afterwards the key has a new row.
-    - `updated`: afterwards the key has the replica's row of the key `base`, with changes. If the replica has
-      no such row, the key has no row.
-    - `expected`: the replica should have a row of this key before the changes.
-    - `last` is the change that has the row.
-    - `sent` is, for each column that some change omitted, the change that has the value, or `NONE` if only
-      the replica's row of `base` has it.
-    - `ended` is the change that ended the row, if ended rows are retained, else `NONE`. An ended row keeps its
-      last values. A row of the replica has no `last` if its first change ended it.
+    - `upserted`: after the changes, the key has a new row.
+    - `updated`: after the changes, the key has the replica's row with the key `base`, which was updated. If the replica
+      has no such row, the key has no row.
+    - `expected`: the replica should have a row with this key before the changes.
+    - `last` is the last change that has the row's values.
+    - `sent` has the columns that some change did not send. It maps such a column to the change that has the column's
+      value, or to `NONE` if only the replica's row with the key `base` has it.
+    - `ended` is the change that ended the row, if the replica retains ended rows, otherwise `NONE`. An ended row keeps
+      its last values. If the first change of a replica's row ended it, `last` is `NONE`.
 
-    A key that is neither upserted nor updated has no row afterwards.
+    A key that is neither upserted nor updated has no row after the changes.
     """
 
     keys: Numbers
@@ -112,14 +118,14 @@ class NetChange:
 
     @property
     def has_row(self) -> Mask:
-        """The mask of keys with a row afterwards, also one that ended and is retained."""
+        """The mask of the keys with a row after the changes; ended rows that the replica retains count as rows."""
         has_row: Mask = self.upserted | self.updated
         return has_row
 
     def counts(self, before: Mask) -> dict[str, int]:
-        """Count the rows that are inserted, updated, deleted or missing; `before` masks keys with rows.
+        """Count the rows that the changes insert, update and delete, and the rows that they do not find.
 
-        Rows that ended do not count as rows.
+        `before` is the mask of the keys with a row in the replica. Ended rows do not count as rows.
         """
         has_living_row = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
         had_row = before[self.keys]
@@ -134,10 +140,11 @@ class NetChange:
 
 @dataclass(frozen=True)
 class _Tenures:
-    """The tenures of all keys and the events of all tenures, both ordered by key and time.
+    """The tenures of all keys and their events. Both are ordered by key, then by time.
 
-    `key`, `place` (the index of the change) and `kind` have one element per event. `starts` and `last_event`
-    have the indexes of each tenure's first and last event. `origin` has the origin of each tenure's row.
+    - `key`, `place` and `kind` have one element per event. `place` is the index of the change.
+    - `starts` and `last_event` have one element per tenure: the indexes of its first and its last event.
+    - `origin` says for each tenure where its row comes from.
     """
 
     key: Numbers
@@ -154,18 +161,18 @@ class _Tenures:
 
     @property
     def is_ended(self) -> Mask:
-        """The mask of tenures that have ended."""
+        """The mask of the tenures that end within the changes."""
         return _is_end(self.kind[self.last_event])
 
     @property
     def is_left(self) -> Mask:
-        """The mask of tenures that end with a move."""
+        """The mask of the tenures that end because the row moves to another key."""
         is_left: Mask = self.kind[self.last_event] == _LEAVE
         return is_left
 
     @property
     def is_first(self) -> Mask:
-        """The mask of each key's first tenure."""
+        """The mask of the tenures that are the first tenure of their key."""
         return _is_new_key(self.keys)
 
 
@@ -174,9 +181,9 @@ def net_changes(
 ) -> tuple[NetChange, int | None]:
     """Return the outcome for each key, and the first change that conflicts with a row of its key, or None.
 
-    `present` says for each key whether the replica has a row. If there is a conflict, the outcome is
-    meaningless. With `retain_ended`, the last ended row of each key is retained; this needs `present` of all
-    keys.
+    `present` says for each key whether the replica has a row. If there is a conflict, the outcome has no meaning. With
+    `retain_ended`, a key without a row after the changes keeps its last ended row. In that case `present` must be
+    right for all keys.
     """
     changes = _replace_lost_moves(changes, present)
     tenures = _tenures(changes)
@@ -208,10 +215,12 @@ def net_changes(
 class RowVersions:
     """The versions of rows that changes make, and the ends of earlier versions.
 
-    There is a version for each key and commit after which the key has a row. Each array except `ends` has one
-    element per version. `keys`, `last`, `sent` and `base` are as in `NetChange`. `until` is the number of the
-    commit that ends the version, or `NONE`. `ends` has for each key the commit that ends its row from before
-    the changes.
+    A commit makes a version of each key that it changes and that has a row after the commit. `keys`, `last`, `sent`,
+    `base` and `until` have one element per version.
+
+    - `keys`, `last`, `sent` and `base` have the same meaning as in `NetChange`.
+    - `until` is the number of the commit that ends the version, or `NONE` if no commit ends it.
+    - `ends` has one element per key: the commit that ends the row that the key had before the changes, or `NONE`.
     """
 
     keys: Numbers
@@ -223,10 +232,10 @@ class RowVersions:
 
 
 def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVersions:
-    """Return the versions that changes without conflicts make.
+    """Return the versions that changes make; the changes must have no conflict.
 
-    `commits` has for each change the number of its commit. A commit makes at most one version of a row: other
-    transactions never see rows that the same commit replaces.
+    `commits` has the number of each change's commit. A commit makes at most one version of a row. Other transactions
+    never see a row that the same transaction has replaced.
     """
     key = np.where(changes.operations == DELETE, changes.old, changes.new)
     if not changes.is_move.any() and np.bincount(key).max(initial=0) <= 1:
@@ -248,12 +257,12 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
     ends[keys[final][is_first]] = tenure_commits[final][is_first]
     ends[~present] = NONE
     has_version = has_row[final]
-    chosen = final[has_version]
+    version_indexes = final[has_version]
     return RowVersions(
-        keys=keys[chosen],
-        last=last[chosen],
-        base=np.where(origin[chosen] == _REPLICA, base[chosen], NONE),
-        sent={name: places[chosen] for name, places in sent.items()},
+        keys=keys[version_indexes],
+        last=last[version_indexes],
+        base=np.where(origin[version_indexes] == _REPLICA, base[version_indexes], NONE),
+        sent={name: places[version_indexes] for name, places in sent.items()},
         until=until[has_version],
         ends=ends,
     )
@@ -262,7 +271,10 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
 def _versions_of_single_changes(
     changes: KeyChanges, key: Numbers, commits: Numbers, present: Mask
 ) -> RowVersions:
-    """The versions if no change is a move, and none has the `key` of another: no changes need be put in order."""
+    """Return the versions if no change is a move, and all changes have different keys.
+
+    `key` is the key of each change. In this case there is no order of changes to consider.
+    """
     ends = _nones(len(present))
     ends[key] = np.where(present[key], commits, NONE)
     is_update = changes.operations == UPDATE
@@ -278,11 +290,14 @@ def _versions_of_single_changes(
 
 
 def insert_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
-    """Insert DELETEs for each TRUNCATE, and return the changes and the number of each change's origin.
+    """Replace each TRUNCATE by DELETEs of keys.
 
-    `truncates` has, in order, the number of changes before each TRUNCATE. The first TRUNCATE deletes all
-    `keys` keys; a later one deletes the keys of the changes since the previous one. The origin of a DELETE is
-    its TRUNCATE, of any other change the change itself; TRUNCATEs are numbered after the last change.
+    `truncates` has the number of changes before each TRUNCATE, in order. The first TRUNCATE becomes DELETEs of all
+    `keys` keys. A later TRUNCATE becomes DELETEs of the keys of the changes since the previous TRUNCATE.
+
+    Returns the changes with these DELETEs, and the number of each change's origin. The origin of an inserted DELETE is
+    its TRUNCATE, and the origin of any other change is the change itself. The numbers of TRUNCATEs follow the number of
+    the last change.
     """
     positions, deleted, origins, start = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for number, end in enumerate(truncates, len(changes.operations)):
@@ -305,7 +320,10 @@ def insert_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> 
 
 
 def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
-    """Return the tenures of all keys; `commits`, if given, has the commit of each change and splits them."""
+    """Return the tenures of all keys.
+
+    If `commits` is given, it has the commit of each change, and each commit begins a new part of a tenure.
+    """
     is_move = changes.is_move
     row_changes, moves = np.flatnonzero(~is_move), np.flatnonzero(is_move)
     key = np.where(
@@ -329,7 +347,7 @@ def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
 
 
 def _last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
-    """For each tenure, return the last change that has the row, and the last one that sent each column."""
+    """Return the last change of each tenure that has the row's values, and the last change that sent each column."""
     if not len(tenures.starts):
         return _nones(0), {name: _nones(0) for name in changes.sent}
     writes = np.where(_is_end(tenures.kind), NONE, tenures.place)
@@ -342,11 +360,14 @@ def _last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict
 
 
 def _inherit(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
-    """Return the origin of each tenure's row, the key of the replica's row, and the changes with its columns.
+    """Follow the chains of moves, and let each tenure inherit from the tenures before it in its chain.
 
-    Pointer doubling follows chains of moves. In each round, every tenure takes over the columns that its
-    parent has so far, and then points to its parent's parent. So a chain of n moves takes log2(n) rounds. For
-    a row that moved from tenure a to b, c, d and e, each tenure points to:
+    Returns for each tenure where its row comes from, the key of the replica's row that the chain begins with, and the
+    changes that have the values of the columns.
+
+    This is done by pointer doubling. In each round, every tenure takes over the columns that its parent has so far, and
+    then points to its parent's parent. So a chain of n moves takes log2(n) rounds. For example, a row moves from tenure
+    a to b, c, d and e. After each round the tenures point to:
 
         round    b       c                 d                 e
         0        a       b                 c                 d
@@ -380,7 +401,7 @@ def _take_from_parent(values: Numbers, child: Numbers, parent: Numbers) -> Numbe
 
 
 def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) -> int | None:
-    """The first INSERT or move to a key that has a row: a tenure begins before the previous one ends."""
+    """Return the first INSERT, or move to a key, that finds a row with its key; None if there is no such change."""
     if not len(origin):
         return None
     has_row = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
@@ -390,7 +411,7 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
 
 
 def _replace_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
-    """Replace each move that finds no row by a DELETE of its old key, which finds no row either."""
+    """Replace each move that finds no row by a DELETE of its old key. The DELETE finds no row either, so it does nothing."""
     if not changes.is_move.any():
         return changes
     tenures = _tenures(changes)
@@ -406,7 +427,8 @@ def _replace_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
 def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
     """Return the moves that find no row, in a loop over all changes.
 
-    A loop is needed because such a move brings no row to its new key, which a later change may need.
+    Operations on whole columns cannot do this. A move that finds no row brings no row to its new key, and so a later
+    move may find no row.
     """
     has_row, lost_moves = bytearray(present.tobytes()), list[int]()
     begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.is_move)
@@ -435,17 +457,20 @@ def _is_end(kind: npt.NDArray[np.int8]) -> Mask:
 
 
 def _is_new_key(key: Numbers) -> Mask:
-    """The mask of elements that differ from the previous one."""
+    """Return the mask of the elements that differ from the element before them; the first element is masked, too."""
     is_new_key = np.ones(len(key), np.bool_)
     is_new_key[1:] = key[1:] != key[:-1]
     return is_new_key
 
 
 def _first_places(keys: Numbers, count: int) -> Numbers:
-    """The first index of each key among `keys`, or the number of keys if there is none."""
+    """Return the index of the first occurrence of each key in `keys`, or the length of `keys` if it does not occur.
+
+    The keys are the numbers below `count`.
+    """
     first = np.full(count, len(keys), np.int64)
     places = np.flatnonzero(keys != NONE)[::-1]
-    # For equal indices NumPy keeps the last value.
+    # The places descend. If a key occurs several times, NumPy keeps the value that is assigned last: the first place.
     first[keys[places]] = places
     return first
 

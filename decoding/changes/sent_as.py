@@ -19,16 +19,18 @@ from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 NOTHING = -1
 
 
-#: The text for row filters of which the publisher sends only the results.
+#: Replaces the text of row filters that the publisher evaluates. pgsieve does not see the changes that they reject.
 BY_PUBLISHER = "evaluated by the publisher"
 
 
 class SentAs(NamedTuple):
     """A kind of changes that are counted together.
 
-    `source` is a table or a partition. `row_filter` is the text of the filters, joined with OR; None without one, and
-    `BY_PUBLISHER` if the publisher has filtered.
-    `sent_as` is None for changes that are not sent.
+    - `source` is a table or a partition.
+    - `row_filter` is the text of the row filters, joined with OR. It is None if there is no filter, and `BY_PUBLISHER`
+      if the publisher evaluates the filters.
+    - `operation` is the operation before row filters.
+    - `sent_as` is the operation that is sent, or None for changes that are not sent.
     """
 
     source: str
@@ -43,13 +45,13 @@ SentCounts = Mapping[SentAs, int]
 
 @dataclass(frozen=True)
 class Origin:
-    """The relation's qualified name, and the text of the row filter by operation."""
+    """The relation that changes come from: its qualified name, and the text of its row filters by operation."""
 
     source: str = ""
     row_filters: Mapping[str, str | None] = field(default_factory=dict)
 
     def sent_as(self, operation: str, sent_as: str | None) -> SentAs:
-        """The kind of changes of this origin with these operations."""
+        """Return the kind of the changes of this relation with these operations, before and after row filters."""
         return SentAs(self.source, self.row_filters.get(operation), operation, sent_as)
 
     def count(
@@ -69,12 +71,12 @@ class Origin:
 
 
 def received_counts(counts: SentCounts) -> dict[str, int]:
-    """The number of changes by the operation before row filters."""
+    """Return the number of changes by the operation before row filters."""
     return {o: sum(n for each, n in counts.items() if each.operation == o) for o in ROW_OPERATIONS}
 
 
 def counts_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
-    """The number of changes of one operation by the operation as which they are sent; None if not sent."""
+    """Return the number of changes of one operation, by the operation that is sent (None if nothing is sent)."""
     return {
         sent: sum(n for each, n in counts.items() if (each.operation, each.sent_as) == (operation, sent))
         for sent in (*ROW_OPERATIONS, None)
@@ -95,7 +97,7 @@ def counts_to_rows(counts: SentCounts) -> list[dict[str, Any]]:
 
 
 def counts_from_rows(rows: Iterable[Mapping[str, Any]] | None) -> Counter[SentAs]:
-    """Return the counts of `counts_to_rows`."""
+    """Return counts from the dictionaries that `counts_to_rows` made."""
     counts = Counter[SentAs]()
     for row in rows or ():
         counts[SentAs(*(row[name] for name in SentAs._fields))] += row["changes"]
@@ -103,7 +105,7 @@ def counts_from_rows(rows: Iterable[Mapping[str, Any]] | None) -> Counter[SentAs
 
 
 def counts_by_origin(counts: SentCounts) -> dict[tuple[str, str | None], SentCounts]:
-    """Group the counts by relation and row filter, in order."""
+    """Group the counts by relation and row filter; the groups are sorted."""
     parts: dict[tuple[str, str | None], Counter[SentAs]] = {}
     for each, count in sorted(counts.items(), key=_order):
         parts.setdefault((each.source, each.row_filter), Counter())[each] = count

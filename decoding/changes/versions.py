@@ -1,8 +1,10 @@
-"""Versions of rows with columns for their validity, as in a slowly changing dimension of type 2.
+"""Versions of rows with columns for the time in which they are valid, as in a slowly changing dimension of type 2.
+
+In: rows, and the commits that make and end their versions. Out: versions. Raises Arrow's errors.
 
 A version is valid from the commit that made it, up to the commit that ended it. So the condition
-`valid_from_lsn` <= c < `valid_to_lsn` selects the rows after the commit at an LSN c. A copied row is valid
-from the last LSN before its snapshot's. Raises Arrow's errors.
+`valid_from_lsn` <= c < `valid_to_lsn` selects the rows that the table had after the commit at an LSN c. The commit of a
+copied row is not known. Such a row is valid from the LSN before the LSN of its snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ VALID_FROM, VALID_FROM_LSN, VALID_TO, VALID_TO_LSN, IS_CURRENT = (
     "valid_to_lsn",
     "is_current",
 )
-#: The columns of a version that follow those of its row.
+#: The columns that a version has after the columns of its row.
 VALIDITY_SCHEMA = pa.schema(
     {
         VALID_FROM: _TIME,
@@ -42,25 +44,28 @@ VALIDITY_ENCODINGS = dict.fromkeys((VALID_FROM_LSN, VALID_TO_LSN), "DELTA_BINARY
 
 
 def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
-    """The schema of versions of rows with these columns."""
+    """Return the schema of versions of rows with these columns (name, Arrow type)."""
     return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY_SCHEMA])
 
 
 def lsn_before(lsn: int) -> int:
-    """The LSN from which rows of a snapshot at `lsn` are valid, as their commits are unknown."""
+    """Return the LSN from which the rows of a snapshot at `lsn` are valid; their commits are not known."""
     return lsn - 1
 
 
 @dataclass(frozen=True)
 class Commits:
-    """Commits by number: their LSNs, in order, and their times, None if unknown."""
+    """The commits of some changes. The number of a commit is its index in these arrays.
+
+    `lsns` has their LSNs in ascending order, and `times` has their times, or None where the time is not known.
+    """
 
     lsns: pa.Array
     times: pa.Array
 
     @classmethod
     def of(cls, changes: pa.Table) -> Commits:
-        """The commits of changes."""
+        """Return the commits of changes."""
         grouped = (
             changes.select(["commit_lsn", "commit_time"])
             .group_by("commit_lsn")
@@ -74,16 +79,20 @@ class Commits:
 
     @classmethod
     def one(cls, lsn: int, time: datetime | None) -> Commits:
-        """One commit, whose number is 0."""
+        """Return a single commit; its number is 0."""
         return cls(pa.array([lsn], pa.int64()), pa.array([time], _TIME))
 
     def numbers(self, lsns: Numbers) -> Numbers:
-        """The numbers of the commits at these LSNs."""
+        """Return the numbers of the commits at these LSNs."""
         return np.searchsorted(np.asarray(self.lsns), lsns).astype(np.int64)
 
 
 def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Return rows as versions, given the numbers of the commits that begin and end them, or `NONE`."""
+    """Return rows as versions.
+
+    `begun` has the number of the commit that makes each version. `until` has the number of the commit that ends it, or
+    `NONE` if the version is current.
+    """
     first_commits, last_commits = pa.array(begun), pa.array(until, mask=until == NONE)
     validity = [
         commits.times.take(first_commits),
@@ -98,7 +107,10 @@ def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: 
 
 
 def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """End current versions by the commits with these numbers; drop a version that its own commit ends."""
+    """End current versions; `until` has the number of the commit that ends each version.
+
+    A version is dropped if the commit that made it also ends it, because no transaction could ever see it.
+    """
     last_commits = pa.array(until)
     values = {
         VALID_TO: commits.times.take(last_commits),
@@ -114,9 +126,9 @@ def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> 
 
 @dataclass(frozen=True)
 class OpenedVersions:
-    """Turns a replica's rows at an LSN into current versions with this schema.
+    """Turns the rows that a replica has at an LSN into current versions with this schema.
 
-    Spark sends it to executors.
+    Spark sends objects of this class to executors. `time` is the time of the LSN, if known.
     """
 
     lsn: int
