@@ -51,7 +51,7 @@ def pyspark_resource(
 
     @cache
     def session() -> SparkSession:
-        return _session_of(project_resource, engine)
+        return _project_session(project_resource, engine)
 
     class ProjectSpark(PgsieveSpark):
         """The Dagster resource for a session of the project's own Spark resource.
@@ -82,7 +82,7 @@ def pyspark_resource(
     return ProjectSpark(**fields)
 
 
-def _session_of(project: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
+def _project_session(project: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
     """Begin a session with pgsieve's settings in the Spark application that the project's resource has started.
 
     It is a new session, if Spark can begin one, so that the project's own session keeps its settings. Raises

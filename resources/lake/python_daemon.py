@@ -1,7 +1,8 @@
-"""Spark's daemon of Python workers in a local session: imports pgsieve's modules, and then forks workers.
+"""The daemon of Python workers in a local Spark session: imports pgsieve's modules, and then forks workers.
 
-Spark starts this module instead of `pyspark.daemon`, with the same argument. Otherwise each worker, one per
-core, would import the modules itself, which takes a second in the first job.
+Spark starts this module instead of its own daemon `pyspark.daemon`, with the same argument. With Spark's own
+daemon, each worker would import pgsieve's modules itself. There is one worker per core, and the imports take a
+second in the first job.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """
@@ -13,7 +14,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-#: The modules whose functions workers run. A worker imports further modules itself.
+#: The modules that have the functions which workers run. If a worker needs other modules, it imports them itself.
 _MODULES = (
     "pgsieve.assets.steps.initial_sync.rows",
     "pgsieve.assets.steps.update_transformation.changes",
@@ -22,9 +23,9 @@ _MODULES = (
 
 
 def _import_installed_pyspark() -> None:
-    """Make Python import pyspark from its installed package, not from the archive in that package.
+    """Make Python import pyspark from the installed package, and not from the archive that this package contains.
 
-    Spark puts the archive first in the path, and Python would compile the archive's modules at each start.
+    Spark puts the archive first in the path. From an archive Python would compile the modules again at each start.
     """
     other_paths = [path for path in sys.path if not path.endswith(".zip")]
     installed = PathFinder.find_spec("pyspark", other_paths)
@@ -34,7 +35,7 @@ def _import_installed_pyspark() -> None:
 
 
 def main() -> None:
-    """Import the modules, then fork workers until Spark ends this process."""
+    """Import the modules. Then fork workers until Spark ends this process."""
     _import_installed_pyspark()
     for name in _MODULES:
         with suppress(ImportError):

@@ -70,7 +70,7 @@ def write_by_spark(
     overwrite, position = commit.overwrite, commit.position
     spark, fields = frame.sparkSession, set(_fields(frame.schema))
     mapping = column_mapping(names[-1] for names in fields)
-    if mapping and exists() and (overwrite or fields - set(_fields_of(spark, path))):
+    if mapping and exists() and (overwrite or fields - set(_table_fields(spark, path))):
         _map_names(spark, path)
     writer = (
         frame.write.format("delta")
@@ -83,7 +83,7 @@ def write_by_spark(
     writer.save(path)
 
 
-def _fields_of(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
+def _table_fields(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
     return _fields(spark.read.format("delta").load(path).schema)
 
 
@@ -100,7 +100,7 @@ def _lacks_mapping(spark: SparkSession, path: str) -> bool:
 
     Until it is enabled, Delta in Spark refuses each alteration of the table.
     """
-    return bool(column_mapping(names[-1] for names in _fields_of(spark, path))) and not _is_mapped(
+    return bool(column_mapping(names[-1] for names in _table_fields(spark, path))) and not _is_mapped(
         spark, path
     )
 

@@ -22,16 +22,16 @@ class Answers:
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
         """The result of `ask` for a version. It is computed only once. `question` identifies the query."""
-        answers: dict[str, Answer] = self._results_of(version)
+        answers: dict[str, Answer] = self._version_results(version)
         if question not in answers:
             answers[question] = ask()
         return answers[question]
 
     def record_answer(self, version: Hashable, question: str, answer: object) -> None:
         """Store the result of a query for a version in the cache."""
-        self._results_of(version)[question] = answer
+        self._version_results(version)[question] = answer
 
-    def _results_of(self, version: Hashable) -> dict[str, Any]:
+    def _version_results(self, version: Hashable) -> dict[str, Any]:
         cached = self._cached
         if version != cached[0]:
             cached = self._cached = version, {}
