@@ -24,31 +24,31 @@ class TicketLock:
     """A lock that strands get in the order of their requests. So their results come in this order, too."""
 
     def __init__(self) -> None:
-        self._changed, self._requested, self._released = Condition(), 0, 0
+        self._condition, self._request_count, self._release_count = Condition(), 0, 0
 
     @property
     def is_taken(self) -> bool:
         """True if a strand has the lock."""
-        return self._requested > self._released
+        return self._request_count > self._release_count
 
     def acquire(self) -> None:
         """Wait until the caller has the lock."""
-        with self._changed:
-            ticket, self._requested = self._requested, self._requested + 1
-            self._changed.wait_for(lambda: self._released == ticket)
+        with self._condition:
+            ticket, self._request_count = self._request_count, self._request_count + 1
+            self._condition.wait_for(lambda: self._release_count == ticket)
 
     def release(self) -> None:
         """Pass the lock to the next strand."""
-        with self._changed:
-            self._released += 1
-            self._changed.notify_all()
+        with self._condition:
+            self._release_count += 1
+            self._condition.notify_all()
 
 
 class Strand:
     """The work of one or more threads. The strand has the lock as long as at least one of its threads works."""
 
     def __init__(self, lock: TicketLock) -> None:
-        self._lock, self._working, self._counted = lock, 0, Lock()
+        self._lock, self._working_threads, self._count_lock = lock, 0, Lock()
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -61,16 +61,16 @@ class Strand:
 
     def begin(self) -> None:
         """Count one more thread that works. If it is the only one, it waits for the lock."""
-        with self._counted:
-            if not self._working:
+        with self._count_lock:
+            if not self._working_threads:
                 self._lock.acquire()
-            self._working += 1
+            self._working_threads += 1
 
     def end(self) -> None:
         """Count one thread less that works. If it was the last one, it releases the lock."""
-        with self._counted:
-            self._working -= 1
-            if not self._working:
+        with self._count_lock:
+            self._working_threads -= 1
+            if not self._working_threads:
                 self._lock.release()
 
 

@@ -56,7 +56,7 @@ class LakePaths:
         recorded_template: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self.uri = uri
-        self._folders, self._recorded = dict(folders or {}), recorded_template
+        self._folders, self._recorded_template = dict(folders or {}), recorded_template
 
     def _feed_folder(self, slot_owner: str) -> str:
         """The folder of a feed. A part of a feed has a name with slashes, and its folder is in the folder of the feed."""
@@ -92,7 +92,7 @@ class LakePaths:
     def folders_of(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas. It is configured, or else the lake has recorded it."""
         if subscription not in self._folders:
-            self._folders[subscription] = self._recorded(subscription) or FOLDERS
+            self._folders[subscription] = self._recorded_template(subscription) or FOLDERS
         return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:

@@ -55,7 +55,7 @@ class SharedJobs:
     """Runs one job at a time. A job does the work of all requests that are waiting when it begins."""
 
     def __init__(self) -> None:
-        self._changed, self._waiting = Condition(), list[Request]()
+        self._condition, self._waiting = Condition(), list[Request]()
         self._is_running = self._is_ending = False
 
     def rows(self, request: Request, run: Run) -> pa.Table | None:
@@ -78,9 +78,9 @@ class SharedJobs:
         Returns no requests if the thread of another caller has taken `request` into its job. The thread that gets the
         turn takes all waiting requests.
         """
-        with self._changed:
+        with self._condition:
             self._waiting.append(request)
-            self._changed.wait_for(
+            self._condition.wait_for(
                 lambda: not self._is_running or request not in self._waiting or self._is_ending
             )
             if self._is_ending:
@@ -95,15 +95,15 @@ class SharedJobs:
         for each in job:
             if not each.rows.done():
                 each.rows.set_result(None)
-        with self._changed:
+        with self._condition:
             self._is_running = False
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def stop(self) -> None:
         """Let no further job begin; requests that are waiting raise CancelledError."""
-        with self._changed:
+        with self._condition:
             self._is_ending = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:

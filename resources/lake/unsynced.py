@@ -58,21 +58,21 @@ class UnsyncedWrites:
         for folder in (marks, marks.parent, lake):
             with _open_folder(folder) as file:
                 os.fsync(file)
-        self._failed: int | None = None
+        self._error_code: int | None = None
         #: Writes everything to disk, and removes the mark.
         self.close = weakref.finalize(self, _end, self._file, mark, os.getpid())
 
     def sync(self) -> None:
         """Write all earlier writes to disk. If some of them are lost, raise OSError, now and in each later call."""
-        if self._failed is not None:
-            raise OSError(self._failed, os.strerror(self._failed))
+        if self._error_code is not None:
+            raise OSError(self._error_code, os.strerror(self._error_code))
         try:
             _sync_file_system(self._file)
             for folder in _folders_on_other_devices(self._lake):
                 with _open_folder(folder) as file:
                     _sync_file_system(file)
         except OSError as error:
-            self._failed = error.errno or errno.EIO
+            self._error_code = error.errno or errno.EIO
             # Without a call of `close` the mark stays, so that the next process checks the files on disk.
             self.close.detach()
             raise

@@ -143,28 +143,28 @@ class Receiver:
         self._status_seconds = status_seconds
         self._silence_seconds = silence_seconds
         # Both threads read these attributes, but only one of the threads writes each of them.
-        self._ended = False
-        self._confirmed = start_lsn
-        self._taken_bytes = 0
-        self._handed_bytes = 0
-        self._arrived: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
+        self._is_ended = False
+        self._confirmed_lsn = start_lsn
+        self._consumed_bytes = 0
+        self._queued_bytes = 0
+        self._queue: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
         # Only the receiving thread uses these attributes.
         self._octets, self._lengths = bytearray(), array("i")
-        self._position = self._handed_position = self._reported = start_lsn
-        self._reported_at = self._handed_at = -math.inf
-        self._last_message_at = time.monotonic()
-        self._answer_wanted = False
+        self._position = self._queued_position = self._reported_lsn = start_lsn
+        self._report_time = self._queue_time = -math.inf
+        self._last_message_time = time.monotonic()
+        self._must_answer = False
         self._thread = threading.Thread(target=self._run, name="pgsieve-receiver", daemon=True)
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
         """From now on report to the server that everything before `lsn` is flushed, so that the slot can release it."""
-        self._confirmed = lsn
+        self._confirmed_lsn = lsn
         self._wakeup.ring()
 
     def end(self) -> None:
         """Make the receiving thread and `items` end soon."""
-        self._ended = True
+        self._is_ended = True
         self._wakeup.ring()
 
     def close(self) -> None:
@@ -180,10 +180,10 @@ class Receiver:
 
         If no item arrives for `TICK_SECONDS`, an item without messages is yielded.
         """
-        latest = Received(pa.RecordBatch.from_pylist([], MESSAGES), self._confirmed)
+        latest = Received(pa.RecordBatch.from_pylist([], MESSAGES), self._confirmed_lsn)
         while True:
             try:
-                item = self._arrived.get(timeout=TICK_SECONDS)
+                item = self._queue.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 yield latest
                 continue
@@ -192,8 +192,8 @@ class Receiver:
             if isinstance(item, Exception):
                 raise item
             size = item.messages.nbytes
-            self._taken_bytes += size
-            if self._handed_bytes - self._taken_bytes + size >= self._buffer_bytes:
+            self._consumed_bytes += size
+            if self._queued_bytes - self._consumed_bytes + size >= self._buffer_bytes:
                 self._wakeup.ring()
             latest = Received(latest.messages, item.position)
             yield item
@@ -205,9 +205,9 @@ class Receiver:
             finally:
                 self._hand_over()
             self._end_stream()
-            self._arrived.put(None)
+            self._queue.put(None)
         except Exception as error:  # noqa: BLE001 (raised again in the consumer's thread)
-            self._arrived.put(error)
+            self._queue.put(error)
 
     def _receive(self) -> None:
         # While the buffer is full, the thread waits only for the consumer, not for the server.
@@ -216,33 +216,33 @@ class Receiver:
         for events in (server_or_consumer, consumer_only):
             events.register(self._wakeup, select.POLLIN)
         bytes_read = 0
-        while not self._ended:
-            is_full = self._handed_bytes - self._taken_bytes >= self._buffer_bytes
+        while not self._is_ended:
+            is_full = self._queued_bytes - self._consumed_bytes >= self._buffer_bytes
             (consumer_only if is_full else server_or_consumer).poll(self._pause() * 1000)
             self._wakeup.clear()
             if is_full:
-                self._last_message_at = time.monotonic()
+                self._last_message_time = time.monotonic()
             else:
                 if bytes_read < _FEW_BYTES:
                     time.sleep(_COALESCE_SECONDS)
                 bytes_read = self._read()
             time_of_wakeup = time.monotonic()
             if len(self._octets) >= _BATCH_BYTES or (
-                time_of_wakeup >= self._handed_at + _LINGER_SECONDS and self._arrived.empty()
+                time_of_wakeup >= self._queue_time + _LINGER_SECONDS and self._queue.empty()
             ):
                 self._hand_over()
             if (
-                self._answer_wanted
-                or self._confirmed > self._reported
-                or time_of_wakeup >= self._reported_at + self._status_seconds
+                self._must_answer
+                or self._confirmed_lsn > self._reported_lsn
+                or time_of_wakeup >= self._report_time + self._status_seconds
             ):
                 self._report(time_of_wakeup)
 
     def _pause(self) -> float:
         """How long to wait for the server or the consumer: until the next batch or the next report is due."""
-        if self._octets or self._position > self._handed_position:
+        if self._octets or self._position > self._queued_position:
             return _LINGER_SECONDS
-        return max(0.0, self._reported_at + self._status_seconds - time.monotonic())
+        return max(0.0, self._report_time + self._status_seconds - time.monotonic())
 
     def _read(self) -> int:
         """Read all messages that have arrived, and return the number of their bytes."""
@@ -262,22 +262,22 @@ class Receiver:
         if messages:
             self._octets += octets
             self._lengths.extend(map(len, messages))
-            self._last_message_at = time.monotonic()
+            self._last_message_time = time.monotonic()
         if length < 0:
             raise self._end_of_copy()
         return len(octets)
 
     def _handle_control(self, message: memoryview) -> None:
         """Handle a message that is too short to contain data. Only keepalives have an effect."""
-        self._last_message_at = time.monotonic()
+        self._last_message_time = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
             self._position = max(self._position, envelope.wal_end)
-            self._answer_wanted |= envelope.reply_requested
+            self._must_answer |= envelope.reply_requested
 
     def _hand_over(self) -> None:
         """Give the messages that were read to the consumer as one batch, without their XLogData headers."""
-        if not self._octets and self._position <= self._handed_position:
+        if not self._octets and self._position <= self._queued_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
         self._octets, self._lengths = bytearray(), array("i")
@@ -285,20 +285,20 @@ class Receiver:
         ends = lsns[np.isin(messages.words(messages.starts) >> 56, _TRANSACTION_ENDS)]
         self._position = int(ends.max(initial=self._position))
         batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGES)
-        self._handed_bytes += batch.nbytes
-        self._handed_position, self._handed_at = self._position, time.monotonic()
-        self._arrived.put(Received(batch, self._position))
+        self._queued_bytes += batch.nbytes
+        self._queued_position, self._queue_time = self._position, time.monotonic()
+        self._queue.put(Received(batch, self._position))
 
     def _report(self, time_of_report: float) -> None:
         """Report the position to the server. If no message has arrived since the last report, request an answer."""
-        if time_of_report >= self._last_message_at + self._silence_seconds:
+        if time_of_report >= self._last_message_time + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
-        confirmed = self._confirmed
-        is_silent = self._last_message_at < self._reported_at
-        written = max(self._handed_position, confirmed)
+        confirmed = self._confirmed_lsn
+        is_silent = self._last_message_time < self._report_time
+        written = max(self._queued_position, confirmed)
         self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=is_silent))
         self._pgconn.flush()
-        self._reported, self._reported_at, self._answer_wanted = confirmed, time_of_report, False
+        self._reported_lsn, self._report_time, self._must_answer = confirmed, time_of_report, False
 
     def _end_of_copy(self) -> psycopg.Error:
         """The error that says why the server ended the stream: the server's own error, or that the server shut down."""

@@ -102,12 +102,12 @@ class ReplicationStream:
     ) -> None:
         self._source, self._slot, self._options, self._log = source, slot, options, log
         self._limits = limits
-        self._confirmed = self._delivered = start_lsn
+        self._confirmed_lsn = self._delivered_lsn = start_lsn
         self._timeline = timeline
         self._receiver: Receiver | None = None
         self._connection = ExitStack()
         self._wakeup = Wakeup()
-        self._stopped = self._restarting = False
+        self._is_stopped = self._must_restart = False
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +121,7 @@ class ReplicationStream:
 
     def stop(self) -> None:
         """Make `items` and the stream end soon. Any thread may call this, and a signal handler, too."""
-        self._stopped = True
+        self._is_stopped = True
         if (receiver := self._receiver) is not None:
             receiver.end()
         self._wakeup.ring()
@@ -131,17 +131,17 @@ class ReplicationStream:
 
         The server then sends again all messages that were not confirmed.
         """
-        self._restarting = True
+        self._must_restart = True
 
     def confirm(self, lsn: int) -> None:
         """Tell the slot that everything that commits before `lsn` is durable. An earlier `lsn` than before has no effect.
 
         Raises ValueError for a position that no item since the last `Started` has reached.
         """
-        if lsn > self._delivered:
-            raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered)}")
-        if lsn > self._confirmed:
-            self._confirmed = lsn
+        if lsn > self._delivered_lsn:
+            raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered_lsn)}")
+        if lsn > self._confirmed_lsn:
+            self._confirmed_lsn = lsn
             if self._receiver is not None:
                 self._receiver.confirm(lsn)
 
@@ -153,16 +153,16 @@ class ReplicationStream:
         seconds = self._limits.connect_seconds
         try:
             while (receiver := self._connect(seconds)) is not None:
-                self._delivered = self._confirmed
+                self._delivered_lsn = self._confirmed_lsn
                 assert self._timeline is not None
-                yield Started(self._confirmed, self._timeline)
+                yield Started(self._confirmed_lsn, self._timeline)
                 try:
                     with translate_slot_errors(self._source.name, self._slot, "read"):
                         yield from self._receive(receiver)
                 except SourceError as error:
                     if not _may_succeed_later(error):
                         raise
-                    self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed)}")
+                    self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed_lsn)}")
                 self.disconnect()
                 self._pause(_PAUSE_SECONDS)
                 seconds = self._limits.reconnect_seconds
@@ -172,19 +172,19 @@ class ReplicationStream:
     def _receive(self, receiver: Receiver) -> Iterator[Received]:
         """Yield the items of one connection, until `stop` or `restart`."""
         for item in receiver.items():
-            if self._stopped:
+            if self._is_stopped:
                 return
-            self._delivered = item.position
+            self._delivered_lsn = item.position
             yield item
-            if self._restarting:
-                self._restarting = False
+            if self._must_restart:
+                self._must_restart = False
                 return
 
     def _connect(self, seconds: float) -> Receiver | None:
         """Try to connect for this many seconds. Return a running receiver; None if the stream was stopped meanwhile."""
 
         def is_over(state: RetryCallState) -> bool:
-            return self._stopped or stop_after_delay(seconds)(state)
+            return self._is_stopped or stop_after_delay(seconds)(state)
 
         attempts = Retrying(
             retry=retry_if_exception(_may_succeed_later),
@@ -193,15 +193,15 @@ class ReplicationStream:
             sleep=self._pause,
             reraise=True,
         )
-        if self._stopped:
+        if self._is_stopped:
             return None
         try:
             self._receiver = attempts(self._start)
         except SourceError:
-            if self._stopped:
+            if self._is_stopped:
                 return None
             raise
-        return None if self._stopped else self._receiver
+        return None if self._is_stopped else self._receiver
 
     def _start(self) -> Receiver:
         """Open a connection, check that the slot has what the consumer needs, and start replication on the connection."""
@@ -215,15 +215,15 @@ class ReplicationStream:
                 state, timeline = slot_state(connection, slot), current_timeline(connection)
                 status_seconds = _status_seconds(connection)
             if self._timeline not in {None, timeline}:
-                refuse_divergence(source, self._timeline, self._confirmed, timeline)
+                refuse_divergence(source, self._timeline, self._confirmed_lsn, timeline)
             self._timeline = timeline
-            verify_slot(state, source.name, slot, self._confirmed)
+            verify_slot(state, source.name, slot, self._confirmed_lsn)
             with translate_slot_errors(source.name, slot, "read"):
-                verify_wal_end(connection, source.name, self._confirmed)
-                start_replication(connection, slot, self._confirmed, self._options)
+                verify_wal_end(connection, source.name, self._confirmed_lsn)
+                start_replication(connection, slot, self._confirmed_lsn, self._options)
             receiver = Receiver(
                 connection,
-                self._confirmed,
+                self._confirmed_lsn,
                 self._wakeup,
                 buffer_bytes=self._limits.buffer_bytes,
                 status_seconds=min(status_seconds, self._limits.silence_seconds / 3),
@@ -241,7 +241,7 @@ class ReplicationStream:
     def _pause(self, seconds: float) -> None:
         """Wait this long, or until `stop`."""
         self._wakeup.clear()
-        if not self._stopped:
+        if not self._is_stopped:
             events = poll()
             events.register(self._wakeup, POLLIN)
             events.poll(seconds * 1000)

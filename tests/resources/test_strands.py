@@ -31,7 +31,7 @@ def test_a_strand_works_only_while_others_wait() -> None:
             events.append("other begins")
             answered.set()
             # The first strand wants to continue.
-            wait_until(lambda: lock._requested == 3, lambda: "it does not ask for the lock")
+            wait_until(lambda: lock._request_count == 3, lambda: "it does not ask for the lock")
             events.append("other ends")
             other_worked.set()
 
@@ -85,7 +85,9 @@ def test_strands_get_the_turn_in_the_order_in_which_they_ask() -> None:
         threads = [Thread(target=work, args=(number,)) for number in range(8)]
         for number, each in enumerate(threads, 2):
             each.start()
-            wait_until(lambda asked=number: lock._requested == asked, lambda: "it does not ask for the lock")
+            wait_until(
+                lambda asked=number: lock._request_count == asked, lambda: "it does not ask for the lock"
+            )
     for each in threads:
         each.join(_SECONDS)
     assert worked == list(range(8))
