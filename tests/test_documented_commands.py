@@ -372,7 +372,6 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         # Only the first line is about packages; it needs a package index with pgsieve.
         ("pip download", Run(World.shell, replaced={"pip download": "true"})),
         ("pip install", Run(World.shell, replaced={"pip install": "true"})),
-        ("pgsieve resync sales public.orders", _SHELL),
         ("pgsieve resync sales ", _SHELL),
         ("pgsieve skip sales", Run(World.shell, _disabled_by_a_value)),
         ("from pgsieve import read_at_cut", Run(World.python, _an_lsn_of_a_cut, before=SESSION)),
