@@ -93,14 +93,14 @@ class WantedDigests:
         index, marks = self._index[0], row_marks(rows)
         places = np.flatnonzero(index.has_mark[marks >> index.shift])
         # The whole mark leaves fewer rows; a search for it costs less than a digest.
-        at = np.minimum(np.searchsorted(index.marks, marks[places]), len(index.marks) - 1)
-        places = places[index.marks[at] == marks[places]]
+        positions = np.minimum(np.searchsorted(index.marks, marks[places]), len(index.marks) - 1)
+        places = places[index.marks[positions] == marks[places]]
         if not len(places):
             return places, places
         candidates = _as_numpy(row_digests(rows.take(pa.array(places))))
-        at = np.minimum(np.searchsorted(index.octets, candidates), len(index.octets) - 1)
-        same = index.octets[at] == candidates
-        return places[same], index.order[at[same]]
+        positions = np.minimum(np.searchsorted(index.octets, candidates), len(index.octets) - 1)
+        is_wanted = index.octets[positions] == candidates
+        return places[is_wanted], index.order[positions[is_wanted]]
 
 
 class _Index(NamedTuple):
@@ -140,8 +140,10 @@ def _as_numpy(digests: pa.Table) -> npt.NDArray[np.bytes_]:
 
 def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray:
     present = np.flatnonzero(rows.is_valid())
-    chosen = rows if len(present) == len(rows) else rows.take(pa.array(present))
-    values = pa.RecordBatch.from_arrays([struct_field(chosen, name) for name in columns], names=list(columns))
+    present_rows = rows if len(present) == len(rows) else rows.take(pa.array(present))
+    values = pa.RecordBatch.from_arrays(
+        [struct_field(present_rows, name) for name in columns], names=list(columns)
+    )
     digests = row_digests(values).combine_chunks()
     place = np.full(len(rows), -1, np.int64)
     place[present] = np.arange(len(present))
@@ -151,9 +153,9 @@ def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray
 
 
 def _digest_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    every = encoded_rows(rows, one_zero=False).to_pylist()
-    made = b"".join([blake2b(each, digest_size=_DIGEST_BYTES).digest() for each in every])
-    return np.frombuffer(made, np.uint8).reshape(-1, _DIGEST_BYTES)
+    encodings = encoded_rows(rows, one_zero=False).to_pylist()
+    digests = b"".join([blake2b(encoding, digest_size=_DIGEST_BYTES).digest() for encoding in encodings])
+    return np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
 def value_words(column: pa.Array) -> npt.NDArray[np.uint64]:

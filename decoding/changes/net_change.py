@@ -82,12 +82,18 @@ class KeyChanges:
         by a move. They are also the keys that get a new row before a row of the key ends, because the new row conflicts
         with a row of the replica.
         """
-        begun = _first_places(np.where((self.operations == INSERT) | self.is_move, self.new, NONE), keys)
-        ended = _first_places(self.old, keys)
-        kept = _first_places(np.where((self.operations == UPDATE) & ~self.is_move, self.new, NONE), keys)
-        has_relevant_row = begun < ended
+        first_begins = _first_places(
+            np.where((self.operations == INSERT) | self.is_move, self.new, NONE), keys
+        )
+        first_ends = _first_places(self.old, keys)
+        first_updates = _first_places(
+            np.where((self.operations == UPDATE) & ~self.is_move, self.new, NONE), keys
+        )
+        has_relevant_row = first_begins < first_ends
         has_relevant_row[self.old[self.is_move]] = True
-        return np.minimum(ended, kept) < np.minimum(begun, len(self.operations)), has_relevant_row
+        return np.minimum(first_ends, first_updates) < np.minimum(
+            first_begins, len(self.operations)
+        ), has_relevant_row
 
 
 @dataclass(frozen=True)

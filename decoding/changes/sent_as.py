@@ -72,13 +72,13 @@ class Origin:
 
 def received_counts(counts: SentCounts) -> dict[str, int]:
     """Return the number of changes by the operation before row filters."""
-    return {o: sum(n for each, n in counts.items() if each.operation == o) for o in ROW_OPERATIONS}
+    return {o: sum(n for kind, n in counts.items() if kind.operation == o) for o in ROW_OPERATIONS}
 
 
 def counts_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
     """Return the number of changes of one operation, by the operation that is sent (None if nothing is sent)."""
     return {
-        sent: sum(n for each, n in counts.items() if (each.operation, each.sent_as) == (operation, sent))
+        sent: sum(n for kind, n in counts.items() if (kind.operation, kind.sent_as) == (operation, sent))
         for sent in (*ROW_OPERATIONS, None)
     }
 
@@ -93,7 +93,7 @@ def sum_counts(*several: SentCounts) -> Counter[SentAs]:
 
 def counts_to_rows(counts: SentCounts) -> list[dict[str, Any]]:
     """Return the counts as dictionaries for JSON, in a fixed order."""
-    return [{**each._asdict(), "changes": count} for each, count in sorted(counts.items(), key=_order)]
+    return [{**kind._asdict(), "changes": count} for kind, count in sorted(counts.items(), key=_order)]
 
 
 def counts_from_rows(rows: Iterable[Mapping[str, Any]] | None) -> Counter[SentAs]:
@@ -107,8 +107,8 @@ def counts_from_rows(rows: Iterable[Mapping[str, Any]] | None) -> Counter[SentAs
 def counts_by_origin(counts: SentCounts) -> dict[tuple[str, str | None], SentCounts]:
     """Group the counts by relation and row filter; the groups are sorted."""
     parts: dict[tuple[str, str | None], Counter[SentAs]] = {}
-    for each, count in sorted(counts.items(), key=_order):
-        parts.setdefault((each.source, each.row_filter), Counter())[each] = count
+    for kind, count in sorted(counts.items(), key=_order):
+        parts.setdefault((kind.source, kind.row_filter), Counter())[kind] = count
     return {**parts}
 
 

@@ -203,7 +203,9 @@ class PluginDriver:
             case LogicalMessage():
                 return ()
             case Truncate():
-                return tuple([self._relations.get(each, block) for each in message.relation_ids])
+                return tuple(
+                    [self._relations.get(relation_id, block) for relation_id in message.relation_ids]
+                )
             case _:
                 relation = self._relations.get(message.relation_id, block)
                 relation.check(message)

@@ -262,7 +262,7 @@ class Pgoutput:
 def _description_messages(
     message: Relation, types: tuple[Type, ...], xid: int | None
 ) -> tuple[Type | Relation, ...]:
-    return (*(replace(each, xid=xid) for each in types), replace(message, xid=xid))
+    return (*(replace(type_message, xid=xid) for type_message in types), replace(message, xid=xid))
 
 
 def _begin(ctx: DecodingContext, txn: Transaction, message: Begin | BeginPrepare | StreamStart) -> None:

@@ -302,13 +302,13 @@ class TransactionAssembler:
 
     def _replay(self, spooled: _SpooledTransaction, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
         """Yield the messages of a committed transaction, between Begin and Commit; nothing if it has no messages."""
-        begun = False
+        has_begun = False
         for batch in self._remaining_messages(spooled):
-            if not begun:
+            if not has_begun:
                 yield _array(encode(begin))
-                begun = True
+                has_begun = True
             yield batch.column("data")
-        if begun:
+        if has_begun:
             yield _array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
         self._spool.drop(spooled.number)
         self._relations.record_replayed(spooled.valid_descriptions)

@@ -330,15 +330,15 @@ def published_relation(
     if not levels:
         return None
     top = max(level for _, (_, level) in levels)
-    contributing = [(p, relation) for p, (relation, level) in levels if level == top]
-    publish_as = contributing[0][1]
-    _require_same_generated_columns([p for p, _ in contributing], publish_as)
+    topmost_targets = [(p, relation) for p, (relation, level) in levels if level == top]
+    publish_as = topmost_targets[0][1]
+    _require_same_generated_columns([p for p, _ in topmost_targets], publish_as)
     operations = frozenset().union(*(p.operations for p, _ in levels))
     filters = {
         operation: _distinct_filters(
-            p.row_filter(publish_as) for p, _ in contributing if operation in p.operations
+            p.row_filter(publish_as) for p, _ in topmost_targets if operation in p.operations
         )
-        if any(operation in p.operations for p, _ in contributing)
+        if any(operation in p.operations for p, _ in topmost_targets)
         else None
         for operation in ("insert", "update", "delete")
     }
@@ -347,8 +347,8 @@ def published_relation(
         publish_as=publish_as,
         operations=operations,
         filters=filters,
-        columns=_common_columns([p for p, _ in contributing], publish_as),
-        publications=tuple(p.name for p, _ in contributing),
+        columns=_common_columns([p for p, _ in topmost_targets], publish_as),
+        publications=tuple(p.name for p, _ in topmost_targets),
     )
 
 
@@ -423,20 +423,22 @@ def replicated_tables(
     that no row is copied twice (pg_get_publication_tables() since version 16).
     """
     by_publication = [(p, _sent_tables(p, catalog)) for p in publications]
-    combined: dict[int, Table] = {}
+    sent_tables: dict[int, Table] = {}
     for _, tables in by_publication:
-        combined |= tables
+        sent_tables |= tables
     if any(p.via_root for p in publications):
-        combined = {oid: t for oid, t in combined.items() if not any(a in combined for a in t.ancestors)}
+        sent_tables = {
+            oid: t for oid, t in sent_tables.items() if not any(a in sent_tables for a in t.ancestors)
+        }
     result = {}
-    for oid, table in sorted(combined.items(), key=lambda item: (item[1].schema, item[1].name)):
-        sending = [p for p, tables in by_publication if oid in tables]
+    for oid, table in sorted(sent_tables.items(), key=lambda item: (item[1].schema, item[1].name)):
+        table_publications = [p for p, tables in by_publication if oid in tables]
         result[table.schema, table.name] = ReplicatedTable(
             table=table,
-            columns=_common_columns(sending, table),
-            row_filters=_distinct_filters(p.row_filter(table) for p in sending),
-            publications=tuple(p.name for p in sending),
-            operations=frozenset().union(*(p.operations for p in sending)),
+            columns=_common_columns(table_publications, table),
+            row_filters=_distinct_filters(p.row_filter(table) for p in table_publications),
+            publications=tuple(p.name for p in table_publications),
+            operations=frozenset().union(*(p.operations for p in table_publications)),
             leaves=(leaves := _tables_by_oid(table.leaves, catalog)),
             routed_by=_partition_key_columns(table, leaves, catalog),
         )

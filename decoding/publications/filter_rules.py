@@ -75,8 +75,8 @@ class Expression:
 
         A virtual generated column is not in the result, but the columns that its own expression reads are.
         """
-        read = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
-        return frozenset(read - self.generation.keys())
+        attribute_numbers = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
+        return frozenset(attribute_numbers - self.generation.keys())
 
     def functions(self) -> frozenset[int]:
         """The oids of the functions that the expression calls by name or by a cast."""
@@ -89,8 +89,8 @@ class Expression:
 
 def column_names(expression: Expression, table: Table) -> frozenset[str]:
     """The columns of the table that the expression reads."""
-    read = expression.columns()
-    return frozenset(a.name for a in table.attributes if a.number in read)
+    attribute_numbers = expression.columns()
+    return frozenset(a.name for a in table.attributes if a.number in attribute_numbers)
 
 
 def _operators(node: TreeNode) -> tuple[int, ...]:

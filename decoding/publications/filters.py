@@ -40,7 +40,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
-    parsed = parse_row_filter(
+    row_filter = parse_row_filter(
         expand_unsent_columns(text, table),
         columns,
         table.qualified,
@@ -49,14 +49,14 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
         table.major_version,
     )
     try:
-        compile_filters(parsed.tree)
+        compile_filters(row_filter.tree)
     # The compiler needs more nested calls than the parser, so a filter that was parsed can still be too deep.
     except RecursionError:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: it is nested too deeply",
             hint=PUBLISHER_HINT,
         ) from None
-    return parsed
+    return row_filter
 
 
 @lru_cache(maxsize=4096)  # A continuous run calls this often with the same filters.

@@ -91,8 +91,8 @@ def _node(values: list[Value]) -> TreeNode:
     if not values or not isinstance(values[0], str):
         raise ValueError("a node without a label")
     fields: dict[str, Value] = {}
-    rest = iter(values[1:])
-    for name in rest:
+    names_and_values = iter(values[1:])
+    for name in names_and_values:
         if isinstance(name, str) and name.startswith(":"):
-            fields[name[1:]] = next(rest, "<>")
+            fields[name[1:]] = next(names_and_values, "<>")
     return TreeNode(_RENAMED_LABELS.get(values[0], values[0]), MappingProxyType(fields))

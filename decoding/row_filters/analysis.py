@@ -420,8 +420,8 @@ class _Analysis:
         if grammar.quantified_operand(right) is None:
             right = self._right(part)
         if grammar.is_call(right, "similar_to_escape", 1, 2):
-            pattern, *rest = (self._text_constant(argument) for argument in right.expressions)
-            similar = filter_regex.similar_to_escape(pattern, rest[0] if rest else "\\")
+            pattern, *escapes = (self._text_constant(argument) for argument in right.expressions)
+            similar = filter_regex.similar_to_escape(pattern, escapes[0] if escapes else "\\")
             return patterns.regex(self._node(self._left(part)), Constant(similar, type_oid=TEXT))
         return self._pattern_match(part, right, partial(patterns.regex, ignore_case=ignore_case))
 

@@ -192,12 +192,12 @@ def parse(expression: str) -> exp.Expr:
         if operator not in _OPERATORS:
             raise RefusedError(f"operator {operator} has no exact counterpart in pgsieve")
     try:
-        parsed = dialect.parser().parse(tokens, expression)
+        trees = dialect.parser().parse(tokens, expression)
     except (SqlglotError, ValueError) as error:
         raise InvalidSyntaxError from error
-    if len(parsed) != 1 or not isinstance(parsed[0], exp.Expr):
+    if len(trees) != 1 or not isinstance(trees[0], exp.Expr):
         raise InvalidSyntaxError
-    return parsed[0]
+    return trees[0]
 
 
 def _is_operator(token: Token) -> bool:

@@ -69,8 +69,8 @@ class CaseMapping:
         mappings = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
         variants = {
             mapped_character
-            for each in mappings
-            for character, mapped_character in each.items()
+            for mapping in mappings
+            for character, mapped_character in mapping.items()
             if first <= character <= last
         }
         return "".join(sorted(variant for variant in variants if not first <= variant <= last))

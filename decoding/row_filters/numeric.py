@@ -149,8 +149,10 @@ def _divide(left: Decimal, right: Decimal) -> Decimal:
         return Decimal(0)
     if not right:
         raise _division_by_zero()
-    scale, common = _quotient_scale(left, right), max(_scale(left), _scale(right))
-    ratio = _rounded_ratio(_scaled_integer(left, common) * 10**scale, _scaled_integer(right, common))
+    scale, common_scale = _quotient_scale(left, right), max(_scale(left), _scale(right))
+    ratio = _rounded_ratio(
+        _scaled_integer(left, common_scale) * 10**scale, _scaled_integer(right, common_scale)
+    )
     return Decimal(ratio).scaleb(-scale, _EXACT_CONTEXT)
 
 
@@ -163,10 +165,10 @@ def _modulo(left: Decimal, right: Decimal) -> Decimal:
         return left
     if not right:
         raise _division_by_zero()
-    common = max(_scale(left), _scale(right))
-    dividend, divisor = _scaled_integer(left, common), abs(_scaled_integer(right, common))
+    common_scale = max(_scale(left), _scale(right))
+    dividend, divisor = _scaled_integer(left, common_scale), abs(_scaled_integer(right, common_scale))
     remainder = abs(dividend) % divisor
-    return Decimal(-remainder if dividend < 0 else remainder).scaleb(-common, _EXACT_CONTEXT)
+    return Decimal(-remainder if dividend < 0 else remainder).scaleb(-common_scale, _EXACT_CONTEXT)
 
 
 def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
@@ -174,8 +176,8 @@ def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
         return _divide(left, right)
     if not right:
         raise _division_by_zero()
-    common = max(_scale(left), _scale(right))
-    dividend, divisor = _scaled_integer(left, common), _scaled_integer(right, common)
+    common_scale = max(_scale(left), _scale(right))
+    dividend, divisor = _scaled_integer(left, common_scale), _scaled_integer(right, common_scale)
     quotient = abs(dividend) // abs(divisor)
     return Decimal(quotient if (dividend < 0) == (divisor < 0) else -quotient)
 
@@ -183,19 +185,19 @@ def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
 def _greatest_common_divisor(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
-    common = max(_scale(left), _scale(right))
-    return Decimal(gcd(_scaled_integer(left, common), _scaled_integer(right, common))).scaleb(
-        -common, _EXACT_CONTEXT
+    common_scale = max(_scale(left), _scale(right))
+    return Decimal(gcd(_scaled_integer(left, common_scale), _scaled_integer(right, common_scale))).scaleb(
+        -common_scale, _EXACT_CONTEXT
     )
 
 
 def _least_common_multiple(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
-    common = max(_scale(left), _scale(right))
-    first, second = abs(_scaled_integer(left, common)), abs(_scaled_integer(right, common))
+    common_scale = max(_scale(left), _scale(right))
+    first, second = abs(_scaled_integer(left, common_scale)), abs(_scaled_integer(right, common_scale))
     multiple = first // gcd(first, second) * second if first and second else 0
-    return Decimal(multiple).scaleb(-common, _EXACT_CONTEXT)
+    return Decimal(multiple).scaleb(-common_scale, _EXACT_CONTEXT)
 
 
 def _square_root(value: Decimal) -> Decimal:

@@ -296,26 +296,30 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
         same_types = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
         exact_candidates = [candidate for candidate in candidates if candidate.arguments == same_types]
         candidates = tuple(exact_candidates) or candidates
-    accepting = [candidate for candidate in candidates if candidate.accepts(types)]
+    matches = [candidate for candidate in candidates if candidate.accepts(types)]
     for preferred in (False, True):
         most_matches = max(
-            (candidate.count_matches(types, preferred=preferred) for candidate in accepting), default=0
+            (candidate.count_matches(types, preferred=preferred) for candidate in matches), default=0
         )
-        accepting = [
+        matches = [
             candidate
-            for candidate in accepting
+            for candidate in matches
             if candidate.count_matches(types, preferred=preferred) == most_matches
         ]
-    if len(accepting) > 1:
+    if len(matches) > 1:
         # PostgreSQL takes an unknown argument for a string if a candidate takes a string there.
-        unknown = [place for place, actual in enumerate(types) if actual == UNKNOWN]
-        strings = [c for c in accepting if all(c.arguments[place] in STRINGS for place in unknown)]
-        accepting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings
-    if len(accepting) != 1:
+        unknown_places = [place for place, actual in enumerate(types) if actual == UNKNOWN]
+        string_matches = [
+            c for c in matches if all(c.arguments[place] in STRINGS for place in unknown_places)
+        ]
+        matches = [
+            c for c in string_matches if all(c.arguments[place] == TEXT for place in unknown_places)
+        ] or string_matches
+    if len(matches) != 1:
         raise RefusedError(
             f"{name} has no exact counterpart in pgsieve for these types of arguments, or they need a cast"
         )
-    (procedure,) = accepting
+    (procedure,) = matches
     if procedure.name == "-":
         raise RefusedError(f"{name} has no exact counterpart in pgsieve for these types of arguments")
     return procedure

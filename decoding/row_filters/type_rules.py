@@ -289,10 +289,10 @@ def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> 
         return None
     if operator == "*":
         return Digits.before_and_after_point(left.integral + right.integral, left.scale + right.scale)
-    common = common_digits(iter((left, right)))
-    if operator == "%" or common is None:
-        return common
-    return Digits.before_and_after_point(common.integral + 1, common.scale)
+    operand_digits = common_digits(iter((left, right)))
+    if operator == "%" or operand_digits is None:
+        return operand_digits
+    return Digits.before_and_after_point(operand_digits.integral + 1, operand_digits.scale)
 
 
 def common_type(nodes: Sequence[Node]) -> int:
@@ -303,18 +303,18 @@ def common_type(nodes: Sequence[Node]) -> int:
     type_oids = [node.type_oid for node in nodes if node.type_oid != UNKNOWN]
     if not type_oids:
         return TEXT
-    chosen = type_oids[0]
-    for candidate in type_oids[1:]:
-        if {chosen, candidate} <= set(NUMBERS):
-            chosen = max(chosen, candidate, key=NUMBERS.index)
-        elif {chosen, candidate} == {DATE, TIMESTAMP}:
-            chosen = TIMESTAMP
-        elif candidate != chosen and not {chosen, candidate} <= set(STRINGS):
+    common_oid = type_oids[0]
+    for type_oid in type_oids[1:]:
+        if {common_oid, type_oid} <= set(NUMBERS):
+            common_oid = max(common_oid, type_oid, key=NUMBERS.index)
+        elif {common_oid, type_oid} == {DATE, TIMESTAMP}:
+            common_oid = TIMESTAMP
+        elif type_oid != common_oid and not {common_oid, type_oid} <= set(STRINGS):
             # All strings convert to each other, so the first type stays.
-            raise RefusedError(f"{type_name(chosen)} and {type_name(candidate)} have no common type")
-    if ELEMENT_OIDS.get(chosen, chosen) not in _COMPARABLE_TYPES:
-        raise RefusedError(f"type {type_name(chosen)} has no counterpart in pgsieve")
-    return chosen
+            raise RefusedError(f"{type_name(common_oid)} and {type_name(type_oid)} have no common type")
+    if ELEMENT_OIDS.get(common_oid, common_oid) not in _COMPARABLE_TYPES:
+        raise RefusedError(f"type {type_name(common_oid)} has no counterpart in pgsieve")
+    return common_oid
 
 
 def convert_to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:

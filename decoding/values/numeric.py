@@ -78,16 +78,16 @@ def _decimals(binary: pa.Array, target: pa.DataType) -> pa.Array:
     # decimal point.
     power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
     total = np.zeros(len(binary), np.int64)
-    for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
-        digit = np.where(count > place, read, 0)
+    for place, digits in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
+        digit = np.where(count > place, digits, 0)
         exponent = np.clip(power - place, 0, len(_POWERS) - 1)
         # Later digits are less than 10000. So the sum fits in a word if the first digit is below its limit.
         is_out = (power - place != exponent) & (digit > 0)
         if (is_out | (digit >= (_FIRST_DIGIT_LIMITS[exponent] if place == 0 else _BASE))).any():
             raise ValueError("a decimal has too few digits")
         total += digit * _POWERS[exponent]
-    unscaled, rest = np.divmod(total, 10 ** _padding(target))
-    if (unscaled >= 10**target.precision).any() or rest.any():
+    unscaled, remainder = np.divmod(total, 10 ** _padding(target))
+    if (unscaled >= 10**target.precision).any() or remainder.any():
         raise ValueError("a decimal has too few digits")
     unscaled[sign == _NEGATIVE] *= -1
     words = np.stack([unscaled, unscaled >> 63], axis=1)

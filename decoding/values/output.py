@@ -156,9 +156,9 @@ def _print_valid_uuids(binary: pa.Array) -> pa.Array:
     count = len(binary)
     if (octets.ends - octets.starts != _UUID_BYTES).any():
         raise ProtocolError(f"a value in binary format does not have {_UUID_BYTES} bytes", sqlstate="22P03")
-    read = np.frombuffer(octets.buffer, np.uint8).reshape(count, _UUID_BYTES)
+    octet_values = np.frombuffer(octets.buffer, np.uint8).reshape(count, _UUID_BYTES)
     letters = np.full((count, _UUID_LETTERS), ord("-"), np.uint8)
-    digits = np.stack([_HEX[read >> 4], _HEX[read & 15]], axis=2).reshape(count, -1)
+    digits = np.stack([_HEX[octet_values >> 4], _HEX[octet_values & 15]], axis=2).reshape(count, -1)
     letters[:, [place for place in range(_UUID_LETTERS) if place not in _DASHES]] = digits
     offsets = np.arange(0, _UUID_LETTERS * (count + 1), _UUID_LETTERS, dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(letters)])

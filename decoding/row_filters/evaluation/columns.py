@@ -249,10 +249,10 @@ def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
         for s in (left, right)
     ]
     scale = max(kind.scale for kind in kinds)
-    common = Digits.before_and_after_point(max(kind.precision - kind.scale for kind in kinds), scale)
-    if common is None:
+    common_digits = Digits.before_and_after_point(max(kind.precision - kind.scale for kind in kinds), scale)
+    if common_digits is None:
         raise NotColumnarError
-    decimal_type = pa.decimal128(common.precision, common.scale)
+    decimal_type = pa.decimal128(common_digits.precision, common_digits.scale)
     first, second = (
         _compose(lambda value: pc.cast(value, decimal_type), _compile(side)) for side in (left, right)
     )

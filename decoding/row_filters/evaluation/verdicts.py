@@ -100,15 +100,13 @@ class _ColumnarParts:
         for field in fields(node):
             value = getattr(node, field.name)
             if isinstance(value, Node):
-                divided_value: Any = self.divide(value)
-                is_same = divided_value is value
+                replacement: Any = self.divide(value)
+                is_same = replacement is value
             elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-                divided_value = tuple(map(self.divide, value))
-                is_same = all(
-                    divided_item is item for divided_item, item in zip(divided_value, value, strict=True)
-                )
+                replacement = tuple(map(self.divide, value))
+                is_same = all(new_item is item for new_item, item in zip(replacement, value, strict=True))
             else:
                 continue
             if not is_same:
-                replacements[field.name] = divided_value
+                replacements[field.name] = replacement
         return replace(node, **replacements) if replacements else node
