@@ -65,16 +65,19 @@ def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str
 
 
 def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
-    """A cut's position, and what a run has changed in all replicas; zeros for a run without changes."""
+    """Entries about a cut: its LSN, and how much a run has changed in all replicas together.
+
+    For a run that has changed nothing, the numbers are 0. They are not left out, because Dagster plots them.
+    """
     table_results = result.tables.values()
     return {
         "LSN": format_lsn(cut.lsn),
         "tables": len(cut.tables),
         "tables changed": len(table_results),
-        "inserted": sum(a.inserted for a in table_results),
-        "updated": sum(a.updated for a in table_results),
-        "deleted": sum(a.deleted for a in table_results),
-        "truncated": sum(a.truncated for a in table_results),
+        "inserted": sum(each.inserted for each in table_results),
+        "updated": sum(each.updated for each in table_results),
+        "deleted": sum(each.deleted for each in table_results),
+        "truncated": sum(each.truncated for each in table_results),
         **transformation_metadata(sum_counts(*result.sent_as.values())),
     }
 

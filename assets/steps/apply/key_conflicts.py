@@ -1,11 +1,20 @@
-"""Key conflicts: finds the first change of a batch whose new key the replica has already, before the batch is applied.
+"""Finds key conflicts in a batch of changes before the batch is applied to a replica.
 
-So a replica with a key never has two rows with the same key. In: a batch's transformed changes of one table, and its
-replica. Out: nothing, or KeyConflictError for the conflicts insert_exists and update_exists (PostgreSQL documentation,
-29.8 Conflicts; CheckAndReportConflict() in src/backend/executor/execReplication.c). A change counts even if a later
-change or a TRUNCATE of the batch undoes it, so it does not matter where batches end.
+A replica is the copy of a publisher's table in the lake, and a batch contains the changes of one table that are applied
+to its replica in one commit. A change is in conflict if it gives a row a key that another row has at that time, for
+example an INSERT of a key that the replica has already. Because each batch is searched first, a replica with a key
+never has two rows with the same key.
 
-The search reads only keys, and only the files of the replica whose statistics allow one of these keys.
+In: the changes of a batch, read from the table's change history in the lake; and the replica
+Out: nothing. Raises KeyConflictError for the first change that is in conflict.
+
+PostgreSQL calls these conflicts insert_exists and update_exists (PostgreSQL documentation, 29.8 Conflicts;
+CheckAndReportConflict() in src/backend/executor/execReplication.c). A conflict counts even if a later change or a
+TRUNCATE of the same batch removes the row. Otherwise the result would depend on where one batch ends and the next
+begins.
+
+Of the replica the search reads only the columns of the key, and the column that marks deleted rows if there is one. It
+reads only files whose statistics (the least and the greatest value of a column) allow one of the keys of the changes.
 `pgsieve.decoding.changes.net_change` finds the conflict.
 """
 
@@ -31,9 +40,12 @@ _CHANGE_COLUMNS = ["slice", "number", "commit_lsn", "ordinal", "operation", "old
 
 
 class KeyConflictError(PgsieveError):
-    """A change has a new key that the replica has already; `conflict` is PostgreSQL's name of the conflict.
+    """A change gives a row a key that the replica has already.
 
-    `key` maps the key's columns to their values as PostgreSQL prints them.
+    - `table`: the schema and the name of the table
+    - `conflict`: PostgreSQL's name of the conflict, `insert_exists` or `update_exists`
+    - `key`: maps each column of the key to its value, as PostgreSQL prints it
+    - `commit_lsn`: the commit LSN (position in the WAL) of the transaction that contains the change
     """
 
     def __init__(
@@ -51,10 +63,16 @@ class KeyConflictError(PgsieveError):
 
 @dataclass(frozen=True)
 class ConflictSearch:
-    """The search for a batch's first conflict: `path` is the replica, `log` its change history.
+    """The search for the first conflict of a batch.
 
-    A table without a key has no conflicts. If another run has applied the same changes meanwhile, the replica has their
-    keys: that is no conflict, and the replica's position makes the write a no-op.
+    - `path`: the path of the replica
+    - `log`: the path of the table's change history, which contains the changes of the batch
+    - `definition`: the columns and the key of the replica. A table without a key has no conflicts.
+    - `pending`: which changes the batch contains
+
+    Another run may have applied the same changes in the meantime. In that case the replica already has the keys of
+    these changes, and that is not a conflict. No error is raised, and the caller goes on to write the batch. The
+    position that is stored in the replica makes Delta leave out this second write.
     """
 
     lake: Lake
@@ -72,7 +90,10 @@ class ConflictSearch:
             self._refuse(self._find_by_spark() if changes is None else self._find_in_process(changes))
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
-        """Raise KeyConflictError for a conflict, unless it is None, or another run has applied the changes."""
+        """Raise KeyConflictError for a conflict that the caller has found, or do nothing if `conflict` is None.
+
+        Also does nothing if another run has applied the changes in the meantime.
+        """
         if self._can_conflict:
             with self._unless_applied():
                 self._refuse(conflict)
@@ -93,14 +114,15 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # The position is read after the rows: a replica that lacks the changes now lacked them then.
+            # The replica's position is read after its rows. If the replica lacks the changes by its position now, it also
+            # lacked them when the rows were read, so the conflict is real.
             if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
                 raise
 
     # in this process
 
     def _read_few_changes(self) -> FewChanges | None:
-        """The changes, if they are few and this process can read the replica's keys; otherwise None."""
+        """Read the changes of the batch. None if they are many, or if this process cannot read the replica's keys."""
         lake, size = self.lake, self.pending.size
         committer = lake.policy.in_process(self.path, self.definition.names, size)
         if committer is None:
@@ -119,7 +141,7 @@ class ConflictSearch:
         return keyed.decide([present.living], empties=False).conflict
 
     def _find_by_spark(self) -> KeyConflict | None:
-        """The first conflict, found by Spark."""
+        """Search the changes of the batch by Spark; returns the first conflict, or None."""
         with self.lake.access.translate_errors(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed_changes()

@@ -1,8 +1,10 @@
-"""Freshness: how long the oldest commit that a subscription's replicas lack has been waiting.
+"""Freshness: how long the oldest commit that a subscription's replicas do not have yet has been waiting.
 
-In: the publisher and the lake. Out: the seconds from the oldest waiting commit to now, by the publisher's clock; 0 if
-no commit waits. So in a database without published changes no replica becomes stale. Raises SourceError if the
-publisher does not answer.
+In: the publisher and the lake
+Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting
+
+If nothing that is published changes in a database, no commit waits, so the replicas are fresh. Raises SourceError if
+the publisher does not answer.
 """
 
 from dataclasses import dataclass, replace
@@ -37,15 +39,19 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
 
-#: A peek at the slot waits this long for the slot's lock, which another process may hold for long.
+#: To peek at a slot, its lock is needed, which another process may hold for a long time. A peek waits for it at most
+#: this long.
 _LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The result of a peek at a slot: `since` is the commit time of the first waiting transaction, None without one.
+    """The result of a peek at a slot.
 
-    At that time the slot was confirmed up to `confirmed`, and the WAL ended at `upto`.
+    - `since`: the commit time of the first waiting transaction; None if there was none
+    - `confirmed`: the LSN up to which the slot was confirmed
+    - `publications`: the publications with which the slot was read
+    - `upto`: the end of the WAL
     """
 
     confirmed: int
@@ -54,19 +60,20 @@ class _Answer:
     since: datetime | None
 
     def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
-        """Whether the result is still valid for a slot and a WAL with these positions."""
+        """True if the result is still valid for a slot and WAL with these positions."""
         is_same_position = (self.confirmed, self.publications) == (confirmed, publications)
         return is_same_position and (self.since is not None or self.upto == upto)
 
 
+#: Maps a source and a slot to the result of the last peek.
 _ANSWERS: dict[tuple[Source, str], _Answer] = {}
 
 
 @dataclass(frozen=True)
 class Freshness:
-    """The seconds for which the oldest commit has been waiting, and the LSN before which everything is applied.
+    """For how many seconds the oldest commit has been waiting, and the LSN before which everything is applied.
 
-    `problem` says why nothing can be applied at all.
+    `problem` is the reason why nothing can be applied at all.
     """
 
     seconds: float
@@ -77,19 +84,19 @@ class Freshness:
 def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
     """How far the replicas of a subscription are behind."""
     feed = subscription.feed
-    durable = ChangeLog(lake, feed).position()
+    log_position = ChangeLog(lake, feed).position()
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
-        if durable is None or state is None:
-            return Freshness(0, durable or 0, f'replication slot "{feed.slot}" does not exist')
-        applied, waiting_since = unapplied_since(ReplicaProgress(subscription, lake), durable)
-        if applied >= durable:
+        if log_position is None or state is None:
+            return Freshness(0, log_position or 0, f'replication slot "{feed.slot}" does not exist')
+        applied, waiting_since = unapplied_since(ReplicaProgress(subscription, lake), log_position)
+        if applied >= log_position:
             waiting_since = unread_since(connection, lake, feed, state)
         return Freshness(seconds_since(connection, waiting_since), applied)
 
 
 def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -> float:
-    """Seconds from a time to now by the publisher's clock; 0 for None."""
+    """The seconds from a time to now, by the publisher's clock; 0 for None."""
     if since is None:
         return 0.0
     row = connection.execute("select clock_timestamp()").fetchone()
@@ -101,12 +108,12 @@ def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -
 def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datetime | None]:
     """The LSN before which everything is applied, and the time of the first commit after it in the change log.
 
-    The change log ends at `durable`. The time is None if it has nothing more to apply.
+    `durable` is the LSN at which the change log ends. The time is None if the change log has nothing more to apply.
     """
     subscription, lake = progress.subscription, progress.lake
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
-        return cut.lsn, None  # The cut covers the whole change log; no other record need be read.
+        return cut.lsn, None  # The cut has all changes of the change log, so no other record has to be read.
     applied_lsn, transformed_lsn = progress.applied_up_to(), progress.transformed_up_to()
     if applied_lsn >= transformed_lsn:
         applied_lsn = progress.complete_up_to(transformed_lsn)
@@ -116,23 +123,23 @@ def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datet
 def unread_since(
     connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, peeking: bool = True
 ) -> datetime | None:
-    """The commit time of the first transaction that waits in the slot and is not in the change log; None without one.
+    """The commit time of the first transaction that is in the slot and not yet in the change log; None if there is none.
 
-    If another process reads the slot, or without `peeking`, the result is the earliest possible time. A peek takes the
-    slot's lock, so that no step that reads the slot fails meanwhile.
+    If another process is reading the slot, or without `peeking`, the result is the earliest time that is possible. A
+    peek takes the lock of the slot, so that steps that read the slot wait, instead of failing.
     """
     if peeking and not state.active:
         try:
             return _first_waiting(connection, feed, state)
         except SourceError as error:
-            # A transaction that cannot be sent waits too; see `pgsieve.assets.steps.slot_consumption.unsendable_changes`.
+            # Some transactions cannot be sent (`pgsieve.assets.steps.slot_consumption.unsendable_changes`). They wait, too.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
     return _earliest_unread(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
-    """The time of the first commit in the change log from an LSN on."""
+    """The time of the first commit in the change log at or after an LSN; None if there is none."""
     path = ChangeLog(lake, feed).path
     slices = lake.records.slices(path, applied)
     first_time = lake.bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
@@ -140,11 +147,12 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
 
 
 def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
-    """The commit time of the first transaction that waits in the slot; None without one.
+    """The commit time of the first transaction that waits in the slot; None if there is none.
 
-    For a peek the server decodes from the slot's restart_lsn, which may be much earlier (PostgreSQL documentation,
-    49.2.2 Replication Slots). So the result is kept in memory for all subscriptions of the slot. It is valid until the
-    slot is confirmed further or, if no transaction waits, until WAL is written.
+    For a peek the server decodes WAL from the slot's restart_lsn on, which may be much earlier than the confirmed LSN
+    (PostgreSQL documentation, 49.2.2 Replication Slots). So the result is kept in memory, for all subscriptions of the
+    slot. It is valid until the slot is confirmed further. If no transaction is waiting, it is valid only until WAL is
+    written.
     """
     lsn = flushed_lsn(connection)
     if lsn <= state.confirmed_lsn:
@@ -162,6 +170,7 @@ def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotS
 def _peek_first_waiting(
     connection: psycopg.Connection[Any], feed: Feed, names: tuple[str, ...], upto: int
 ) -> datetime | None:
+    """Peek at the first message in the slot; returns its commit time."""
     options = replace(feed.options, publications=names, streaming="off")
     query = peek_query(feed.slot, upto, options, connection.info.server_version, limit=1)
     message = first_message(connection, feed.source.name, feed.slot, query) if names else None
@@ -172,8 +181,8 @@ def _peek_first_waiting(
             pass
         case BeginPrepare(prepare_time=time) | RollbackPrepared(rollback_time=time):
             pass
-        case other:
-            raise AssertionError(f"a transaction begins with {type(other).__name__}")
+        case other_message:
+            raise AssertionError(f"a transaction begins with {type(other_message).__name__}")
     return datetime.fromtimestamp(timestamp_to_unix_micros(time) / 1_000_000, UTC)
 
 
@@ -182,7 +191,7 @@ def _earliest_unread(
 ) -> datetime | None:
     """The earliest time at which a waiting transaction may have committed: when the change log was last written.
 
-    A process that reads the slot writes it within ten seconds, even without changes.
+    A process that reads the slot writes the change log at least every ten seconds, even if there are no changes.
     """
     if current_lsn(connection) <= durable:
         return None
