@@ -327,10 +327,8 @@ def common(
     log_level: LogLevel = None,
 ) -> None:
     """Apply the options that come before the command."""
-    del (
-        verbose,
-        version,
-    )  # `is_verbose` reads the first from the context, and `_print_version` gets the second.
+    # `is_verbose` reads the first from the context, and `_print_version` gets the second.
+    del verbose, version
     console.install_warning_formatter()
     _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _log_level_of_environment())
     ctx.obj = config

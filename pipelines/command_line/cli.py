@@ -65,9 +65,8 @@ def _restart_in_utf8_mode() -> None:
 def _report_write_error(error: OSError) -> int:
     """Report that help, the version or a shell completion could not be written; returns the exit code."""
     if error.errno == errno.EPIPE:
-        return (
-            EXIT_FINDINGS  # Typer uses the same exit code if the pipe to which a command writes was closed.
-        )
+        # Typer uses the same exit code if the pipe to which a command writes was closed.
+        return EXIT_FINDINGS
     print_error(
         PgsieveError(
             f"{error.filename or 'stdout'} cannot be written: {error.strerror}",

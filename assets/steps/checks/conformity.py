@@ -42,7 +42,7 @@ from pgsieve.resources.postgres.catalog import read_catalog
 #: The keys of at most this many rows are reported.
 MAX_KEYS = 10
 
-#: Row filters, of which a row has to match at least one. None means that all rows are allowed.
+#: Row filters. A row has to match at least one of them. None means that all rows are allowed.
 Filters = tuple[str, ...] | None
 
 

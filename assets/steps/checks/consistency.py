@@ -91,7 +91,7 @@ class SubscriptionAtLsn:
 
     - `tables`, `states`: map the subscription's tables to their definitions in `catalog` and to their states
     - `seed`: the seed of the hashes of rows; None if the server computes other hashes than pgsieve
-    - `hidden`: the oids of tables of which row-level security hides rows from the role
+    - `hidden`: the oids of tables with rows that row-level security hides from the role
     """
 
     subscription: Subscription

@@ -235,9 +235,8 @@ class Readiness:
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
         if is_beyond(lake, self._path(state.name), state.lsn):
-            return (
-                None  # In the meantime, another process has copied the table, or has applied changes to it.
-            )
+            # In the meantime, another process has copied the table, or has applied changes to it.
+            return None
         time = definition.published.time if definition.published else None
         if definition.history.whole:
             schema = changes_schema(arrow_types(subscription, state.name, definition))

@@ -1,4 +1,4 @@
-"""Records of which database a subscription's replicas are, and compares it with the database of a connection.
+"""Records to which database the replicas of a subscription belong, and compares it with that of a connection.
 
 Two configurations may use the same lake, and the same name for a subscription. Because of the record, neither of them
 writes to the replicas of the other.
@@ -25,7 +25,7 @@ class OtherDatabaseError(PgsieveError):
 
 
 def record_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:
-    """Record that the replicas of a subscription are of the connection's database.
+    """Record that the replicas of a subscription belong to the connection's database.
 
     Raises OtherDatabaseError if they are of another one.
     """

@@ -63,7 +63,7 @@ class TableChanges:
     - `truncates`: the number of TRUNCATEs
     - `truncated_at`: the order key (commit LSN, place in the transaction) of the last TRUNCATE
     - `key_changes`: the number of UPDATEs that give a row another key
-    - `unchanged`: the columns of which some change did not send the value, because it had not changed (TOAST)
+    - `unchanged`: the columns whose values some change did not send, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
     - `through`: the partitions through which the changes came, if the table is a partition root and the publisher says
       so
