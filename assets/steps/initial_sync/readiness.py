@@ -121,9 +121,8 @@ def state_after_copy(
 
 def _failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
     """The state of a table that could not be copied, or for which a history of rows could not begin."""
-    if (
-        subscription.disable_on_error
-    ):  # When the user has enabled the subscription again, the table is copied.
+    # When the user has enabled the subscription again, the table is copied.
+    if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
     return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, problem)
 

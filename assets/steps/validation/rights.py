@@ -62,9 +62,8 @@ def missing_rights(
     yield from _too_few_sessions(connection)
     messages = set[str]()
     for _, error in _denied(connection, tables):
-        if (
-            error.message not in messages
-        ):  # A missing right on a schema would be reported for each of its tables.
+        # A missing right on a schema would be reported for each of its tables.
+        if error.message not in messages:
             messages.add(error.message)
             yield error
 
