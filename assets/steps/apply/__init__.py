@@ -1,5 +1,7 @@
 """The fourth step: the changes of each table become one commit of its replica; then a cut is written.
 
-`pgsieve.decoding.changes.net_change` computes the net change of each key, `multiset` that of a table without a key.
-`by_files` writes it as files, `by_key_parts` that of many changes. `in_process` and `writer` merge it into tables whose files pgsieve cannot write.
+`pgsieve.decoding.changes.net_change` computes the net change of each key: what all changes of the key do together.
+`pgsieve.decoding.changes.multiset` computes the net change of a table without a key. `by_files` writes a net change as
+files; `by_key_parts` does the same for very many changes. pgsieve cannot write the files of some tables: `in_process`
+(delta-rs) and `writer` (Spark) merge the net change into these.
 """

@@ -1,7 +1,9 @@
-"""A batch of slices: each replica's lacking changes are planned from one version, and applied to exactly that version.
+"""Applies a batch of slices to the replicas. A slice has the changes that were read from the slot in one go.
 
-In: a batch's changes by table. Out: `TableResult` for each table, with the problem if the table fails. If another process
-has written to the replica meanwhile, the changes that are still lacking are planned anew.
+In: the changes of a batch, by table. Out: a `TableResult` for each table, which has the problem if the table fails.
+
+For each replica, the apply reads the Delta version and plans which changes this version lacks. The commit succeeds only
+if the replica still has this version. If another process has committed meanwhile, the plan is made again.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -56,8 +58,8 @@ def lacking_changes(
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `is_examined` says that the changes were examined, and have no key conflict. `decided` are the changes with the net
-    change that the examination has computed; None if it does not fit in memory.
+    `is_examined` is True if `Batch.examine` has searched the changes and found no key conflict. `decided` has the net
+    change that this search computed. It is None without a search, or if the net change does not fit in memory.
     """
 
     pending: PendingChanges
@@ -68,7 +70,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecidedKeys:
-    """The changes of some slices since an LSN, by key, as the apply of a replica used them; and rows that it read."""
+    """The changes by key that the apply of a replica used, and rows that the apply wrote or removed.
+
+    `slices` are the ends of the slices that have the changes; only changes from the LSN `since` on are included.
+    """
 
     slices: Sequence[int]
     since: int
@@ -77,20 +82,23 @@ class DecidedKeys:
 
 
 class DecidedTables:
-    """The decided changes of a batch's tables, as far as they fit in memory. Tables are applied by several threads."""
+    """Keeps the `DecidedKeys` of a batch's tables, as far as they fit in memory.
+
+    Several threads apply tables at the same time, so access is locked.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._rows, self._keys = list[SharedRows](), dict[Name, DecidedKeys]()
 
     def room(self) -> SharedRows:
-        """Memory for the rows of another table: what the rows of earlier tables leave."""
+        """Return an empty store for the rows of one more table, which may use the memory that other tables left."""
         with self._lock:
             self._rows.append(SharedRows(SHARED_BYTES - sum(rows.nbytes for rows in self._rows)))
             return self._rows[-1]
 
     def add(self, name: Name, decided_keys: DecidedKeys) -> None:
-        """Add the changes of a table, unless the keys of all tables become too many."""
+        """Add the changes of a table, unless the changes of all tables would take more than `KEY_BYTES`."""
         with self._lock:
             size = sum(keys.keyed.nbytes for keys in self._keys.values())
             if size + decided_keys.keyed.nbytes <= KEY_BYTES:
@@ -106,8 +114,8 @@ class DecidedTables:
 class Batch:
     """The changes in consecutive slices up to `end`, by table, oldest first.
 
-    The apply of a table in `shared` leaves its changes by key in `decided`, if they fit in memory: the versions of rows
-    use them too.
+    `shared` are the tables with versions of rows (`history: scd2`). The apply of such a table adds its changes by key
+    to `decided` if they fit in memory, so that the versions of rows need not read them again.
     """
 
     subscription: str
@@ -120,16 +128,19 @@ class Batch:
     def plan(
         self, restricted_to: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
-        """The plans of the tables, the heads of the tables that have a part of the batch already, and all states.
+        """Plan the apply of the batch to its tables, or to those in `restricted_to`.
 
-        A table has a part already if another run died, was restricted to some tables, or is still at work.
+        Out: - the plans of the tables whose replicas lack changes
+             - the heads of the replicas that have some of the batch's slices already, for example because an earlier
+               run died, was restricted to some tables, or is still at work
+             - the states of all tables
         """
         lake, name = self.lake, self.subscription
         tables: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
-        # The heads are read before the states: a process that changes a state writes to the replica afterwards, and
-        # then this plan fails, as it is for an earlier version.
+        # The heads are read before the states. A process that changes a state writes to the replica afterwards. So if
+        # a state changes after its head was read, the head's version is outdated, and the commit of this plan fails.
         present_heads = heads(lake, name, tables)
         states = TableStates(lake, name).newest()
         plans, advanced = [], {}
@@ -168,7 +179,10 @@ class Batch:
         return [*self._apply_before_conflicts(applied), *applied]
 
     def _apply_before_conflicts(self, applied: Sequence[TableResult]) -> list[TableResult]:
-        """Apply the slices before the conflict of each table that has one, so that it does not matter where batches end."""
+        """For each table with a key conflict, apply the slices before the conflict.
+
+        Otherwise it would depend on where the batch begins, up to which slice the replica has changes.
+        """
         earlier: list[TableResult] = []
         for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in applied):
             changes = [
@@ -184,16 +198,17 @@ class Batch:
     def examine(
         self, plans_to_examine: Sequence[Plan]
     ) -> tuple[list[Plan], tuple[KeyConflictError, TableResult] | None]:
-        """Search the plans for key conflicts, and apply nothing.
+        """Search the plans for key conflicts, without applying anything.
 
-        Returns the examined plans, and the first conflict of all tables with the result for its table.
+        Returns the plans, with what the search found out. If there are conflicts, also returns the one with the lowest
+        commit LSN and the result for its table.
         """
 
         def examine_plan(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
                 decided = _refuse_conflicts(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
-                # If another process has applied the same change, it has written the row.
+                # If another process has applied the same change, the row with this key is its row: no conflict.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
@@ -215,7 +230,7 @@ class Batch:
         return self._apply_plan(plan, self._commit)
 
     def _apply_in_process_or_by_spark(self, plan: Plan) -> TableResult | Plan:
-        """Apply a plan by this process or by Spark."""
+        """Apply a plan by a commit of this process, or by a commit of Spark if this process cannot commit."""
         return self._apply_plan(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
 
     def _apply_plan(
@@ -223,7 +238,7 @@ class Batch:
     ) -> TableResult | Plan:
         """Apply a plan by the function `commit`; returns the plan if that function returns None.
 
-        If another process was faster, the changes that are still lacking are planned and applied.
+        If another process commits to the replica first, the changes that the replica still lacks are planned again.
         """
         name, path = plan.pending.name, self.lake.paths.replica(self.subscription, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
@@ -289,7 +304,7 @@ class Batch:
         return result
 
     def _shared_rows(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
-        """Memory for the rows of a table that the versions of its rows use too; None if the table has no such versions."""
+        """A store for the rows that the apply adds and removes; None if the table has no versions of rows to share with."""
         if changes.net is None or pending.name not in self.shared:
             return None
         return self.decided.room()
@@ -320,7 +335,7 @@ def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearc
 
 
 def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
-    """Whether another process has written to a table since `head`, so that it may be the cause of a failure."""
+    """Whether another process has written to a table since `head` was read. This write may have caused a failure."""
     try:
         return lake.records.head(path).version != head.version
     except LakeError:
@@ -328,7 +343,10 @@ def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
 
 
 def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
-    """Raise KeyConflictError if there is a conflict; otherwise return the changes if they can be applied as files."""
+    """Raise KeyConflictError if there is a conflict.
+
+    Otherwise return the changes with their net change; None if they cannot be applied by writing files.
+    """
     with _large_apply_lock(search):
         changes = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
     if changes is not None and changes.net is not None:
@@ -339,7 +357,7 @@ def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
 
 
 def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
-    """The lock for large applies; none for few changes."""
+    """The lock that large applies hold one at a time. For few changes, a context manager that does nothing."""
     return nullcontext() if search.lake.policy.is_small(search.pending.size) else _LARGE_APPLY
 
 

@@ -1,9 +1,11 @@
 """Applies a batch to one replica table by writing its files: transformed changes -> one commit of their net change.
 
-In: a batch's changes in the files of the change history. Out: `TableResult`. The net change of each key is computed on
-whole columns (`pgsieve.decoding.changes.net_change`). Then executors write the new rows from the row groups of the
-history, and rewrite the replica's files that contain deleted rows. If these files are too large, or have deletion
-vectors already, the deleted rows are marked in deletion vectors instead. Raises LakeError.
+In: a batch's changes in the files of the change history. Out: `TableResult`. Raises LakeError.
+
+First this process computes the net change of each key, on whole columns (`pgsieve.decoding.changes.net_change`). Then
+executors read the new rows from the row groups of the change history, and write them into new files of the replica.
+They also rewrite the replica's files that contain deleted rows. If these files are too large, or have deletion vectors
+already, the deleted rows are marked in deletion vectors instead.
 """
 
 import json
@@ -52,11 +54,16 @@ KEY_BYTES = 1024 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ReplicaChange:
-    """The net change of a batch for a replica: new rows, rows removed from their files, and the first conflict.
+    """The net change of a batch for a replica.
 
-    `counts` are the rows by kind, as in `batch_result`. `has_changes` says whether there is anything to commit. In a
-    replica that keeps deleted rows, `ended_metadata` has the metadata of new rows that the batch deletes again, and
-    `ended_rows` are the removed rows that are written again, marked as deleted. `keyed` are the changes by key.
+    - `new_rows`: the rows to write, by the changes that made them
+    - `deleted_rows`: the rows to remove from the replica's files
+    - `counts`: the numbers of rows by kind, as in `batch_result`
+    - `has_changes`: True if there is anything to commit
+    - `conflict`: the first key conflict; None if there is none
+    - `ended_metadata`: in a replica that keeps deleted rows, the metadata of new rows that the batch deletes again
+    - `ended_rows`: in such a replica, the removed rows that are written again, marked as deleted
+    - `keyed`: the changes by key; None for a table without a key
     """
 
     new_rows: NetRows
@@ -82,10 +89,14 @@ class ReplicaChange:
 
 @dataclass(frozen=True)
 class ManyChanges:
-    """A batch's stored changes, and their net change; `net` is None if all changes of a table without a key are INSERTs.
+    """The changes of a batch in the change history, and their net change.
 
-    `groups` are the row groups of the changes, `schema` the replica's columns. `stamp` is the column with the time of
-    the apply, if there is one. `empties_replica` says that no row of the replica stays.
+    - `committer`: commits files to the replica
+    - `groups`: the row groups of the change history that have the changes
+    - `schema`: the replica's columns
+    - `net`: the net change; None if it is not computed yet, or if a table without a key has only INSERTs
+    - `empties_replica`: True if no row that the replica has now stays
+    - `stamp`: the name of the column with the time of the apply; None if the replica has no such column
     """
 
     committer: FileCommitter
@@ -126,9 +137,10 @@ def with_net_change(
 def stored_batch(
     lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
-    """A batch's changes before their net change is decided; None if the replica cannot be written as files.
+    """A batch's changes before their net change is computed; None if the replica cannot be written as files.
 
-    None also if rows may repeat a key, as their changes may be from before the key was altered.
+    Also None if some changes may be from before the table's key was altered: several of their rows may have the same
+    value of the present key.
     """
     if pending.since < former_key_until(definition):
         return None
@@ -147,7 +159,10 @@ def stored_batch(
 
 @dataclass(frozen=True)
 class _Decider:
-    """Computes the net change of a batch; None if the replica's files can be neither rewritten nor marked."""
+    """Computes the net change of a batch.
+
+    Its methods return None if the rows to remove can neither be left out of rewritten files nor be marked as deleted.
+    """
 
     lake: Lake
     committer: FileCommitter
@@ -159,7 +174,7 @@ class _Decider:
     schema: pa.Schema
 
     def decide_by_key(self) -> ReplicaChange | None:
-        """The net change of a table with a key; None also if the keys need too much memory."""
+        """The net change of a table with a key. It is also None if the keys take more than `KEY_BYTES`."""
         pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.translate_errors(self.log):
@@ -175,7 +190,7 @@ class _Decider:
         net, had_row, remains = decided.net, decided.before, decided.remains
         if empties:
             matches = []
-        # In a replica that keeps deleted rows, a row is replaced only if its key has a new row.
+        # In a replica that keeps deleted rows, a row leaves its file only if the batch writes another row of its key.
         is_replaced = np.zeros_like(had_row)
         is_replaced[net.keys[remains] if soft_delete_columns else net.keys] = True
         leaving = [match.of_keys(is_replaced) for match in matches if is_replaced[match.keys].any()]
@@ -197,13 +212,13 @@ class _Decider:
         )
 
     def _living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
-        """The rows of the replica, among `matches` or all, that are not marked as deleted."""
+        """The rows that are not marked as deleted: those in `matches`, or all of the replica if `matches` is None."""
         deleted = self.definition.deleted_column
         assert deleted is not None
         return self.committer.flagged_rows(self.path, Flag(deleted, is_set=False), matches)
 
     def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
-        """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""
+        """The rows that a TRUNCATE marks as deleted, which are all living ones; empty if the batch has no TRUNCATE."""
         return () if keyed.truncated_metadata is None else self._living_rows(None)
 
     def decide_by_row(self) -> ReplicaChange | None:
@@ -233,7 +248,10 @@ class _Decider:
         return ReplicaChange(NetRows(places, {}, np.full(len(places), NONE)), deletion, counts, is_changed)
 
     def _matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
-        """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
+        """The replica's rows with these keys.
+
+        None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
+        """
         max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
         return self.committer.key_matches(self.path, keyed.keys, keyed.lookups, max_bytes)
 
@@ -251,7 +269,7 @@ def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
 class FilesWriter:
     """Writes the net change of a batch to one replica table, in one commit.
 
-    `shared` gets the new and removed rows if this process writes the files.
+    If this process writes the files itself, it adds the new and the removed rows to `shared`.
     """
 
     lake: Lake
@@ -261,7 +279,7 @@ class FilesWriter:
     shared: SharedRows | None = None
 
     def apply(self, changes: ManyChanges) -> TableResult | None:
-        """Apply changes that have no conflict; None if removed rows have to be marked and cannot be."""
+        """Apply changes that have no conflict; None if removed rows have to be marked as deleted, but cannot be."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
         if net is not None and net.has_changes and net.deleted_rows.marked:
@@ -275,9 +293,10 @@ class FilesWriter:
         return batch_result(lake, path, pending, end, **net.counts)
 
     def _commit(self, changes: ManyChanges, marked: Sequence[MarkedFile] | None) -> int:
-        """Write the files and commit them; returns their number of rows.
+        """Write the files and commit them; returns the number of rows in the new files.
 
-        `marked` are the replica's files with their deletion vectors; None if files with removed rows are rewritten.
+        `marked` are the replica's files with their new deletion vectors. It is None if no rows are marked: then files
+        with removed rows are rewritten.
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
@@ -288,7 +307,7 @@ class FilesWriter:
 
         def write_parts() -> pa.Table:
             files, rewritten_files = [], rewritten
-            # Each part of the work writes one file or more.
+            # Each part of the work writes at least one file, so no more parts are made than can run at once.
             ended_parts = [
                 part for number in range(runner.number) if (part := ended_rows[number :: runner.number])
             ]
@@ -318,7 +337,10 @@ class FilesWriter:
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _chosen_rows(self, changes: ManyChanges) -> Iterator[ChosenRows]:
-        """The changes with the new rows, in several parts if the values that rows lack do not fit in memory."""
+        """Yield the choice of the changes that have the new rows.
+
+        There are several parts if the values that changes left out (unchanged TOAST values) do not fit in memory at once.
+        """
         pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
             yield ChosenRows(pending.extent, stamp)
@@ -331,10 +353,15 @@ class FilesWriter:
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes the files of a batch, part by part. It is sent to executors.
+    """Writes the files of a batch, part by part. The task is sent to executors.
 
-    The first parts are the replica's rewritten files without their removed rows (one each), then rows that are marked
-    as deleted (`ended_rows`), then new rows (`parts`). `replica_schema` are all columns of the replica.
+    Parts are numbered in this order:
+    1. `rewritten`: a file of the replica per part, written again without its removed rows
+    2. `ended_rows`: rows that are written again, marked as deleted
+    3. `parts`: row groups of the change history; `chosen` picks the new rows from them
+
+    `schema` has the columns of new rows, `replica_schema` all columns of the replica. `size` is the size in bytes at
+    which a new file begins.
     """
 
     store: Store
@@ -364,7 +391,7 @@ class RowsTask:
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
 
     def _share_deleted_rows(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
-        """A function that shares the rows removed from a file; None if nothing is shared."""
+        """A function that adds rows removed from a file to the shared rows; None if no rows are shared."""
         if (shared := self.chosen.shared) is None:
             return None
         return lambda part, rows: shared.add_removed(match.keys[part], rows)

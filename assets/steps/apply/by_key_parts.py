@@ -1,8 +1,11 @@
-"""Apply very many changes to one replica table by parts of its keys: tasks read, decide and write; this process commits.
+"""Applies very many changes to one replica table. The keys are divided into parts, and tasks decide each part.
 
-In: a batch's changes in the files of the change history. Out: `TableResult`, in one commit; None where `by_files`
-decides by all keys at once, which it has in the memory of this process. Nothing that grows with rows passes
-through this process. Raises LakeError.
+In: a batch's changes in the files of the change history. Out: `TableResult`, after one commit; None if the table or the
+changes cannot be divided by keys. In that case `by_files` applies them, with all keys in the memory of this process.
+Raises LakeError.
+
+Tasks read the changes, decide which rows come and go, and write the files. This process only commits: it receives the
+names of files and numbers of rows, but no rows and no keys.
 
     row groups of changes ─┐ keys                         ┌─ places ──► new files
                            ├───────► the net change of ───┤
@@ -45,14 +48,14 @@ from pgsieve.resources.parts import Guard, Message, Receivers, message
 
 #: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
 _PART_CHANGES = 125_000
-#: At most this many rows of the replica for each change are divided by keys. For more, one process looks the keys up
-#: in each file, which takes less time for a row.
+#: The most rows of the replica per change. If the replica's files have more, `by_files` applies the batch: it looks the
+#: keys up in each file, which takes less time per row than to divide the rows by keys.
 _MOST_ROWS = 16
 
-#: What tasks return: a row for each new file, and texts.
+#: The columns that tasks return: a row per new file, or a row with only `result`, a JSON text (counts, changed files).
 _RESULT = FILE_SCHEMA.append(pa.field("result", pa.string()))
 _NO_ROWS = np.empty(0, np.int64)
-#: Instead of a part's number: the message has TRUNCATEs.
+#: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
 _TRUNCATES = -1
 _PLACES = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 
@@ -79,7 +82,7 @@ class KeyPartsWriter:
     end: int
 
     def apply(self, stored: ManyChanges) -> TableResult | None:
-        """Apply the changes; None if they conflict, and where the table or the changes need the keys of all at once."""
+        """Apply the changes; None if there is a key conflict, or if the batch cannot be divided by keys."""
         if not self._is_divisible:
             return None
         with self.lake.access.translate_errors(self.path):
@@ -87,7 +90,10 @@ class KeyPartsWriter:
 
     @property
     def _is_divisible(self) -> bool:
-        """Whether the net change of each key depends on changes of this key only, and new rows are whole."""
+        """Whether the batch is large enough, and each key can be decided from its own changes alone.
+
+        An UPDATE that moves a row to another key concerns two keys. An unsent TOAST value may come from another change.
+        """
         pending, definition = self.pending, self.definition
         return (
             _number_of_changes(pending) >= self.lake.policy.parted_changes
@@ -97,9 +103,9 @@ class KeyPartsWriter:
         )
 
     def _plan(self, stored: ManyChanges, keys: pa.Schema) -> "_Plan | None":
-        """The replica's files that may have one of the keys, and how rows leave them.
+        """The replica's files that may have one of the keys, and how to remove rows from them.
 
-        None if the files have too many rows, or if rows can leave them in neither way.
+        None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
         """
         path, pending, columns, committer = self.path, self.pending, self.definition.names, stored.committer
         with self.lake.access.translate_errors(self.log):
@@ -114,7 +120,7 @@ class KeyPartsWriter:
         is_small = not removes_rows or sum(file.size for file in files) <= deletion.max_rewritten_bytes
         if not files or (is_small and committer.can_rewrite_files(path, columns)):
             return _Plan([ReplicaFile(file.name, file.path, file.size) for file in files])
-        # Marking needs a property of the table, which INSERTs alone must not set.
+        # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.local.has_deletion_vectors(path)):
             return None
         added = committer.markable_files(path, {file.name for file in files}, pending.head.version)
@@ -126,7 +132,7 @@ class KeyPartsWriter:
         )
 
     def _write(self, stored: ManyChanges) -> TableResult | None:
-        """Let tasks decide and write files, and commit these; None if there is a conflict."""
+        """Let tasks decide the changes and write files, and commit the files; None if there is a conflict."""
         path, pending, committer, schema = self.path, self.pending, stored.committer, stored.schema
         keys = pa.schema([schema.field(name) for name in self.definition.key])
         plan = self._plan(stored, keys)
@@ -173,7 +179,11 @@ class KeyPartsWriter:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The replica's files that may have keys of the batch; `added` are their actions if rows are marked in them."""
+    """The replica's files that may have keys of the batch.
+
+    If rows are marked in deletion vectors, `added` maps the name of each file to its `add` action in the Delta log. It
+    is None if the files are rewritten instead.
+    """
 
     files: Sequence[ReplicaFile]
     added: Mapping[str, Action] | None = None
@@ -184,8 +194,8 @@ def _number_of_changes(pending: PendingChanges) -> int:
 
 
 def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | None:
-    """The bounds of keys in a file of the change history; None if it has no key."""
-    # A path with a further dot may be that of another column.
+    """The lowest and highest value of each key column in a file of the change history; None if the file has no keys."""
+    # Statistics are found by a path such as `new.id`. If the column's name has a dot, the path may be of another column.
     kinds = {key.name: key.type for key in keys if "." not in key.name and has_bounds(key.type)}
     stored = store.bounds(file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()})
     bounds = dict[str, Bounds]()
@@ -202,10 +212,11 @@ def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | Non
 
 @dataclass(frozen=True)
 class _BatchOfKeys:
-    """A batch: its keys and its extent.
+    """What all tasks of a batch know: the key's columns, and the extent of the changes.
 
-    `parts` and `files` are the numbers of parts of the changes, and of files of the replica. New rows are written by the receiver with the number of their part. Then follow the files of the replica, and one
-    more receiver, for the counts.
+    `parts` is the number of parts of the changes, `files` the number of files of the replica. The receivers that write
+    are numbered in this order: one per part of the changes, which writes the new rows of the part; one per file of the
+    replica; and one that sums up the counts.
     """
 
     keys: pa.Schema
@@ -215,13 +226,16 @@ class _BatchOfKeys:
 
     @property
     def targets(self) -> int:
-        """The number of receivers."""
+        """The number of receivers that write."""
         return self.parts + self.files + 1
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the keys of changes, and of the replica's files, and sends them to the parts of keys."""
+    """Reads the keys of the changes and of the replica's files, and sends each key to the part that decides it.
+
+    `of_files` is the number of tasks that read files of the replica. `of_keys` is the number of parts of the keys.
+    """
 
     batch: _BatchOfKeys
     store: Store
@@ -279,13 +293,17 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Decider:
-    """Decides the changes of a part of the keys; sends the places of new rows, the numbers of rows that leave, and counts."""
+    """Decides the changes of a part of the keys.
+
+    Sends to the receivers: the places of new rows, the numbers of the rows to remove from each file, and the counts of
+    rows. `empties` is True if a TRUNCATE removes all rows that the replica had.
+    """
 
     batch: _BatchOfKeys
     empties: bool
 
     def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Decide what was sent to a part."""
+        """Decide the changes that readers have sent to one part."""
         yield from guard(self._decide(messages))
 
     def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
@@ -325,9 +343,11 @@ class _Decider:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes the new rows of a part of the changes, or a file without rows or their deletion vector; sums up counts.
+    """Writes what a receiver was sent; see `_BatchOfKeys` for the receivers.
 
-    `writes` writes files; its rows are chosen here.
+    The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
+    removed rows, or writes a deletion vector if `marks` is True. The last receiver sums up the counts. `writes` is the
+    task that writes files, before its rows are chosen.
     """
 
     batch: _BatchOfKeys
@@ -374,7 +394,7 @@ def _result(result: Mapping[str, object]) -> pa.RecordBatch:
 
 
 def _parts_of(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
-    """The part of the changes that has each of some places."""
+    """The number of the part of the changes that each of `places` is in."""
     all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
     parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
     order = np.argsort(all_places)
@@ -382,7 +402,10 @@ def _parts_of(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbe
 
 
 def _changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
-    """The changes that `_Reader` sent; without a TRUNCATE it leaves out what only orders them among TRUNCATEs."""
+    """The changes that `_Reader` has sent.
+
+    Without a TRUNCATE, `_Reader` leaves out LSN and ordinal: they only tell whether a change is before the TRUNCATE.
+    """
     rows = pa.concat_tables(tables)
     keys = rows.select([name for name in rows.column_names if name.startswith("k")])
     lsns, ordinals = (
@@ -395,7 +418,7 @@ def _changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
 
 
 def _label_keys(keys: pa.Table) -> pa.Table:
-    """The keys with names that no other column has."""
+    """Rename the key's columns to k0, k1, …, so that columns such as `place` can be added."""
     return keys.rename_columns([f"k{number}" for number in range(keys.num_columns)])
 
 

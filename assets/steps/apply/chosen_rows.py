@@ -1,7 +1,8 @@
-"""Picks rows from changes: the new rows of a batch's net change, or the rows before its changes.
+"""Picks rows from changes: the new rows of a batch's net change, or the rows before the changes.
 
-In: columns of a change history, from a row group of a file or from a batch of Spark's. Out: the rows of the changes at
-chosen places, with the values that these changes left out. Raises Arrow's errors.
+The place of a change is a number that orders the changes of a batch (`pgsieve.decoding.changes.extent`). In: columns of a
+change history, from a row group of a file or from a batch of Spark. Out: the rows of the changes at chosen places, filled
+up with the values that these changes did not send. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,11 @@ from pgsieve.resources.lake.stores.store import Reader
 
 @dataclass(frozen=True)
 class Validity:
-    """The commits that begin and end versions of rows. `places` are of the changes that begin the versions, and ascend."""
+    """The commits that begin and end versions of rows.
+
+    `places` are the ascending places of the changes that begin the versions. For each version, `begun` and `until` are
+    the numbers in `commits` of the commits that begin and end it.
+    """
 
     places: Numbers
     begun: Numbers
@@ -42,11 +47,15 @@ class Validity:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Chooses the rows of changes: of the changes at the places `kept`, or of all effective INSERTs of an extent.
+    """Chooses rows from the changes of a batch. Executors get a copy.
 
-    `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
-    which the rows are applied. With `validity` the rows become versions. `shared` gets the new rows and the rows that
-    the new rows replace. `side` is `old` for the rows before the changes. Executors get a copy.
+    - `extent`: the changes that count
+    - `stamp`: sets the time at which the rows are applied
+    - `kept`: the ascending places of the chosen changes; if it is None, all effective INSERTs are chosen
+    - `completed`: the values of columns that the chosen changes did not send
+    - `validity`: if it is given, the rows become versions of rows (`scd2`)
+    - `shared`: gets the new rows, and the rows that were removed from the replica
+    - `side`: `new` for the rows after the changes, `old` for the rows before them
     """
 
     extent: Extent
@@ -66,7 +75,7 @@ class ChosenRows:
         return None if (placed_rows := self.placed(read, kind)) is None else placed_rows[1]
 
     def placed(self, read: Reader, kind: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
-        """The same rows, with the places of their changes."""
+        """The rows that `rows` returns, with the places of their changes."""
         changes = read(PLACE_COLUMNS)
         places = change_places(changes, self.extent.slices)
         is_chosen = self._inserted(changes) if self.kept is None else is_in(places, self.kept)

@@ -1,8 +1,9 @@
-"""Completes rows whose changes lack values: with the last value that was sent before, or with the replica's value.
+"""Completes rows that lack values, with the value that an earlier change sent last, or with the replica's value.
 
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
-Message Formats, TupleData). In: the new rows, by the places of their changes, and for each missing value the change or the
-row that has it. Out: the missing values, in parts that fit in memory. Raises Arrow's errors.
+Message Formats, TupleData). In: the places of the changes that made the new rows, and for each missing value the place of
+the change, or the key of the replica's row, that has the value. Out: the missing values, in parts that fit in memory.
+Raises Arrow's errors.
 
     change       columns sent             completed row of place 9
     place 3      id, note, body           id, note: of place 9
@@ -23,7 +24,7 @@ from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
-#: The most bytes of lacking values in memory. If there are more, the rows are completed in parts, and the changes are
+#: The most bytes of missing values in memory. If there are more, the rows are completed in parts, and the changes are
 #: read again for each part.
 MEMORY_BYTES = 64 * 1024 * 1024
 
@@ -32,9 +33,9 @@ MEMORY_BYTES = 64 * 1024 * 1024
 class NetRows:
     """New rows of the replica, by the ascending places of the changes that made them.
 
-    `sent` is for columns that some change did not send: the place of the change that has the row's value, or `NONE` if
-    no change has the value. A value that no change has is in the replica's row of the key number `base`; if `base` is
-    `NONE` too, the value is NULL.
+    `sent` has an entry for each column that some change did not send. For each row, it gives the place of the change that
+    sent the row's value of the column, or `NONE` if no change of the batch sent it. In the latter case the replica's row
+    with the key number `base` has the value. If `base` is `NONE` too, the value is NULL.
     """
 
     places: Numbers
@@ -50,14 +51,14 @@ class NetRows:
         return sum(array.nbytes for array in (self.places, self.base, *self.sent.values()))
 
     def part(self, begin: int, end: int) -> "NetRows":
-        """The rows with the numbers from `begin` to before `end`."""
+        """The rows from number `begin` up to, but not including, `end`."""
         part = slice(begin, end)
         sent = {name: places[part] for name, places in self.sent.items()}
         return NetRows(self.places[part], sent, self.base[part])
 
 
 def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
-    """The new rows of the keys in the mask `remains`; `places` has the place of each change."""
+    """The new rows of the keys in the mask `remains`; `places` has the place of each effective change."""
     rows = np.flatnonzero(remains)
     rows = rows[np.argsort(net.last[rows])]
     sent = {
@@ -69,14 +70,14 @@ def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
 
 @dataclass(frozen=True)
 class Completion:
-    """The values of a column for the rows of the changes at some places, which ascend."""
+    """Values of one column: `values` has an element for the row of the change at each of `places`, which ascend."""
 
     column: str
     places: Numbers
     values: pa.Array
 
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """Set these values in the rows of the changes at `places`."""
+        """Return `rows` with these values set; `places` has the place of each row's change."""
         if not len(self.places):
             return rows
         indexes = np.minimum(np.searchsorted(self.places, places), len(self.places) - 1)
@@ -90,7 +91,7 @@ class Completion:
 
 
 class _TooManyError(Exception):
-    """The values do not fit in the memory budget."""
+    """The missing values do not fit in the memory budget."""
 
 
 @dataclass
@@ -115,10 +116,10 @@ def completions(
     rows: NetRows,
     schema: pa.Schema,
 ) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
-    """Yield parts of the rows: their places, and the values that they lack.
+    """Yield parts of the rows: the places of the part, and the values that its rows lack.
 
-    `groups` are the row groups of the changes in the slices that end at `slices`. `matches` are the rows of the replica
-    at `path` that have the keys. `schema` has the replica's columns.
+    `groups` are the row groups of the change history that have the changes, `slices` the ends of their slices. `matches`
+    tells where the replica at `path` has rows with the keys. `schema` has the replica's columns.
     """
     missing_values = _MissingValues(store, path, groups, slices, matches, schema)
     ranges = [(0, len(rows))]
@@ -140,7 +141,7 @@ def completions(
 
 @dataclass(frozen=True)
 class _MissingValues:
-    """Reads lacking values from the row groups of the changes, and from the replica's files."""
+    """Reads missing values from the row groups of the changes, and from the replica's files."""
 
     store: Store
     path: str
@@ -150,7 +151,10 @@ class _MissingValues:
     schema: pa.Schema
 
     def completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
-        """The values of a column for the rows whose change did not send it; raises _TooManyError."""
+        """The values of the column `name` for the rows whose last change did not send it.
+
+        Raises _TooManyError if the values exceed the budget.
+        """
         sent, column_schema = rows.sent[name], pa.schema([self.schema.field(name)])
         lacking = np.flatnonzero(sent != rows.places)
         of_changes, of_replica = lacking[sent[lacking] != NONE], lacking[sent[lacking] == NONE]
@@ -168,7 +172,10 @@ class _MissingValues:
     def _from_changes(
         self, column_schema: pa.Schema, sent: Numbers, rows_to_complete: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and their values from changes. Several rows may take the value of one change."""
+        """Yield numbers of rows, and the rows' values, which earlier changes sent.
+
+        Several rows may take the value of the same change.
+        """
         if not len(rows_to_complete):
             return
         rows_to_complete = rows_to_complete[np.argsort(sent[rows_to_complete], kind="stable")]
@@ -189,9 +196,9 @@ class _MissingValues:
     def _from_replica(
         self, column_schema: pa.Schema, base: Numbers, rows_to_complete: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and their values from the replica's rows with the key numbers `base`.
+        """Yield numbers of rows, and the rows' values, which the replica's rows with the key numbers `base` have.
 
-        Several rows may take the value of one key: a row that moves keeps the value under each of its keys.
+        Several rows may take the value of one key: a row that moves to other keys keeps the value under each of them.
         """
         if not len(rows_to_complete):
             return
@@ -225,5 +232,5 @@ def _split(numbers: Numbers, mask: Mask) -> tuple[Numbers, Numbers]:
 
 
 def _ranges(begin: Numbers, count: Numbers) -> Numbers:
-    """The numbers of several ranges with these begins and lengths, concatenated."""
+    """Concatenate ranges of numbers: each starts at an element of `begin` and has `count` numbers."""
     return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))

@@ -1,7 +1,7 @@
-"""Finds damaged replicas: deleted, unreadable, or put back to an earlier version (RESTORE, or a backup).
+"""Finds damaged replicas: deleted, unreadable, or put back to an earlier version (by RESTORE, or from a backup).
 
-The search comes before anything is applied: a damaged replica lacks earlier changes, whatever its position says. The
-table of a damaged replica is set aside: it gets no changes until the user has it copied again.
+pgsieve searches before it applies anything, because a damaged replica may lack changes that its position claims to have. The
+table of a damaged replica is set aside: no changes are applied to it until the user has it copied again.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,10 +24,11 @@ _FIRST_COPY_VERSION = 1
 def set_aside_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
 ) -> dict[Name, TableState]:
-    """Set aside the tables whose replica is damaged, and return all states.
+    """Set aside the tables whose replica is damaged, and return the states of all tables.
 
-    A table that is no longer published keeps its state. The search reads the logs of the `changed` tables, which are
-    about to be written. For other tables it only looks for commits after the cut.
+    Only tables to which changes are applied are searched: a table that is no longer published keeps its state. `changed`
+    are the tables that the apply is about to write; the Delta logs of their replicas are read. For other tables the
+    search only looks for commits after the cut.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -40,7 +41,7 @@ def set_aside_damaged(
         return _find_damage(subscription, lake, state, cut, read=state.name in changed)
 
     if is_uri(lake.uri) and not lake.by_spark_alone:
-        # Each check of a replica waits for an answer of the store.
+        # Each check of a replica waits for an answer of the object store, so the checks run in parallel.
         problems = lake.map_in_parallel(find_damage, applied)
     else:
         problems = list(map(find_damage, applied))
@@ -55,13 +56,14 @@ def set_aside_damaged(
 
 @dataclass
 class IntactVersions:
-    """Remembers the last version of each table with all applied changes: of a cut, a later copy, or an apply.
+    """Remembers, for each table, the last Delta version that is known to have all applied changes.
 
-    `path_of` gives the path of a table's replica, or of the versions of its rows; `versions` are the cut's.
+    This is the version that an apply wrote, that the cut names, or that a copy after the cut wrote. `path_of` returns
+    the path of a table's replica, or of the versions of its rows. `versions` are the Delta versions that the cut names.
 
-    The check at the start of a step holds only for the version that this check read. Before an apply continues from a
-    later version, it looks for a RESTORE among the commits in between: once the next cut names the later version,
-    nothing looks at these commits again.
+    `set_aside_damaged` checks only the version that it reads at the start of the step. If another process commits a later
+    version, the apply looks for a RESTORE among the commits in between, before it continues from the later version. The
+    next cut will name the later version, and no later check reads commits from before a cut.
     """
 
     lake: Lake
@@ -71,13 +73,14 @@ class IntactVersions:
     _last: dict[tuple[Name, int], int] = field(default_factory=dict)
 
     def record(self, state: TableState, version: int) -> None:
-        """Record a version that has all applied changes."""
+        """Record that a Delta version of the table has all applied changes."""
         self._last[state.name, state.version] = version
 
     def advance(self, state: TableState, former_head: TableHead | None, head: TableHead) -> bool:
-        """Check and record a later version; False if the table was put back. `former_head` is its head when the batch began.
+        """Check and record a later version; returns False if the table was put back since the last recorded version.
 
-        A single commit that advances the position is an apply's own, and needs no check.
+        `former_head` is the table's head when the batch began. A single commit that advances the position is the commit
+        of an apply, and needs no check.
         """
         intact_version = self._intact_version(state, former_head, head)
         if intact_version is not None and intact_version not in {-1, head.version}:
@@ -94,7 +97,7 @@ class IntactVersions:
     def _intact_version(
         self, state: TableState, former_head: TableHead | None, head: TableHead
     ) -> int | None:
-        # After a copy by another process, the later state has no entry yet.
+        # If another process has copied the table, nothing is recorded yet for its newer state.
         if (known_version := self._last.get((state.name, state.version))) is not None:
             return known_version
         if (version := version_in(self.cut, self.versions, state)) is not None:
@@ -111,10 +114,10 @@ class IntactVersions:
 def is_put_back(
     lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
 ) -> bool:
-    """Whether a table was put back to before a cut's `version`, or to before a `position` that it had reached.
+    """Whether a table was put back to before the `version` of a cut, or to before a `position` that it had reached.
 
-    Each of the two is None if it is not checked. If there is no later commit, the check only lists the table's folder
-    twice.
+    A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log. If
+    there are no commits after the version, its check only lists the table's folder twice.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True
@@ -124,7 +127,7 @@ def is_put_back(
 def _find_damage(
     subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
 ) -> str | None:
-    """The damage of a replica that was ready, as a text; None if there is none."""
+    """Describe the damage of a table's replica; None if there is none. `read` requires to read its Delta log."""
     path = lake.paths.replica(subscription.name, *state.name)
     version = version_in(cut, cut.tables if cut is not None else {}, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None

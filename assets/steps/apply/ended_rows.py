@@ -23,9 +23,9 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 
 @dataclass(frozen=True)
 class EndedRows:
-    """The rows of the file `name` that end: their ascending numbers in the file, and their metadata.
+    """The rows of the replica's file `name` that end: their ascending numbers in the file, and their new metadata.
 
-    The row `rows[i]` of the file gets the metadata in row `metadata_rows[i]` of `metadata`.
+    The row with the number `rows[i]` gets the metadata in row `metadata_rows[i]` of `metadata`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class EndedRows:
         return self.rows.nbytes + self.metadata_rows.nbytes + int(self.metadata.nbytes)
 
     def batches(self, store: Store, path: str, schema: pa.Schema, stamp: Stamp) -> Iterator[pa.RecordBatch]:
-        """The rows with their new metadata; `path` is the replica, `schema` its columns."""
+        """Read the rows, and yield them with their new metadata; `path` is the replica, `schema` its columns."""
         fields = pa.schema([schema.field(name) for name in self.metadata.column_names])
         new_metadata = conform(self.metadata, fields)
         for numbers, rows in rows_at(store, join_path(path, self.name), schema, self.rows):
@@ -54,8 +54,8 @@ class EndedRows:
 class Endings:
     """The rows that a batch ends but the replica keeps.
 
-    `remains` marks the keys of the net change that have a row after the batch, even an ended one. `truncated_rows` are
-    all rows of the replica that a TRUNCATE ends.
+    `remains` is the mask of the keys of the net change that have a row after the batch; this row may be an ended one.
+    `truncated_rows` are the rows of the replica that a TRUNCATE ends; empty without a TRUNCATE.
     """
 
     keyed: KeyedChanges
@@ -65,16 +65,16 @@ class Endings:
 
     @property
     def _metadata(self) -> pa.Table:
-        """The metadata of ended rows: one row of metadata per change, then one for the first TRUNCATE, if any."""
+        """The metadata of ended rows: a row per change; and at the end, if there is a TRUNCATE, a row for the first one."""
         assert self.keyed.end_metadata is not None
         return pa.concat_tables(
             [table for table in (self.keyed.end_metadata, self.keyed.truncated_metadata) if table is not None]
         )
 
     def split_rows(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
-        """The rows to remove from their files, and the removed rows to write again as ended rows.
+        """Return the rows to remove from their files, and those among them to write again as ended rows.
 
-        `leaving` are the rows whose keys the batch replaces.
+        `leaving` are the replica's rows for which the batch writes another row of the same key.
         """
         net, metadata, other_key = self.net, self._metadata, self.keyed.keys.num_rows
         is_ended = self.remains & (net.last == NONE)
@@ -98,7 +98,7 @@ class Endings:
         return matches, ended_rows
 
     def completions(self, schema: pa.Schema) -> list[Completion]:
-        """The metadata of new rows that end within the batch; `schema` has the replica's columns."""
+        """The metadata of the rows that the batch both writes and ends; `schema` has the replica's columns."""
         net = self.net
         changed = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
         changed = changed[np.argsort(net.last[changed])]
