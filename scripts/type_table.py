@@ -37,10 +37,11 @@ The type of a replica's column, by its PostgreSQL type. `python scripts/type_tab
 
 PostgreSQL's own text is the output of the type's output function with DateStyle ISO, IntervalStyle postgres, TimeZone UTC,
 extra_float_digits 3, bytea_output hex and encoding UTF8. The column *binary* says whether pgsieve can read values in binary format.
-If it cannot, it refuses such a change with an error that names the column. A type that is not in this table becomes text.
+If it cannot, it refuses such a change with an error that names the column. A type that is not in this table becomes text. The Spark type of an
+array is `array<…>` of the Spark type here.
 
-| oid | type | Spark | Arrow | binary | oid of array | array in Spark |
-|---|---|---|---|---|---|---|
+| oid | type | Spark | Arrow | binary | oid of array |
+|---|---|---|---|---|---|
 """
 
 _NOTES = """
@@ -80,8 +81,7 @@ binary format, and sends `aclitem` as text.
 
 ## Other Spark types
 
-A subscription's [types](configuration.md#types) can ask for `string` for any type, `decimal(p,s)` for numeric, wider integers,
-`double` for real, and `array<…>` of one of these for an array.
+A subscription's [types](configuration.md#types) can ask for other Spark types.
 """
 
 
@@ -97,9 +97,9 @@ def markdown() -> str:
 
 def _row(oid: int, name: str, modifier: int = -1) -> str:
     array_oid = BUILTIN_TYPES[oid].array_oid
-    kind, array = column_type(oid, modifier), column_type(array_oid, modifier)
+    kind = column_type(oid, modifier)
     binary = "as text" if oid == _ACLITEM else "yes" if has_output(oid) else "no"
-    cells = (oid, name, f"`{kind.spark}`", f"`{kind.arrow}`", binary, array_oid, f"`{array.spark}`")
+    cells = (oid, name, f"`{kind.spark}`", f"`{kind.arrow}`", binary, array_oid)
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
