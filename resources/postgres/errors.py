@@ -127,7 +127,7 @@ _REFUSED_SESSION_SQLSTATES = {
 _CONNECTION_FAILURE = "08006"
 
 
-def sqlstate_of_connection(error: psycopg.Error) -> str:
+def sqlstate_of_connection(error: psycopg.Error | adbc_driver_manager.Error) -> str:
     """The SQLSTATE of an error that ended an attempt to connect."""
     matching_states = (
         state for words, state in _REFUSED_SESSION_SQLSTATES.items() if re.search(words, str(error))

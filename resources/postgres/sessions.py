@@ -27,9 +27,11 @@ import adbc_driver_manager
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords, remember, remember_conninfo
+from pgsieve.resources.postgres.errors import sqlstate_of_connection
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -46,6 +48,9 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "bytea_output": "hex",
     "client_encoding": "UTF8",
 }
+
+#: For this many seconds an attempt to open a session is repeated while a limit of connections is reached.
+_LIMIT_SECONDS = 1.0
 
 #: Temporary tables come last. If the path did not contain them, the server would look for tables there before
 #: pg_catalog (PostgreSQL documentation, setting search_path).
@@ -153,6 +158,23 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
                 wait([query_result], _CANCEL_INTERVAL_SECONDS)
 
 
+def _is_beyond_limit(error: BaseException) -> bool:
+    """Whether the server has refused a session because a limit of connections is reached."""
+    if not isinstance(error, psycopg.OperationalError | adbc_driver_manager.Error):
+        return False
+    return sqlstate_of_connection(error) == "53300"
+
+
+#: Repeats an attempt to open a session for a moment if a limit of connections is reached. The server counts a session
+#: until the process of the session has ended, which is a moment after the client has closed the session.
+_retry_beyond_limit = retry(
+    retry=retry_if_exception(_is_beyond_limit),
+    stop=stop_after_delay(_LIMIT_SECONDS),
+    wait=wait_fixed(0.05),
+    reraise=True,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Conninfo:
     """How to open sessions of a database: the conninfo of libpq, and where the password comes from.
@@ -194,6 +216,7 @@ class Conninfo:
             raise
         return connection
 
+    @_retry_beyond_limit
     def _open(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
 
@@ -209,7 +232,7 @@ class Conninfo:
         # refuse to send a name with invalid bytes, and there would be no session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **password_parameter)
         try:
-            connection = dbapi.connect(uri)
+            connection = _retry_beyond_limit(dbapi.connect)(uri)
         except adbc_driver_manager.Error as error:
             text = conceal_passwords(str(error))
             raise type(error)(text, status_code=error.status_code, sqlstate=error.sqlstate) from None
