@@ -157,17 +157,17 @@ class _MissingValues:
         """
         sent, column_schema = rows.sent[name], pa.schema([self.schema.field(name)])
         lacking = np.flatnonzero(sent != rows.places)
-        of_changes, of_replica = lacking[sent[lacking] != NONE], lacking[sent[lacking] == NONE]
-        of_replica, of_none = _split(of_replica, rows.base[of_replica] != NONE)
+        sent_rows, unsent_rows = _split(lacking, sent[lacking] != NONE)
+        replica_rows, null_rows = _split(unsent_rows, rows.base[unsent_rows] != NONE)
         parts = [
-            *self._from_changes(column_schema, sent, of_changes, budget),
-            *self._from_replica(column_schema, rows.base, of_replica, budget),
-            (of_none, pa.nulls(len(of_none), column_schema.field(name).type)),
+            *self._from_changes(column_schema, sent, sent_rows, budget),
+            *self._from_replica(column_schema, rows.base, replica_rows, budget),
+            (null_rows, pa.nulls(len(null_rows), column_schema.field(name).type)),
         ]
-        numbers = np.concatenate([numbers_or_values for numbers_or_values, _ in parts])
-        order = np.argsort(numbers)
-        values = pa.concat_arrays([numbers_or_values for _, numbers_or_values in parts]).take(pa.array(order))
-        return Completion(name, rows.places[numbers[order]], values)
+        row_numbers = np.concatenate([numbers for numbers, _ in parts])
+        order = np.argsort(row_numbers)
+        values = pa.concat_arrays([part_values for _, part_values in parts]).take(pa.array(order))
+        return Completion(name, rows.places[row_numbers[order]], values)
 
     def _from_changes(
         self, column_schema: pa.Schema, sent: Numbers, rows_to_complete: Numbers, budget: _Budget

@@ -1,7 +1,7 @@
 """Applies a batch of few changes to one replica table by delta-rs, in this process: one commit of their net change.
 
-In: a batch's changes as an Arrow table, in order. Out: `TableResult`. It is for tables whose files `by_files` cannot
-write. `writer` does the same by Spark, for any number of changes. Raises LakeError.
+In: a batch's changes as an Arrow table, in order. Out: `TableResult`. Raises LakeError. This module is for replicas whose
+files `by_files` cannot write. `writer` does the same by Spark, for any number of changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,22 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, add_costs
 
-#: The limit for changes in this process also limits the replica of a MERGE, to this many times the bytes.
+#: In a MERGE in this process, the replica may have this many times the bytes that the changes may have.
 MAX_REPLICA_FACTOR = 4
 
 
 @dataclass(frozen=True)
 class FewChanges:
-    """A batch's changes in order, and the reader and writer of the replica."""
+    """A batch's changes in order (`rows`), and the committer that reads and writes the replica."""
 
     rows: pa.Table
     committer: InProcessCommitter
 
     def present_keys(self, path: str, keys: pa.Table, deleted: str | None) -> PresentKeys:
-        """The rows of the replica with some keys; the column `deleted` marks ended rows."""
+        """The rows of the replica that have one of the keys.
+
+        `deleted` is the name of the column that marks deleted rows; None if the replica does not keep them.
+        """
         deleted_field = [] if deleted is None else [pa.field(deleted, pa.bool_())]
         numbers, rows = self.committer.rows_of(path, keys, pa.schema([*keys.schema, *deleted_field]))
         return PresentKeys(
@@ -139,9 +142,9 @@ class FewChangesWriter:
         net: NetChange,
         merge: Merge,
     ) -> pa.Table:
-        """The net change as the source of a MERGE."""
+        """The net change in the columns of `merge`, as the source of a MERGE."""
         merged = merge_source(net, retain_ended=keyed.end_metadata is not None)
-        # A row that an UPDATE moved to another key takes values that were not sent from the replica's former row.
+        # If an UPDATE moved a row to another key, the replica's row with the former key has the values that were not sent.
         bases = np.flatnonzero(merged.base != NONE)
         numbers, former_rows = self.few_changes.committer.rows_of(
             self.path, keyed.keys.take(pa.array(merged.base[bases])), schema
@@ -177,12 +180,15 @@ class FewChangesWriter:
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """The new rows of the changes, with the time of the apply; all NULL for a change without a new row."""
+        """The new row of each change, with the time of the apply. A DELETE has no new row: all its values are NULL."""
         rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
         return self._stamp.apply(rows)
 
     def _append(self, rows: pa.Table, counts: Mapping[str, int], *, changes: bool) -> TableResult:
-        """Append rows, or replace the replica by them after a TRUNCATE; `changes` says whether there is anything to commit."""
+        """Append the rows, or replace the replica by them after a TRUNCATE.
+
+        `changes` is False if there is nothing to commit.
+        """
         truncated = self.pending.truncated_at is not None
         if changes or truncated:
             commit = Commit(self.end, overwrite=truncated, base=self.pending.head.version)

@@ -82,7 +82,10 @@ class ConflictSearch:
     pending: PendingChanges
 
     def refuse(self, few_changes: FewChanges | None = None) -> None:
-        """Raise KeyConflictError if there is a conflict; `few_changes` are the changes if the caller has read them."""
+        """Raise KeyConflictError if there is a conflict.
+
+        `few_changes` are the changes if the caller has read them; otherwise they are read here.
+        """
         if not self._can_conflict:
             return
         with self._unless_applied():

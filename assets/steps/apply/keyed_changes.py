@@ -1,8 +1,9 @@
-"""The changes of a batch by key: files of the change history -> `KeyedChanges`.
+"""Numbers the keys of a batch's changes, and finds out what the changes do to each key.
 
-In: Parquet files, of which only keys, operations and places are read. The place of a change is one number: its slice
-in the batch and its number in that slice. Out: the changes in order, in the form that `net_change` takes. Everything
-is computed on whole columns; no Python code runs per change. Raises Arrow's errors.
+In: Parquet files of the change history. Only keys, operations and places are read. The place of a change is one number,
+which combines its slice in the batch and its number in this slice. Out: `KeyedChanges`, the changes in order, in the form
+that `pgsieve.decoding.changes.net_change` takes. Everything is computed on whole columns; no Python code runs per change.
+Raises Arrow's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,16 +38,17 @@ from pgsieve.decoding.changes.net_change import (
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Store
 
-#: The index of an operation is its number in `net_change`.
+#: The operations; the index of each is its number (`INSERT`, `UPDATE`, `DELETE`) in `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 _SORT_KEYS = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 
 
 @dataclass(frozen=True)
 class KeyConflict:
-    """An INSERT (`inserts`) or UPDATE whose new key has a row already.
+    """An INSERT or UPDATE whose new key has a row already.
 
-    `key` is a table of one row. `commit_lsn` is of the change, `first_lsn` of the batch's first change.
+    `inserts` is True for an INSERT. `key` is a table of one row: the new key. `commit_lsn` is the commit LSN of the
+    change, and `first_lsn` that of the batch's first change.
     """
 
     inserts: bool
@@ -57,14 +59,15 @@ class KeyConflict:
 
 @dataclass(frozen=True)
 class KeyedChanges:
-    """The row changes of a batch in order. Keys are numbered; `keys` has the key of each number.
+    """The row changes of a batch in order.
 
-    `places` and `commit_lsns` have an element per change. `truncates` has for each TRUNCATE the number of changes
-    before it, `truncate_lsns` its commit LSN.
+    Keys are numbered: row i of `keys` is the key with the number i, and `changes` names keys by these numbers. `places`
+    and `commit_lsns` have an element per change. For each TRUNCATE, `truncates` has the number of changes before it, and
+    `truncate_lsns` its commit LSN.
 
-    If the replica keeps deleted rows, `end_metadata` has for each change the metadata of the row that the change ends. In
-    such a replica a TRUNCATE is a DELETE of each key that may have a row, and `truncated_metadata` has one row: the
-    metadata of the replica's other rows after the first TRUNCATE.
+    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: the metadata that a row gets
+    if the change ends it. In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may have a row.
+    `truncated_metadata` has one row: the metadata that the first TRUNCATE gives to the replica's other rows.
     """
 
     keys: pa.Table
@@ -75,7 +78,7 @@ class KeyedChanges:
     truncate_lsns: Sequence[int] = ()
     end_metadata: pa.Table | None = None
     truncated_metadata: pa.Table | None = None
-    # Not a cached_property: before Python 3.12 that has a lock, which cannot be sent with the class.
+    # Not a cached_property: before Python 3.12 it has a lock, and a class with a lock cannot be sent to executors.
     _lookups: list[tuple[Mask, Mask]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -88,14 +91,18 @@ class KeyedChanges:
 
     @property
     def lookups(self) -> tuple[Mask, Mask]:
-        """Two masks: the keys that the changes expect in the replica, and the keys whose presence changes the outcome."""
+        """Two masks of the keys to look up in the replica.
+
+        The first has the keys that the changes expect there, for example the key of a DELETE. The second has the keys
+        whose row in the replica matters otherwise, for example because an UPDATE moves it to another key.
+        """
         if not self._lookups:
             self._lookups.append(self.changes.lookup_masks(self.keys.num_rows))
         return self._lookups[0]
 
     @property
     def sought(self) -> Numbers:
-        """The keys that are looked up in the replica."""
+        """The numbers of the keys that are looked up in the replica."""
         expected, matters = self.lookups
         return np.flatnonzero(expected | matters)
 
@@ -115,9 +122,9 @@ class KeyedChanges:
         return KeyChanges(changes.operations[part], changes.old[part], changes.new[part], sent)
 
     def present(self, lookup: Callable[[pa.Table], PresentKeys]) -> PresentKeys:
-        """The rows of the replica that have one of the keys, as far as they make a difference.
+        """The rows of the replica that have one of the keys in `sought`.
 
-        `lookup` gets a table of keys, and returns the rows that have them.
+        `lookup` gets a table of keys, and returns the replica's rows that have one of them.
         """
         sought = self.sought
         if not len(sought):
@@ -126,9 +133,9 @@ class KeyedChanges:
         return replace(present, numbers=sought[present.numbers])
 
     def ended_metadata(self, ended: Numbers, stamp: Stamp) -> pa.Table:
-        """The metadata of rows, given the numbers of the changes that end them; NULL for NONE.
+        """The metadata of rows; `ended` has for each row the number of the change that ends it.
 
-        Has no columns if the replica does not keep deleted rows.
+        The metadata is NULL where this number is NONE. The table has no columns if the replica does not keep deleted rows.
         """
         if self.end_metadata is None:
             return pa.table({})
@@ -140,7 +147,11 @@ class KeyedChanges:
         return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
 
     def decide(self, present_keys: Iterable[Numbers], *, empties: bool) -> "DecidedChanges":
-        """The outcome for each key; the replica had rows of `present_keys`, and keeps none of them if the batch `empties` it."""
+        """The outcome for each key.
+
+        `present_keys` are the numbers of the keys that the replica has, in several arrays. `empties` is True if the batch
+        has a TRUNCATE that removes all rows of the replica.
+        """
         before = self.presence(present_keys)
         net, conflict = self._net_change(before)
         if empties:
@@ -148,17 +159,20 @@ class KeyedChanges:
         return DecidedChanges(net, conflict, before, net.upserted | (net.updated & before[net.base]))
 
     def presence(self, present_keys: Iterable[Numbers]) -> Mask:
-        """A mask of the keys that are among `present_keys`; one element more, for no key."""
+        """A mask of the keys that are among `present_keys`.
+
+        It has one more element, which is False, so that the key number NONE (-1) may be looked up too.
+        """
         present = np.zeros(self.keys.num_rows + 1, np.bool_)
         for keys in present_keys:
             present[keys] = True
         return present
 
     def _net_change(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
-        """The net change of each key, and the first conflict.
+        """The net change of each key by the changes after the last TRUNCATE, and the first conflict of all changes.
 
-        The net change is of the changes after the last TRUNCATE, and numbers changes from the first of these. `present`
-        is a mask of the keys that the replica had before the batch.
+        In the net change, the first change after the last TRUNCATE has the number 0. `present` is a mask of the keys that
+        the replica had before the batch.
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
@@ -173,10 +187,10 @@ class KeyedChanges:
 
 @dataclass(frozen=True)
 class DecidedChanges:
-    """The outcome of changes for each key, and the first conflict.
+    """The outcome of changes for each key (`net`), and the first conflict; None if there is none.
 
-    `before` is the mask of the keys with a row of the replica that the changes may have left there. `remains` is the
-    mask of the keys of `net` that have a row afterwards.
+    `before` is the mask of the keys that had a row of the replica before the changes. No key counts if a TRUNCATE has
+    removed all rows. `remains` is the mask of the keys of `net` that have a row after the changes.
     """
 
     net: NetChange
@@ -194,8 +208,9 @@ class DecidedChanges:
 class ChangesOfKeys:
     """Some changes of a change history, in any order.
 
-    `keys` has the key of each change: the new one, of a DELETE the old one. `moves` are the numbers of the UPDATEs that
-    sent an old key, and `moved` has these old keys.
+    `keys` has the key of each change: the old key of a DELETE, the new key of any other change. `moves` are the numbers of
+    the UPDATEs that sent an old key, and `moved` has these old keys. `sent` has a mask for each column that some change did
+    not send: the changes that sent it. `end_metadata` and `truncates` have the metadata of ended rows and the TRUNCATEs.
     """
 
     places: Numbers
@@ -224,7 +239,10 @@ def stored_changes(
     unsent: Sequence[str],
     soft_delete_columns: Metadata = (),
 ) -> Iterator[pa.Table]:
-    """The columns of a change history's files that `keyed_changes` needs, file by file; other columns may be large."""
+    """Read the columns that `keyed_changes` needs from the files of a change history, file by file.
+
+    The other columns are not read: they may be large.
+    """
     columns = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
     columns += (
         ["commit_time", *(f"old.{name}" for name, _ in soft_delete_columns)] if soft_delete_columns else []
@@ -240,10 +258,10 @@ def keyed_changes(
     max_bytes: int | None = None,
     soft_delete_columns: Metadata = (),
 ) -> KeyedChanges | None:
-    """The row changes of a change history within an extent; None if their keys have more bytes.
+    """The row changes of a change history within an extent; None if they take more than `max_bytes`.
 
-    `keys` has the names and types of the key's columns, `unsent` the columns that some change did not send.
-    `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows, else empty.
+    `keys` has the names and types of the key's columns. `unsent` are the columns that some change did not send.
+    `soft_delete_columns` are the metadata columns of a replica that keeps deleted rows; empty for other replicas.
     """
     parts, size = (
         [
@@ -264,7 +282,7 @@ def keyed_changes(
 def join_changes(
     parts: Sequence[ChangesOfKeys], unsent: Sequence[str] = (), soft_delete_columns: Metadata = ()
 ) -> KeyedChanges:
-    """The row changes of some parts, at least one, by their keys; parameters as for `keyed_changes`."""
+    """Join parts of a batch's changes, at least one; the other parameters are those of `keyed_changes`."""
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     moves = np.concatenate([part.moves + begin for part, begin in zip(parts, begins, strict=False)])
     keys = [*(part.keys for part in parts), *(part.moved for part in parts)]
@@ -331,7 +349,7 @@ def changes_of_keys(
 
 
 def _keys_of(changes: pa.Table, keys: pa.Schema) -> tuple[pa.Table, pa.Table]:
-    """The key of the row that each change concerns, and its old key, NULL where it was not sent."""
+    """Two tables with a row per change: the key (the old one of a DELETE), and the old key, NULL if it was not sent."""
     new, old = (
         conform(pa.table({name: struct_field(changes[side], name) for name in keys.names}), keys)
         for side in ("new", "old")
@@ -343,7 +361,10 @@ def _keys_of(changes: pa.Table, keys: pa.Schema) -> tuple[pa.Table, pa.Table]:
 
 
 def _sent_masks(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
-    """For each column in `unsent` a mask of the changes that sent it; `unchanged` lists the columns not sent per change."""
+    """For each column in `unsent`, a mask of the changes that sent it.
+
+    `unchanged` has for each change the names of the columns that it did not send.
+    """
     lists = unchanged.combine_chunks()
     owners, names = np.asarray(pc.list_parent_indices(lists)), lists.flatten()
     masks = []
@@ -355,7 +376,7 @@ def _sent_masks(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]
 
 
 def _distinct_keys(keys: pa.Table, numbers: Numbers) -> pa.Table:
-    """The distinct keys in the order of their numbers; `numbers` has the number of each of `keys`."""
+    """The distinct keys in the order of their numbers; `numbers` has the number of each row of `keys`."""
     first = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return keys.take(pa.array(first))
@@ -393,7 +414,7 @@ def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table)
 def _with_ended_rows(
     changes: KeyedChanges, truncates: pa.Table, soft_delete_columns: Metadata
 ) -> KeyedChanges:
-    """The changes with DELETEs instead of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
+    """Replace each TRUNCATE by a DELETE of each key that may have a row, with the metadata of the rows that it ends."""
     if not changes.truncates:
         return changes
     key_changes, origins = insert_deletes(changes.changes, changes.truncates, changes.keys.num_rows)

@@ -1,8 +1,8 @@
-"""The changes of a table without a key: digests of their rows, and the net change of the multiset of rows.
+"""The changes of a table without a key, by digests of their rows, and their net change.
 
-In: files of the change history, and the replica. Out: the changes as if the digest of the whole row were the key
-(`KeyedChanges`), and the rows to delete and insert. Only one row group is in memory at a time. Raises LakeError, and
-Arrow's errors.
+A table without a key is a multiset of rows: it may have several equal rows. In: files of the change history, and the
+replica. Out: the changes as if the digest of the whole row were the key (`KeyedChanges`), and the rows to delete and
+insert. Only one row group is in memory at a time. Raises LakeError, and Arrow's errors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ RowCounter = Callable[[WantedDigests], Numbers]
 
 
 def change_columns(row: pa.DataType) -> pa.Schema:
-    """The columns to read of changes; `row` is the type of a row, or of its digest."""
+    """The columns to read from the change history; `row` is the type of a row, or of a row's digest."""
     kinds = dict.fromkeys(PLACE_COLUMNS, pa.int64()) | {"operation": pa.string()}
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
@@ -50,7 +50,7 @@ def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, ru
 
 @dataclass(frozen=True)
 class _DigestTask:
-    """Reads changes, part by part, and replaces their rows by digests. It is sent to executors."""
+    """Reads changes, part by part, and replaces their rows by digests. The task is sent to executors."""
 
     store: Store
     parts: Sequence[Sequence[RowGroup]]
@@ -65,7 +65,10 @@ class _DigestTask:
 
 @dataclass(frozen=True)
 class KeylessChanges:
-    """A batch's changes after its last TRUNCATE. Distinct rows are numbered; their digests are the keys of `rows`."""
+    """The changes of a batch to a table without a key.
+
+    Distinct rows are numbered: row i of `rows.keys` is the digest of the row with the number i.
+    """
 
     rows: KeyedChanges
 
@@ -78,14 +81,14 @@ class KeylessChanges:
 
     @property
     def places(self) -> Numbers:
-        """The place of each change."""
+        """The place of each change after the last TRUNCATE."""
         return self.rows.places[self.rows.first_effective :]
 
     def net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """The net change of the multiset.
 
-        First only the rows that the replica must have are looked up. If one of these rows is missing, all old rows are
-        looked up.
+        First only those rows are looked up that the replica must have. If one of them is missing, the changes are
+        replayed one by one, and this needs to know about all old rows: these are looked up in a second pass.
         """
         changes, count = self.rows.since_truncate, self.rows.keys.num_rows
         old_rows = rows_before_and_after(changes)[0]
@@ -99,7 +102,7 @@ class KeylessChanges:
         return MultisetOutcome(net, counts, looked_up)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
-        """The place of a change that removes the row, for each of these row numbers."""
+        """For each of these row numbers, the place of a change that removes the row."""
         old_rows = rows_before_and_after(self.rows.since_truncate)[0]
         places = np.full(self.rows.keys.num_rows, NONE)
         places[old_rows[old_rows != NONE]] = self.places[old_rows != NONE]
@@ -108,7 +111,11 @@ class KeylessChanges:
 
 @dataclass(frozen=True)
 class MultisetOutcome:
-    """The net change of a multiset. `counts` has how often the replica has each row number in `looked_up`; else 0."""
+    """The net change of a multiset.
+
+    `looked_up` are the numbers of the rows that were looked up in the replica. For each row number, `counts` has how
+    often the replica has the row; 0 if it was not looked up.
+    """
 
     net: MultisetChange
     counts: Numbers
@@ -116,7 +123,7 @@ class MultisetOutcome:
 
 
 def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
-    """The first matches of each key number, at most as many as `counts` has for it."""
+    """The first matches of each row number; `counts` has for each row number how many are wanted."""
     remaining, first = counts.copy(), list[FileMatches]()
     for match in matches:
         is_first = mask_first(match.keys, remaining)

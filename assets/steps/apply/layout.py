@@ -1,7 +1,8 @@
 """Sets the Delta properties of replicas as the layout in pgsieve.yaml says, before changes are applied.
 
-In: a subscription with its layout, and the states of its tables. Out: commits that change only metadata, and a record
-of the properties. No replica is read if that record equals pgsieve.yaml. Raises LakeError.
+In: a subscription with its layout, and the states of its tables. Out: commits that change only metadata, and the
+properties in the record of the subscription. If the recorded properties equal those in pgsieve.yaml, no replica is read.
+Raises LakeError.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ def follow_layout(
 ) -> dict[Name, tuple[int, int]]:
     """Set the properties of the replicas if the layout has changed.
 
-    Returns for each changed replica its version before and after.
+    Maps each table with a changed replica to the Delta versions before and after the change.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
     state, properties_json = record.state(), layout.delta_json()

@@ -20,15 +20,15 @@ from pgsieve.resources.work import add_costs, engine_of
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
     """The clauses for a table without a key. In `source`, `action` is delete or insert, and `row` the row.
 
-    The clauses delete all rows of the table that equal a deleted row. The caller has decided which rows those are, by
-    digests (`pgsieve.decoding.changes.digests`) or by counts.
+    The clauses delete all rows of the table that equal a row with the action delete. The caller has decided which rows
+    get this action, by digests (`pgsieve.decoding.changes.digests`) and by counts.
     """
     kind = source.schema["row"].dataType
     assert isinstance(kind, StructType)
     conditions = []
     for each in kind:
         sides = [f"{side}.{quoted(each.name)}" for side in ("t", "s.row")]
-        # To Spark 0.0 and -0.0 are one value, but their texts differ.
+        # Spark takes 0.0 and -0.0 for equal. Their texts differ, so the texts are compared.
         if (text := _as_text(each.dataType)) is not None:
             sides = [f"cast({side} as {text})" for side in sides]
         conditions.append(" <=> ".join(sides))
@@ -36,7 +36,7 @@ def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
 
 
 def _as_text(kind: DataType) -> str | None:
-    """The type that floating-point numbers are cast to; None for other types."""
+    """The SQL type to which floating-point numbers and arrays of them are cast; None for other types."""
     if isinstance(kind, FloatType | DoubleType):
         return "string"
     if isinstance(kind, ArrayType) and _as_text(kind.elementType):
@@ -49,8 +49,9 @@ def merge_by_spark(
 ) -> Mapping[str, int]:
     """Run a MERGE that was planned for the version `base`.
 
-    Returns the number of rows by kind of change; empty if Delta skips the MERGE as done before. Raises LakeError
-    if the table has a column whose name the MERGE uses for its own.
+    Maps the kinds of changes (inserted, updated, deleted) to numbers of rows. The map is empty if Delta skips the MERGE
+    because the table has the position already. Raises LakeError if the table has a column with a name that the MERGE
+    reserves.
     """
     refuse_reserved_columns(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"

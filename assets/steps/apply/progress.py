@@ -26,7 +26,7 @@ class ReplicaProgress:
     lake: Lake
 
     def tables_beyond_cut(self) -> set[Name]:
-        """The tables with changes after the newest cut, and the tables that were copied since that cut."""
+        """The tables that have changed since the newest cut: by changes, or because they were copied."""
         lake, subscription = self.lake, self.subscription.name
         cut = Cuts(lake, subscription).last()
         slices = TransformedSlices(lake, subscription).slices(cut.lsn if cut else 0)
@@ -45,14 +45,15 @@ class ReplicaProgress:
             }
 
     def transformed_up_to(self) -> int:
-        """The end of the last slice that is transformed."""
+        """The LSN at which the last transformed slice ends."""
         return TransformedSlices(self.lake, self.subscription.name).position()
 
     def complete_up_to(self, transformed: int) -> int:
-        """The LSN before which everything is complete, for a caller that has read the slices up to `transformed`.
+        """The LSN up to which no slice is left to transform.
 
-        This LSN is the end of the change log if there is no later slice. Otherwise it is `transformed`, even if another
-        process has transformed later slices meanwhile.
+        The caller has read the transformed slices up to the LSN `transformed`. If the change log has no later slice, this
+        is the end of the change log. Otherwise it is `transformed`, even if another process has transformed later slices
+        meanwhile.
         """
         lake, feed = self.lake, self.subscription.feed
         durable = ChangeLog(lake, feed).position() or 0
@@ -61,14 +62,15 @@ class ReplicaProgress:
         has_slices = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
             end > transformed for end in AlteredSlices(lake, feed).ends(self.subscription.name, durable)
         )
-        # Read last: a slice stays in the change log until it is transformed, so none was missed if this is unchanged.
+        # A slice may leave the change log once it is transformed. So the position of the transformed slices is read last:
+        # if it is unchanged, no slice has left the change log before `has_slices` was read.
         is_overtaken = self.transformed_up_to() > transformed
         return transformed if has_slices or is_overtaken else durable
 
     def applied_up_to(self) -> int:
         """The LSN before which no replica and no versions of rows lack a change.
 
-        This LSN is at least the newest cut's, and passes later slices whose changes are all applied.
+        It is the LSN of the newest cut, or the end of a later slice if all changes up to this end are applied.
         """
         lake, name = self.lake, self.subscription.name
         cut = Cuts(lake, name).last()

@@ -1,9 +1,12 @@
-"""Apply: transformed changes -> replica tables, one Delta version per table and batch, then a cut.
+"""Applies the transformed changes of a subscription to its replica tables, batch by batch, and writes cuts.
 
-A batch is some consecutive slices, whose net change is applied. Every write to a replica has the batch's end as its
-position, and is committed to exactly the version from which it was planned. If another process was faster, the changes
-that are still lacking are planned anew. A table without changes in a batch is not written. When all tables have a
-batch, a cut with its end and their Delta versions is written to `_cuts`.
+In: the transformed slices that the replicas lack. Out: per batch, one commit for each replica with changes; then a cut.
+
+A batch has several consecutive slices, and only the net change of all of them is applied. Each commit to a replica has
+the end of the batch as its position. It succeeds only if the replica still has the Delta version from which the commit
+was planned. If another process has committed first, the changes that the replica still lacks are planned again. When
+all replicas have the batch, a cut is written to `_cuts`: the LSN at which the batch ends, and the Delta version of each
+replica.
 """
 
 from collections import Counter, deque
@@ -34,7 +37,7 @@ from pgsieve.resources.lake.lake import Lake
 
 #: The most slices in a batch.
 BATCH_SLICES = 8
-#: The most changes of a table in a batch, unless one slice has more: their keys are in memory.
+#: The most changes of a table in a batch, as their keys are in memory. A batch of one slice may have more.
 BATCH_CHANGES = 4_000_000
 
 
@@ -42,8 +45,9 @@ BATCH_CHANGES = 4_000_000
 class ApplyResult:
     """The result of an apply for each table with changes, and the newest cut, None if there is none yet.
 
-    `sent_as` counts the changes of each table since the previous cut, by the operations that they were received as and
-    sent as; it includes changes that were not sent.
+    `sent_as` counts the changes of each table since the previous cut, by two operations: the one that the source sent, and
+    the one that the row filters made of it. For example, an UPDATE that moves a row out of the filter becomes a DELETE. A
+    change that the filters dropped counts too.
     """
 
     tables: dict[Name, TableResult] = field(default_factory=dict)
@@ -59,7 +63,11 @@ def slice_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
 def batches_in_memory(
     ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]
 ) -> list[Sequence[int]]:
-    """Divide a batch into smaller ones in which no table has more than `BATCH_CHANGES`, unless one slice has more."""
+    """Divide a batch into smaller ones, so that no table has more than `BATCH_CHANGES` changes in a batch.
+
+    `ends` are the ends of the batch's slices, `slices` the changes by the ends of their slices. A slice is never divided: a
+    batch of a single slice may have more changes.
+    """
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
         slice_counts = Counter({change.name: sum(change.sent.values()) for change in slices[end]})
@@ -81,8 +89,8 @@ def apply(
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only` restricts the apply to some tables. Then no cut is written, since the others lack changes. `divide` divides
-    the slices into batches, which does not change the rows.
+    `only` restricts the apply to some tables. In this case no cut is written, since the other tables lack changes.
+    `divide` divides the slices into batches. The replicas' last rows do not depend on this division.
     """
     lake.access.begin_writing()
     with subscription.feed.source.hold_lock(subscription.name):
@@ -101,7 +109,8 @@ class _Apply:
         self._transformed = record.position()
         self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
-        # Tables that another process makes ready later are left out: they would lack earlier batches.
+        # If another process makes a table ready during this apply, the table stays left out: earlier batches of this
+        # apply did not include it.
         self._tables = {n for n, s in states.items() if s.applies}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
@@ -112,7 +121,7 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Read how far the versions of rows are; those of repaired replicas begin anew."""
+        """Read up to which position the versions of rows reach; for repaired replicas, begin them anew."""
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
@@ -120,7 +129,10 @@ class _Apply:
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
 
     def _prepare_replicas(self) -> dict[Name, TableState]:
-        """Check the replicas for damage and repairs, and set the properties of their layout; returns the tables' states."""
+        """Check the replicas for damage and repairs, and set the Delta properties of their layout.
+
+        Returns the states of all tables.
+        """
         changed = {
             change.name for changes in self._slices.values() for change in changes if change.has_changes
         }
@@ -147,7 +159,7 @@ class _Apply:
         return states
 
     def _count_sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
-        """Count the changes since the copies of the tables, as in `ApplyResult.sent_as`."""
+        """Count the changes for `ApplyResult.sent_as`; changes from before a table's copy do not count."""
         counts = dict[Name, SentCounts]()
         for change in (c for changes in self._slices.values() for c in changes if c.name in self._tables):
             if change.slice > states[change.name].lsn:
@@ -155,7 +167,11 @@ class _Apply:
         return counts
 
     def run(self, divide: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
-        """Apply batch by batch, with a cut after each. With `disable_on_error` it ends at the first error."""
+        """Apply batch by batch, and write a cut after each batch.
+
+        `divide` divides the ends of the slices into batches. With `disable_on_error`, the apply stops at the first error
+        of a change.
+        """
         slices = self._slices
         batches = deque(part for ends in divide(list(slices)) for part in batches_in_memory(ends, slices))
         while batches:
@@ -191,7 +207,7 @@ class _Apply:
         self._write_cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
 
     def _plan(self, batch: Batch) -> list[Plan]:
-        """The plans of a batch. A table that was put back meanwhile is set aside."""
+        """Plan a batch. A table whose replica was put back to an earlier version meanwhile is set aside."""
         plans, advanced, states = batch.plan(self._only)
         self._replicas.states = states
         self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
@@ -203,7 +219,10 @@ class _Apply:
         return [plan for plan in plans if plan.pending.name not in put_back_tables]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
-        """Apply the plans of a batch. A table that fails is set aside, or disables the subscription."""
+        """Apply the plans of a batch.
+
+        A table that fails is set aside. With `disable_on_error`, its error disables the subscription instead.
+        """
         former_heads = {plan.pending.name: plan.pending.head for plan in plans}
         for applied in batch.apply(plans):
             outcome = applied
@@ -245,7 +264,7 @@ class _Apply:
         )
 
     def _write_cut(self, lsn: int) -> None:
-        """Write a cut at an LSN, unless tables are left out or another process works on them."""
+        """Write a cut at an LSN, unless the apply leaves out tables, or another process works on one."""
         if self._can_cut:
             self._replicas.write_cut(self.result, lsn)
 
@@ -273,7 +292,10 @@ class _Replicas:
         self._max_position = 0
 
     def advance(self, name: Name, former_head: TableHead | None, head: TableHead) -> str | None:
-        """Check and record a table's new version; if the table was put back, set it aside and return the problem."""
+        """Check and record the new Delta version of a table's replica.
+
+        If the replica was put back to an earlier version, set the table aside and return the problem; otherwise None.
+        """
         problem = self._problem(name, former_head, head)
         self._continue(name, head, problem)
         return problem
@@ -322,9 +344,9 @@ class _Replicas:
             self._cut = result.cut
 
     def _read_copied_versions(self, lsn: int) -> bool:
-        """Read the versions of tables that were copied, or whose definition changed, since the cut.
+        """Read the Delta versions of the tables that were copied, or got another definition, since the cut.
 
-        Returns False if one is beyond the LSN.
+        Returns False if the replica of one has a position beyond the LSN.
         """
         versions = self._cut.tables if self._cut else {}
         paths = {}
@@ -337,7 +359,7 @@ class _Replicas:
         heads = dict(zip(paths, self._lake.heads(list(paths.values())), strict=True))
         if any((head.position or 0) > lsn for head in heads.values()):
             return False
-        # In parallel, as each check waits for the store.
+        # Each check waits for an answer of the store, so the checks run in parallel.
         problems = self._lake.map_in_parallel(
             lambda name: self._problem(name, None, heads[name]), list(heads)
         )
@@ -347,7 +369,7 @@ class _Replicas:
 
 
 def _is_copied_by_others(states: Mapping[Name, TableState], applied_tables: Collection[Name]) -> bool:
-    """Whether another process has copied a table during this apply: its batches have left the table out."""
+    """Whether another process has copied a table during this apply, so that the apply has left the table out."""
     return any(
         state.state == SyncState.FINISHED_COPY
         or (state.state == SyncState.READY and name not in applied_tables)

@@ -1,8 +1,9 @@
-"""Applies a batch to the versions of rows (`scd2`): transformed changes -> versions that end, and versions that begin.
+"""Applies a batch to the versions of rows (`history: scd2`). A version of a row is valid from one commit to another.
 
-In: the changes in the change history that the replica has, and the table of versions. Out: one commit of that
-table per batch. The versions are computed on whole columns (`pgsieve.decoding.changes.net_change.row_versions`).
-Raises LakeError, and OvertakenError if another process was faster.
+In: the changes of the change history that the replica has, and the table of versions. Out: one commit of the table of
+versions per batch, which ends versions and adds new ones. The versions are computed on whole columns
+(`pgsieve.decoding.changes.net_change.row_versions`). Raises LakeError, and OvertakenError if another process has committed
+to the table first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -52,8 +53,8 @@ from pgsieve.resources.work import name_jobs
 class VersionsDuringApply:
     """The versions of rows of a subscription's tables during an apply.
 
-    For each table whose versions have no gap, `positions` has the position that they reach, and `tables` an intact
-    Delta version.
+    Both dictionaries have the tables whose versions of rows have no gap. `positions` maps a table to the LSN that its
+    versions reach, and `tables` to a Delta version that was not put back.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -69,11 +70,14 @@ class VersionsDuringApply:
     def begin(
         self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Read how far each table's versions reach; returns the problems of unreadable ones.
+        """Read up to which position each table's versions reach; maps tables to the problems of their versions.
 
-        Versions have no gap if they reach the position that the newest cut has for them (else its LSN), or a later
-        copy's LSN, and since the cut they were not put back, nor was their replica repaired. Other versions begin anew
-        with the present rows.
+        The versions have no gap under these conditions:
+        - They reach the position that the newest cut has for them; the cut's LSN if it has none; or, if the table was
+          copied after the cut, the LSN of the copy.
+        - Since the cut, the table of versions was not put back, and the replica was not repaired.
+
+        Other versions begin anew with the replica's present rows.
         """
         failed = dict[Name, str]()
         for name, state in states.items():
@@ -99,7 +103,7 @@ class VersionsDuringApply:
             lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
             table.begin_and_log(self._log, lsn, datetime.now(UTC), once=False)
             head, version = lake.records.head(path), None
-        # Without new changes the version in the newest cut stays: another one would cause another cut.
+        # Without new changes, keep the Delta version that the newest cut has: another version would cause another cut.
         is_idle = version is not None and head.position == since
         self.positions[name] = head.position or 0
         self.tables[name] = version if version is not None and is_idle else head.version
@@ -112,9 +116,10 @@ class VersionsDuringApply:
         behind: Collection[Name],
         decided: DecidedTables,
     ) -> dict[Name, str]:
-        """Apply to the versions the changes that the replicas have; returns the problems by table.
+        """Apply the batch's changes to the versions of rows; maps tables to the problems of their versions.
 
-        Tables in `behind`, whose replicas lack changes, are left out. `decided` has the apply's changes by key.
+        Tables in `behind` are left out, as their replicas lack changes. `decided` has the changes by key that the apply
+        of the replicas has computed.
         """
         followed = [c for c in changes if c.name in self.positions and c.name not in behind]
 
@@ -143,7 +148,7 @@ class VersionsDuringApply:
         VersionsWriter(table, log, pending, state.lsn, decided).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
-        # A table that was put back keeps its former version in the cut; the next run finds it.
+        # For a table of versions that was put back, the cut keeps the former Delta version, so the next run notices it.
         if self._intact_versions.advance(state, pending.head, now):
             self.tables[state.name] = now.version
 
@@ -151,7 +156,7 @@ class VersionsDuringApply:
 def lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
-    """A table's row versions and the changes they lack; None if there are no such changes or no versions."""
+    """The versions of a table's rows, and the changes that they lack; None if they lack none or do not exist."""
     table = VersionTable.of_state(subscription, lake, state) if state.applies else None
     if table is None or not lake.records.exists(table.path):
         return None
@@ -164,8 +169,9 @@ def lacking_versions(
 class _VersionOutcome:
     """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
 
-    `commit_of` has the number in `commits` of each change's commit, `places` each change's place. `matches` are the
-    present versions of the keys. `truncated` is the number of the first TRUNCATE's commit, None without one.
+    For each change, `commit_of` has the number of its commit in `commits`, and `places` its place. `matches` tells where
+    the table has present versions of the keys. `truncated` is the number of the commit of the first TRUNCATE; None if
+    there is no TRUNCATE.
     """
 
     versions: RowVersions
@@ -180,7 +186,8 @@ class _VersionOutcome:
 class VersionsWriter:
     """Writes the changes of a batch, which are in the change history `log`, to the versions of one table.
 
-    `copy_lsn` is the LSN of the copy. `decided` has an apply's changes by key, perhaps of other slices.
+    `copy_lsn` is the LSN of the table's copy. `decided` has the changes by key that the replica's apply has computed; they
+    may be those of other slices.
     """
 
     table: VersionTable
@@ -193,7 +200,8 @@ class VersionsWriter:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
         if pending.since < former_key_until(table.definition):
-            # Rows from before the key was altered may share a present key. After a crash the replica may be past `end`.
+            # Rows from before the key was altered may have the same value of the present key, so versions cannot be told
+            # apart: they begin anew. After a crash the replica may have a later position than `end`.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
@@ -235,7 +243,7 @@ class VersionsWriter:
         return _VersionOutcome(versions, commit_of, places, commits, matches, truncated)
 
     def _keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
-        """The changes by key: those of the replica's apply if it applied the same changes, else read anew."""
+        """The changes by key. If the replica's apply had the same changes, its result is used; otherwise they are read."""
         table, pending = self.table, self.pending
         if self.decided is not None and self._shared_rows is not None:
             return self.decided.keyed
@@ -248,7 +256,7 @@ class VersionsWriter:
 
     @property
     def _shared_rows(self) -> SharedRows | None:
-        """The rows that the replica's apply has in memory, if it applied the same changes."""
+        """The rows that the replica's apply has in memory; None if it did not apply the same changes."""
         decided = self.decided
         if decided is None or (decided.slices, decided.since) != (self.pending.slice_ends, self.since):
             return None
@@ -256,14 +264,15 @@ class VersionsWriter:
 
     @property
     def since(self) -> int:
-        """The LSN from which changes count; the copy has earlier ones."""
+        """The LSN from which changes are applied: the copy, or an earlier batch, had the changes before it."""
         return max(self.copy_lsn, self.pending.since)
 
     def _present_versions(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """The present versions of the keys, by file."""
         path, committer = self.table.path, self._stored.committer
         expected, matters = keyed.lookups
-        # A key's first change expects its present row, unless it would move a missing row to the key.
+        # The first change of a key tells whether the key had a row. The exception is a move of a row that is missing: the
+        # new key may have a row, which stays.
         among = (expected, matters) if keyed.changes.is_move.any() else (expected,)
         matches = committer.key_matches(path, keyed.keys, among, None, VALID_TO_LSN)
         assert matches is not None
@@ -277,18 +286,18 @@ class VersionsWriter:
             matches = [match for match in matches if len(match.rows)]
             return matches, [ends[match.keys] for match in matches]
         of_keys = {match.name: match for match in outcome.matches}
-        every, until = list[FileMatches](), list[Numbers]()
-        every += present_rows(self._stored.committer, self.table.path)
-        for match in every:
-            # Keys without a change end with the first TRUNCATE.
+        until = list[Numbers]()
+        present_versions = present_rows(self._stored.committer, self.table.path)
+        for match in present_versions:
+            # Versions of keys without a change end with the first TRUNCATE.
             ended = np.full(len(match.rows), outcome.truncated, np.int64)
             if (match_of_keys := of_keys.get(match.name)) is not None:
                 ended[np.searchsorted(match.rows, match_of_keys.rows)] = ends[match_of_keys.keys]
             until.append(ended)
-        return every, until
+        return present_versions, until
 
     def _write_new_versions(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
-        """Write the versions that begin. Those that end within the batch get files of their own."""
+        """Write the versions that begin with the batch. Those that the batch also ends get files of their own."""
         table, versions = self.table, outcome.versions
         lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
@@ -309,8 +318,8 @@ class VersionsWriter:
             )
             shared = None if self._shared_rows is None else self._shared_rows.at_places(places, table.columns)
             if shared is not None:
-                made = [[partial(validity.batches, of, rows)] for of, rows in shared]
-                written = WrittenRows(lake.store, table.path, table.schema, size, made, VALIDITY_ENCODINGS)
+                batches = [[partial(validity.batches, numbers, rows)] for numbers, rows in shared]
+                written = WrittenRows(lake.store, table.path, table.schema, size, batches, VALIDITY_ENCODINGS)
                 yield written.write_by(INLINE)
                 continue
             read = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches

@@ -1,8 +1,9 @@
 """A batch's changes as Spark reads them: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: the change history and the replica, where only Spark can read them. Out: the keys, whose outcome the
-driver computes (`pgsieve.decoding.changes.net_change`), and a DataFrame with the source of a MERGE. Functions on Arrow
-batches choose the rows and compare their keys; Spark joins rows only by numbers. Raises Spark's errors.
+In: the change history and the replica, if only Spark can read them. Out: the changes by key, from which the driver
+computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a MERGE. Functions on
+Arrow batches choose the rows and compare keys, so that keys are equal by the same rules as elsewhere. Spark joins rows
+only by numbers. Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,7 +51,7 @@ class SparkChanges:
 
     @cached_property
     def _stamp(self) -> Stamp:
-        """The time at which all rows of the batch are applied."""
+        """Sets the time of the apply, which is the same in all rows of the batch."""
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _stored_changes(self) -> DataFrame:
@@ -100,7 +101,7 @@ class SparkChanges:
         return KeylessChanges.of(changes.toArrow(), self.pending.extent)
 
     def count_rows(self, sought: WantedDigests) -> Numbers:
-        """The number of the replica's rows of each digest."""
+        """For each digest in `sought`, the number of the replica's rows that have it."""
         numbers = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:
             return numbers
@@ -120,21 +121,27 @@ class SparkChanges:
         return numbers
 
     def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
-        """The old or new rows (`side`) of the changes at some places, as the column `row`, each as often as `times` says."""
+        """The old or new rows of the changes at some places, as the column `row`.
+
+        `side` is `old` or `new`. `times` has for each place how often its row is repeated.
+        """
         order = np.argsort(places)
         stamp = self._stamp if side == "new" else Stamp(None)
         chosen = ChosenRows(self.pending.extent, stamp, places[order], side=side)
         return self._placed(chosen, side, times[order]).select("row")
 
     def _placed(self, chosen: ChosenRows, side: str, times: Numbers | None = None) -> DataFrame:
-        """The chosen rows as the column `row`, with the places of their changes; repeated as `times` says."""
+        """The chosen rows as the column `row`, with the places of their changes as the column `place`.
+
+        `times` has for each chosen place how often its row is repeated; None for once.
+        """
         row = f"place bigint, row {struct_ddl(self.definition.columns)}"
         schema = arrow_schema(self.lake.spark.createDataFrame([], row).schema)
         place_rows = partial(_placed, chosen, schema, times)
         return self._stored_changes().select(*PLACE_COLUMNS, side).mapInArrow(place_rows, row)
 
     def present(self, keyed: KeyedChanges) -> PresentKeys:
-        """The rows of the replica that have keys of the changes, as far as they make a difference."""
+        """The rows of the replica that have one of the keys to look up (`KeyedChanges.sought`)."""
         return keyed.present(self._present_keys)
 
     def _present_keys(self, keys: pa.Table) -> PresentKeys:
@@ -147,7 +154,11 @@ class SparkChanges:
         )
 
     def _with_keys(self, keys: pa.Table, numbers: Numbers, values: Sequence[str]) -> DataFrame:
-        """The rows of the replica with some keys: their `number`, whether a row `lives`, its key k0, … and values v0, …."""
+        """The rows of the replica that have one of `keys`.
+
+        Out: the columns `number` (the key's element of `numbers`), `lives` (False for a deleted row that is kept), k0, k1,
+        … (the key) and v0, v1, … (the columns `values`).
+        """
         rows = self._replica(keys, values)
         fields = {row_field.name: row_field for row_field in rows.schema}
         columns = [*_labels("k", keys.column_names), *_labels("v", values)]
@@ -156,7 +167,10 @@ class SparkChanges:
         return rows.mapInArrow(_KeyedRows.of(keys, numbers, columns).present, schema)
 
     def _replica(self, keys: pa.Table, values: Sequence[str] = (), *, bounded: bool = True) -> DataFrame:
-        """The rows of the replica that may have some keys: the columns k0, … of the key, v0, … and `deleted`."""
+        """The rows of the replica that may have one of `keys`; all its rows if `bounded` is False.
+
+        Out: the columns k0, k1, … (the key), v0, v1, … (the columns `values`), and `deleted` if deleted rows are kept.
+        """
         names = keys.column_names
         columns = [F.col(quoted(name)).alias(k) for name, k in zip(names, _labels("k", names), strict=True)]
         columns += [
@@ -165,7 +179,7 @@ class SparkChanges:
         if (deleted_column := self.definition.deleted_column) is not None:
             columns.append(F.col(quoted(deleted_column)).alias(_DELETED))
         rows = self.lake.current(self.path).select(*columns)
-        # The function compares the keys. These conditions only let Spark skip files by their statistics.
+        # `_KeyedRows` compares the keys. These conditions only let Spark skip files by their statistics.
         for name, k in zip(names, _labels("k", names), strict=True) if bounded else ():
             if has_bounds(keys[name].type):
                 bounds = pc.min_max(keys[name])
@@ -176,12 +190,13 @@ class SparkChanges:
     def merge_source(
         self, keyed: KeyedChanges, present: PresentKeys, net: NetChange, merge: Merge
     ) -> DataFrame:
-        """The net change as the source of a MERGE: `merge` has its columns.
+        """The net change as the source of a MERGE, with the columns of `merge`.
 
-        The DataFrame of the decided keys has more columns. `last` is the place of the change with the row. `s0`, …
-        are the places of the changes that sent the columns which some change left out. If no change sent a value, a
-        row that comes from another key takes it from the replica's row of the key with the number `base`. `e0`, … are
-        the metadata of a row that has ended.
+        It is computed from a DataFrame `decided`, which has a row per key of the net change and these further columns:
+        - `last`: the place of the change that has the key's new row
+        - `s0`, `s1`, …: for each column that some change did not send, the place of the change that sent its value
+        - `base`: the number of the key whose row in the replica has the values that no change sent
+        - `e0`, `e1`, …: the metadata of a row that has ended
         """
         unsent, endings = sorted(merge.unknown), _endings(self.definition)
         merged, present_keys = (
@@ -230,7 +245,11 @@ class SparkChanges:
     def _changed(
         self, decided: DataFrame, places: Numbers, keys: pa.Table, bases: Numbers, merge: Merge
     ) -> DataFrame:
-        """The decided keys that have a row from one of the changes at these places, with the row's values."""
+        """The decided keys that have a new row, with the values of the row.
+
+        `places` are the places of the changes that have the values. `bases` are the numbers of the keys whose rows in the
+        replica have values that no change sent.
+        """
         unsent, endings = sorted(merge.unknown), _endings(self.definition)
         placed = self._placed(ChosenRows(self.pending.extent, self._stamp, places), "new")
         is_small = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
@@ -255,7 +274,10 @@ class SparkChanges:
         )
 
     def _truncated_rows(self, ended: pa.Table, keys: pa.Table, source: DataFrame, merge: Merge) -> DataFrame:
-        """The living rows that a TRUNCATE ends, except those with `keys`, which are in `source`; `ended` is their metadata."""
+        """The living rows of the replica that a TRUNCATE ends, with the metadata `ended`.
+
+        Rows with one of `keys` are left out, as `source` has them already.
+        """
         (metadata,) = self._stamp.apply(ended).to_pylist()
         rows = self._replica(keys, bounded=False)
         columns = _labels("k", keys.column_names)
@@ -276,9 +298,10 @@ _DELETED = "deleted"
 
 @dataclass(frozen=True)
 class _KeyedRows:
-    """Finds rows of a replica by their keys, batch by batch; the batches have the columns of `SparkChanges._replica`.
+    """Finds rows of a replica by their keys, batch by batch. It is sent to executors.
 
-    `numbers` are the numbers of the sought keys. `shown` are the columns that are passed on. It is sent to executors.
+    The batches have the columns of `SparkChanges._replica`. `numbers` are the numbers of the sought keys. `shown` are the
+    names of the columns to return.
     """
 
     sought: SoughtKeys
@@ -292,7 +315,7 @@ class _KeyedRows:
         return cls(SoughtKeys.of(labelled_keys), numbers, shown)
 
     def present(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows with one of the keys: the number of the key, whether the row lives, and its columns."""
+        """The rows with one of the keys: the key's number, whether the row lives, and the columns `shown`."""
         for batch in batches:
             row, key = self._within(batch)
             present_rows = batch.take(pa.array(row))
@@ -317,7 +340,10 @@ class _KeyedRows:
 
 
 def _literal(bound: pa.Scalar) -> Column:
-    """A value of a type that has bounds, for Spark. As Python's date or time it might be out of range."""
+    """The column expression of a bound.
+
+    Dates and times are given to Spark as numbers, as they may be out of the range of Python's types.
+    """
     if pa.types.is_date(bound.type):
         return F.date_from_unix_date(F.lit(bound.cast(pa.int32()).as_py()))
     if pa.types.is_timestamp(bound.type):
@@ -333,7 +359,10 @@ def _mask_living_rows(rows: pa.RecordBatch) -> pa.BooleanArray:
 def _placed(
     chosen: ChosenRows, schema: pa.Schema, times: Numbers | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The chosen rows of some changes, with their places; `times` says how often, in the order of the places."""
+    """The chosen rows of batches of changes, with their places.
+
+    `times` has for each place in `chosen.kept` how often its row is repeated; None for once.
+    """
     kind = schema.field("row").type
     for batch in batches:
         if (placed := chosen.placed(_reader(batch), kind)) is None:
@@ -352,10 +381,10 @@ def _reader(batch: pa.RecordBatch) -> Callable[[Sequence[str]], pa.Table]:
 
 
 def _labels(letter: str, names: Sequence[str]) -> list[str]:
-    """Names of columns that mapInArrow takes for no path: it misreads names with dots."""
+    """Names such as k0, k1, … for columns: mapInArrow would take a name with a dot for a path."""
     return [f"{letter}{number}" for number in range(len(names))]
 
 
 def _endings(definition: Definition) -> dict[str, str]:
-    """The columns of decided keys with the metadata of ended rows, by the metadata columns."""
+    """Maps each metadata column to the column (e0, e1, …) of the decided keys that has its value in ended rows."""
     return {name: f"e{i}" for i, (name, _) in enumerate(definition.soft_delete_columns)}

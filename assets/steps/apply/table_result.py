@@ -13,13 +13,19 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class TableResult:
-    """The result for one replica table: numbers of rows, its Delta version and position (`head`), and conflicts.
+    """The result for one replica table.
 
-    `missing` counts UPDATEs and DELETEs that did not find their row: the conflicts update_missing and delete_missing
-    (PostgreSQL documentation, 29.8 Conflicts). `insert_exists` and `update_exists` count changes whose new key the
-    replica has already; `conflict_lsn` is the commit LSN of the first. `damaged` says that the cause of `problem` is a
-    damaged replica, not a change. `overtaken` says that another process works on the table, so the replica may lack the
-    batch. `through` has the partitions, as in `TableChanges`.
+    - `inserted`, `updated`, `deleted`: numbers of rows
+    - `truncated`: True if a TRUNCATE was applied
+    - `missing`: the number of UPDATEs and DELETEs that did not find their row: the conflicts update_missing and
+      delete_missing (PostgreSQL documentation, 29.8 Conflicts)
+    - `insert_exists`, `update_exists`: the numbers of changes with a new key that the replica has already
+    - `conflict_lsn`: the commit LSN of the first such change
+    - `head`: the replica's Delta version and position
+    - `problem`: why the table failed; None if it did not
+    - `damaged`: True if the cause of `problem` is a damaged replica, not a change
+    - `overtaken`: True if another process works on the table, so that the replica may lack the batch
+    - `through`: the partitions through which changes came, as in `TableChanges`
     """
 
     schema: str
@@ -48,7 +54,7 @@ class TableResult:
 class PendingChanges:
     """A table's changes in the slices that its replica lacks, oldest first.
 
-    `head` is the replica's version and position when they were planned.
+    `head` is the Delta version and position that the replica had when the changes were planned.
     """
 
     slices: Sequence[TableChanges]
@@ -66,7 +72,7 @@ class PendingChanges:
 
     @property
     def since(self) -> int:
-        """The LSN from which changes are applied. The replica has the earlier ones in a slice already."""
+        """The LSN from which changes are applied: the replica has the changes before it, even if their slice is included."""
         return self.head.position or 0
 
     @property
@@ -76,12 +82,15 @@ class PendingChanges:
 
     @property
     def size(self) -> int:
-        """An upper bound of the messages' bytes."""
+        """An upper bound of the bytes of the changes' messages."""
         return sum(c.size for c in self.slices)
 
     @property
     def truncated_at(self) -> tuple[int, int] | None:
-        """The order key (commit LSN, ordinal) of the last TRUNCATE; changes before it have no effect."""
+        """The order key (commit LSN, ordinal) of the last TRUNCATE; None if there is none.
+
+        Changes before the last TRUNCATE have no effect.
+        """
         since = (self.since, -1)
         return max(
             (c.truncated_at for c in self.slices if c.truncated_at and c.truncated_at > since), default=None
@@ -94,7 +103,7 @@ class PendingChanges:
 
     @property
     def unchanged(self) -> frozenset[str]:
-        """The columns that some change omitted as unchanged."""
+        """The columns that some change did not send, as their TOASTed value was unchanged."""
         return frozenset(column for c in self.slices for column in c.unchanged)
 
     @property
@@ -107,18 +116,21 @@ class PendingChanges:
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
 
     def row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The rows by kind, from those of `NetChange.counts`: after a TRUNCATE no row counts as missing."""
+        """The counts of `NetChange.counts` to report: after a TRUNCATE no row counts as missing."""
         return {**counts, **({"missing": 0} if self.truncated_at is not None else {})}
 
 
 def former_key_until(definition: Definition) -> int:
-    """The LSN before which changes may be from before the table's key was altered: their rows may repeat a present key."""
+    """The LSN before which changes may be from before the table's key was altered; 0 if the key was not altered.
+
+    Several rows of such changes may have the same value of the present key.
+    """
     former = definition.former
     return 0 if former is None or former.key == definition.key_numbers else former.until
 
 
 def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
-    """The versions and positions of some replicas of a subscription."""
+    """Maps each of the tables to the Delta version and position of its replica."""
     paths = {name: lake.paths.replica(subscription, *name) for name in names}
     return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
 
@@ -129,7 +141,7 @@ def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **cou
     `counts` are numbers of rows, by the fields of `TableResult`.
     """
     head = lake.records.head(path)
-    # The batch had nothing to write: a newer version is another process's.
+    # The batch had nothing to write, so the position is unchanged. A newer version was written by another process.
     if (head.position or 0) < end:
         head = pending.head
     return TableResult(

@@ -1,6 +1,6 @@
-"""Applies a batch to one replica table by Spark: transformed changes -> one commit of their net change.
+"""Applies a batch to one replica table by Spark: one commit with the net change of the batch.
 
-`in_process` does the same for few changes.
+In: the transformed changes (`SparkChanges`). Out: `TableResult`. `in_process` does the same for few changes.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,10 @@ class ReplicaWriter:
     search: ConflictSearch | None
 
     def apply_by_key(self, changes: SparkChanges) -> TableResult:
-        """Apply to a table with a key: an append if all changes are INSERTs, else a MERGE. Raises KeyConflictError."""
+        """Apply to a table with a key: by an append if no row of the replica changes, otherwise by a MERGE.
+
+        Raises KeyConflictError.
+        """
         pending, names, soft_delete_columns = (
             self.pending,
             self.definition.names,
@@ -69,7 +72,7 @@ class ReplicaWriter:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)
 
     def apply_by_row(self, changes: SparkChanges) -> TableResult:
-        """Apply to a table without a key: each change removes or adds exactly one of several equal rows."""
+        """Apply to a table without a key. If the table has several equal rows, a DELETE removes only one of them."""
         pending = self.pending
         if not pending.count("update", "delete"):
             return self._append_inserted(changes, None)
@@ -81,7 +84,7 @@ class ReplicaWriter:
         if not deleted:
             counts = {"inserted": inserted, "missing": net.missing}
             return self._append(new_rows.select("row.*"), counts, changes=bool(inserted))
-        # All rows equal to a deleted one are deleted, and the remaining ones are inserted again.
+        # A MERGE cannot delete only some of several equal rows. So it deletes all of them, and inserts those that remain.
         deleted_rows = np.flatnonzero(net.deleted)
         places, remaining = digested.places_of_old(deleted_rows), (outcome.counts - net.deleted)[deleted_rows]
         all_deleted = changes.rows_at("old", places, np.ones(len(places), np.int64))
@@ -103,7 +106,10 @@ class ReplicaWriter:
         return self._append(rows, {"inserted": count}, changes=bool(count))
 
     def _append(self, rows: DataFrame, counts: Mapping[str, int], *, changes: bool) -> TableResult:
-        """Append rows, or replace the replica by them after a TRUNCATE; `changes` says whether there is anything to commit."""
+        """Append the rows, or replace the replica by them after a TRUNCATE.
+
+        `changes` is False if there is nothing to commit.
+        """
         truncated, names = self.pending.truncated_at is not None, self.definition.names
         if changes or truncated:
             commit = Commit(self.end, overwrite=truncated, base=self._base)
@@ -113,7 +119,7 @@ class ReplicaWriter:
 
     @property
     def _base(self) -> int:
-        """The version of the replica from which the batch was planned: the commit fails if there is a later one."""
+        """The Delta version from which the batch was planned. If the replica has a later version, the commit fails."""
         return self.pending.head.version
 
     def _result(self, **counts: int) -> TableResult:

@@ -1,7 +1,7 @@
-"""Begins a change history with the copied rows, which are read from the replica and written in one commit.
+"""Begins the change history of a table with the rows of its copy.
 
-In: a replica with exactly the transactions that committed before an LSN. Out: its rows in the change history, written
-once, with the position of the copy. Raises LakeError.
+In: a replica that has just been copied, so it has exactly the transactions that committed before the copy's LSN. Out: one
+commit of the replica's rows to the change history, with the copy's LSN as its position. Raises LakeError.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,16 +20,17 @@ from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 
-#: Engines collect statistics only of the first columns, up to `commit_time`: those of all would cost as much as writing.
+#: Engines collect statistics only of the first columns, up to `commit_time`. Statistics of all columns would take as long
+#: as writing the rows.
 CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "5"}
 
 
 def begin_history(
     lake: Lake, subscription: str, state: TableState, schema: pa.Schema, time: datetime | None
 ) -> None:
-    """Begin the change history of a table with the replica's rows at the state's LSN, unless it has them already.
+    """Begin the change history of a table with the replica's rows, unless the change history has them already.
 
-    `schema` is the schema of the changes, `time` the time of the copy.
+    `state` has the LSN of the copy. `schema` is the schema of the changes, and `time` the time of the copy.
     """
     definition = state.definition
     assert definition is not None

@@ -1,7 +1,8 @@
-"""Ends versions whose rows an apply has in memory, so that of the files of versions only their begin is read.
+"""Ends versions of rows without reading the rows again: the apply of the replica has them in memory.
 
-In: the rows that the apply has removed from the replica, by key, and the versions of the same keys, file by file. Out:
-ended versions. Raises OSError and Arrow's errors.
+Only the columns that say when a version began are read from the files of versions. In: the rows that the apply has
+removed from the replica, by key, and the places of the versions of the same keys, file by file. Out: ended versions.
+Raises OSError and Arrow's errors.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +20,7 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 
 
 def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
-    """The mask of the keys in `matches` that have a row in memory."""
+    """The mask of the keys that have a row in memory (`rows`); it has an element for each key in `matches` too."""
     highest = max((int(keys.max(initial=0)) for keys in (m.keys for m in matches)), default=0)
     highest = max(highest, *(int(keys.max(initial=0)) for keys, _ in rows), 0)
     has_row = np.zeros(highest + 1, np.bool_)
@@ -30,7 +31,11 @@ def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> M
 
 @dataclass(frozen=True)
 class EndsInMemory:
-    """Versions that end. By key: `begin_of` has the row of `begun` with the version's begin, `until` the ending commit or `NONE`."""
+    """Versions that end, with their rows in memory (`rows`).
+
+    `begun` has the begin of each version. For each key number, `begin_of` has the row of `begun` for the key's version,
+    and `until` the number in `commits` of the commit that ends it; both have `NONE` if no version of the key ends.
+    """
 
     schema: pa.Schema
     rows: Sequence[NumberedRows]
@@ -50,9 +55,10 @@ class EndsInMemory:
         of_one_commit: Collection[str],
         commits: Commits,
     ) -> "EndsInMemory":
-        """End the versions `ended`: the matches in a file, and the number of the commit that ends each.
+        """End the versions `ended`: for each file, the versions in it and the number of the commit that ends each.
 
-        All versions in the files `of_one_commit` began with the same commit.
+        `of_one_commit` are the names of the files in which all versions began with the same commit. Of such a file only
+        the begin of the first version is read.
         """
         begin = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
         count = len(mask_keys(rows, [match for match, _ in ended]))
@@ -70,7 +76,7 @@ class EndsInMemory:
         return cls(schema, rows, begun, begin_of, until_of, commits)
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
-        """The ended versions."""
+        """Yield the ended versions."""
         for removed, rows in self.rows:
             is_ended = self.until[removed] != NONE
             if is_ended.any():
@@ -80,7 +86,7 @@ class EndsInMemory:
                 yield end_versions(self._complete(ended, begun), self.until[keys], self.commits)
 
     def _complete(self, rows: pa.RecordBatch, begun: pa.RecordBatch) -> pa.RecordBatch:
-        """Present versions, put together from their rows and their begin."""
+        """Put together present versions from their rows (`rows`) and their begin (`begun`); other columns are NULL."""
         columns = [
             rows[field.name]
             if field.name in rows.schema.names

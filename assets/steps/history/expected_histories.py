@@ -1,4 +1,8 @@
-"""Describes the histories of a table for `pgsieve validate`: which will be kept, and why others will not. Raises LakeError."""
+"""Describes the histories of a table for `pgsieve validate`.
+
+In: the configuration, and the present state of the table. Out: sentences that say which histories the next run will keep,
+and why it cannot keep others. Raises LakeError.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +22,10 @@ def expected_histories(
     definition: Definition,
     newest: Cut | None,
 ) -> Iterator[str]:
-    """Sentences about the histories of a table; `definition` is the table's present one, `newest` the newest cut."""
+    """Yield sentences about the histories of a table.
+
+    `definition` is the table's present definition; `state` may have an older one. `newest` is the newest cut.
+    """
     kept = subscription.histories.of(name)
     copied = state if state is not None and state.applies else None
     if kept.initial:

@@ -1,7 +1,7 @@
-"""Finds replicas that `check --repair` has corrected since a cut: their histories lack the corrections.
+"""Finds replicas that `check --repair` has corrected since the newest cut. Their histories lack the corrections.
 
-In: the newest cut, and the replicas. Out: the repaired tables; and states that record that a change history is no longer
-whole. Versions of rows begin anew instead (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+In: the newest cut, and the replicas. Out: the repaired tables, and states that record that a change history is no longer
+whole. Versions of rows need no such record: they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from pgsieve.resources.lake.lake import Lake
 def repaired_tables(
     subscription: Subscription, lake: Lake, states: Mapping[Name, TableState], cut: Cut | None
 ) -> set[Name]:
-    """The tables with a history whose replicas were repaired after a cut, or after a copy that is later than the cut."""
+    """The tables with a history that were repaired after the cut; or after their copy, if the copy is later than the cut."""
     repaired = set[Name]()
     for name, state in states.items():
         if not state.applies or not _has_history(subscription, lake, state):
@@ -39,7 +39,10 @@ def _has_history(subscription: Subscription, lake: Lake, state: TableState) -> b
 
 
 def note_partial(subscription: str, lake: Lake, states: Iterable[TableState], log: Log) -> bool:
-    """Record and log that the change histories of tables are no longer whole; returns whether one was whole."""
+    """Record and log that the change histories of tables are no longer whole.
+
+    Returns False if none of them was whole before, so that nothing was recorded.
+    """
     partial = list[TableState]()
     for state in states:
         definition = state.definition

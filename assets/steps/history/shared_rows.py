@@ -1,8 +1,8 @@
-"""Shares the rows that an apply has in memory with the versions of the same rows, so that they are not decoded twice.
+"""Keeps the rows that an apply has in memory, so that the versions of rows need not decode them again.
 
-In: the rows that this process adds to and removes from the files of a replica, batch by batch. Out: the new rows by the
-places of their changes, and the removed rows by their keys; None if some are missing, because they were too many, or
-executors wrote the files.
+In: the rows that this process adds to the files of a replica and removes from them, batch by batch. Out: the new rows by
+the places of their changes, and the removed rows by their keys. Rows are missing if there were too many for the memory, or
+if executors wrote the files.
 """
 
 from dataclasses import dataclass, field
@@ -25,9 +25,10 @@ def _none() -> None:
 
 @dataclass
 class SharedRows:
-    """The rows that a batch adds to a replica, with their places, and removes, with the numbers of their keys.
+    """The rows that a batch adds to a replica (`new_rows`) and removes from it (`removed_rows`).
 
-    With more than `max_bytes`, no new rows are kept if they do not fit, and as many removed rows as fit.
+    New rows have the places of their changes, removed rows the numbers of their keys. All rows together take at most
+    `max_bytes`. If the new rows do not all fit, none of them is kept. Of the removed rows, those that fit are kept.
     """
 
     max_bytes: int
@@ -56,7 +57,7 @@ class SharedRows:
             self.removed_rows.append((keys, rows))
 
     def _fits(self, rows: pa.RecordBatch) -> bool:
-        """Whether the rows fit; if they do, their memory counts."""
+        """Whether the rows fit into the memory that is left. If they do, their size is added to `nbytes`."""
         nbytes = self.nbytes + rows.nbytes
         if nbytes > self.max_bytes:
             return False
@@ -64,14 +65,17 @@ class SharedRows:
         return True
 
     def at_places(self, places: Numbers, columns: pa.Schema) -> list[NumberedRows] | None:
-        """The new rows in the order of their places; None if their places are not exactly `places`, which ascend."""
+        """The new rows in the order of their places.
+
+        None if these are not exactly the rows at `places`, which ascend, or if a row has other columns than `columns`.
+        """
         parts = sorted(self.new_rows, key=lambda part: int(part[0][0]))
         if not parts or not np.array_equal(np.concatenate([numbers for numbers, _ in parts]), places):
             return None
         return parts if all(rows.schema.equals(columns) for _, rows in parts) else None
 
     def removed_with(self, columns: pa.Schema) -> list[NumberedRows]:
-        """The removed rows with these columns; empty if some do not have them."""
+        """The removed rows with only these columns; empty if some rows lack one, or have it with another type."""
         if not all(set(columns.names) <= set(rows.schema.names) for _, rows in self.removed_rows):
             return []
         parts = [(keys, rows.select(columns.names)) for keys, rows in self.removed_rows]

@@ -1,8 +1,8 @@
-"""The versions of a table's rows (`scd2`) in a Delta table of their own, and how they begin anew after a copy.
+"""Writes the versions of a table's rows (`scd2`) to a Delta table of their own, and begins them anew after a copy.
 
-In: a copied table and its replica. Out: a commit, at the replica's position, that ends all present versions, and
-begins one for each row of the replica. `pgsieve.assets.steps.apply.row_versions` writes the changes between
-copies. Raises LakeError and OvertakenError.
+A version of a row is valid from one commit to another; a present version has not ended yet. In: a copied table and its
+replica. Out: one commit with the replica's position, which ends all present versions and begins one for each row of the
+replica. `pgsieve.assets.steps.apply.row_versions` writes the changes between copies. Raises LakeError and OvertakenError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,12 +47,13 @@ from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
-#: In larger tables of versions, versions that end are marked in deletion vectors. Rewriting a file would write its other
-#: rows again, beside the replica's rows and the ended versions.
+#: If a table of versions is larger, versions that end are marked in deletion vectors, and written again as ended versions.
+#: To rewrite their files would write all other rows of the files again too.
 _MAX_REWRITTEN_BYTES = 1024 * 1024
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024
-#: The hint for a table of versions that cannot be read or written. It may have the only copy, so pgsieve does not delete it.
+#: The hint for a table of versions that cannot be read or written. pgsieve does not delete the table, as no other table may
+#: have its versions.
 _MOVE_HINT = "move its folder elsewhere: a copy of the table begins it anew"
 
 
@@ -84,7 +85,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
 
 @dataclass(frozen=True)
 class StoredVersions:
-    """A Delta table of versions for writing: its path, and the columns of new rows."""
+    """A Delta table of versions to write to: its path, and the columns of new versions (`schema`)."""
 
     lake: Lake
     path: str
@@ -111,7 +112,7 @@ class VersionTable:
 
     @classmethod
     def of_state(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
-        """The versions of the rows of the table with this state; None if none are kept."""
+        """The versions of the rows of the table with this state; None if no versions are kept for the table."""
         definition = state.definition
         if definition is None or not subscription.histories.of(state.name).scd2:
             return None
@@ -129,7 +130,7 @@ class VersionTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of present versions. The Delta table may have more: former columns of the replica."""
+        """The columns of present versions. The Delta table may also have former columns of the replica."""
         return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
 
     @property
@@ -138,7 +139,7 @@ class VersionTable:
         return StoredVersions(self.lake, self.path, self.schema)
 
     def follow_columns(self) -> None:
-        """Add the replica's new columns to the table; they are NULL in all versions."""
+        """Add the replica's new columns to the table; they are NULL in the versions that it has already."""
         lake = self.lake
         if not lake.records.exists(self.path) or (local := lake.policy.local_writer(self.path)) is None:
             return
@@ -152,16 +153,17 @@ class VersionTable:
         return f"the versions of {quote_qualified(*self.name)}"
 
     def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
-        """Call `begin_anew`, and log it. Raises its errors, which `versions_failure` explains."""
+        """Call `begin_anew`, and log if it wrote something. `versions_failure` explains the errors that it raises."""
         existed = self.lake.records.exists(self.path)
         if self.begin_anew(lsn, time, once=once):
             anew = "are ended, and begin anew" if existed else "begin"
             log(f"{self.label} {anew} at {format_lsn(lsn)} with the present rows of its replica")
 
     def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
-        """End all present versions before an LSN, and begin one for each row of the replica; returns whether it did.
+        """End all present versions just before an LSN, and begin a version for each row of the replica.
 
-        The replica is at this LSN. With `once`, nothing is done if the versions have reached this position.
+        The replica is at this LSN. With `once`, nothing is done if the versions have reached this position already.
+        Returns True if versions were written.
         """
         self._end_former(lsn, time)
         self.follow_columns()
@@ -217,9 +219,10 @@ class VersionTable:
 
 
 def versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str:
-    """Why a table's versions at `path` cannot be kept, and what to do before a copy, which does not replace them.
+    """Why a table's versions at `path` cannot be kept, and what to do.
 
-    Raises the errors that `reason` raises.
+    A copy of the table does not replace a table of versions: the user has to move it away first. Raises the errors that
+    `full_reason` raises.
     """
     problem = full_reason(lake, error, name)
     is_own = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
@@ -237,11 +240,14 @@ def _altered(path: str) -> LakeError:
 def present_rows(
     committer: FileCommitter, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
-    """The present versions among the matches `among`; if it is None all of the table, in order, with key number 0."""
+    """The present versions among `among`, file by file.
+
+    If `among` is None, these are all present versions of the table, in order, and their key numbers are 0.
+    """
     return committer.flagged_rows(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
 
 
-#: Versions in a file that end, and for each the number of the commit that ends it.
+#: The versions in a file that end, and for each version the number of the commit that ends it.
 _Ends = tuple[FileMatches, Numbers]
 
 
@@ -249,7 +255,7 @@ _Ends = tuple[FileMatches, Numbers]
 class _FileWithEnds:
     """A file with versions that end: their ascending row numbers, and for each the number of the commit that ends it.
 
-    `is_replaced` says that the file's other rows are written again too.
+    `is_replaced` is True if the file is rewritten, so that its other rows are written again too.
     """
 
     name: str
@@ -260,7 +266,10 @@ class _FileWithEnds:
 
 @dataclass(frozen=True)
 class _EndingTask:
-    """Writes versions that end into new files, and the other rows of replaced files into others. It is sent to executors."""
+    """Writes versions that end into new files. Other rows of rewritten files go into files of their own.
+
+    The task is sent to executors. `size` is the size in bytes at which a new file begins.
+    """
 
     store: Store
     folder: str
@@ -270,13 +279,15 @@ class _EndingTask:
     files: Sequence[_FileWithEnds]
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write the rows of one file, which is read once; yields a row (`FILE_SCHEMA`) per written file."""
+        """Read the file with this number once, and write its rows; yields a row (`FILE_SCHEMA`) per written file."""
         file = self.files[number]
         if file.is_replaced:
             yield from self._rewrite(file, guard)
             return
-        whole = rows_at(self.store, join_path(self.folder, file.name), self.schema, file.rows)
-        yield from self._write(guard(end_versions(each, file.until[at], self.commits) for at, each in whole))
+        batches = rows_at(self.store, join_path(self.folder, file.name), self.schema, file.rows)
+        yield from self._write(
+            guard(end_versions(rows, file.until[numbers], self.commits) for numbers, rows in batches)
+        )
 
     def _rewrite(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
         ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
@@ -308,9 +319,11 @@ class _EndingTask:
 
 @dataclass(frozen=True)
 class VersionChange:
-    """Present versions that end (`ended_rows`), and the numbers of the commits that end them (`until`), by file.
+    """Present versions that end, by file.
 
-    `replica_rows` are the rows that the apply removed from the replica, by the matches' keys: these need not be read.
+    `ended_rows` are the versions, and `until` has for each of them the number in `commits` of the commit that ends it.
+    `replica_rows` are the rows that the apply has removed from the replica, by the same key numbers. They are used instead
+    of reading the rows of the versions.
     """
 
     ended_rows: DeletedRows
@@ -327,19 +340,21 @@ class VersionChange:
         commits: Commits,
         size: int,
     ) -> "VersionChange":
-        """The change that ends the versions `matches`; raises LakeError if files cannot be changed.
+        """The change that ends the versions `matches`; raises LakeError if the table's files cannot be changed.
 
-        `size` is the size in bytes of the replica's changes that end them.
+        `size` is the size in bytes of the changes that end the versions.
         """
         lake, committer = table.lake, table.committer
         with lake.access.translate_errors(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        gone = RowDeletion(lake, committer, table.path, columns, size, _MAX_REWRITTEN_BYTES).of(matches)
-        if gone is None:
+        deleted_rows = RowDeletion(lake, committer, table.path, columns, size, _MAX_REWRITTEN_BYTES).of(
+            matches
+        )
+        if deleted_rows is None:
             if not committer.can_rewrite_files(table.path, columns):
                 raise _altered(table.path)
-            gone = DeletedRows(matches)
-        return cls(gone, until, commits)
+            deleted_rows = DeletedRows(matches)
+        return cls(deleted_rows, until, commits)
 
     @classmethod
     def of_all(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
@@ -362,23 +377,24 @@ class VersionChange:
         lake, path, committer = table.lake, table.path, table.committer
 
         def written() -> pa.Table:
-            # A former column of the replica has values in the table of versions alone: then the rows have to be read.
-            has_all = self.ended_rows.marked and set(whole.names) == set(table.schema.names)
+            # Only the table of versions has the values of former columns of the replica. If there are such columns, the
+            # rows have to be read.
+            has_all = self.ended_rows.marked and set(schema.names) == set(table.schema.names)
             of_memory, of_files = self._divide(self.replica_rows if has_all else ())
             size, files = committer.file_bytes(path, {}), list(starmap(self._file_with_ends, of_files))
-            old = _EndingTask(lake.store, path, whole, size, self.commits, files)
+            ending_task = _EndingTask(lake.store, path, schema, size, self.commits, files)
             runner = lake.policy.runner(sum(match.size for match, _ in of_files))
-            ended = [runner.run(old, len(files))] if files else []
+            ended = [runner.run(ending_task, len(files))] if files else []
             if of_memory:
                 begun = committer.local.files_of_one_value(path, VALID_FROM_LSN)
                 rows = self.replica_rows
-                ends = EndsInMemory.of(lake.store, path, whole, rows, of_memory, begun, self.commits)
+                ends = EndsInMemory.of(lake.store, path, schema, rows, of_memory, begun, self.commits)
                 ended.append(
-                    WrittenRows(lake.store, path, whole, size, [[ends]], VALIDITY_ENCODINGS).write_by(INLINE)
+                    WrittenRows(lake.store, path, schema, size, [[ends]], VALIDITY_ENCODINGS).write_by(INLINE)
                 )
             return pa.concat_tables([FILE_SCHEMA.empty_table(), *ended, *new()])
 
-        whole = committer.schema(path) if lake.records.exists(path) else table.schema
+        schema = committer.schema(path) if lake.records.exists(path) else table.schema
         if not self.ended_rows.marked:
             removed = {match.path: match.size for match in self.ended_rows.matches}
             committer.commit(written, path, table.schema, Commit(position, base=base), removed)
@@ -389,7 +405,7 @@ class VersionChange:
         committer.commit_marked(written, path, marked, position, base)
 
     def _divide(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
-        """The files whose ended versions are all among `rows`, and the others."""
+        """Divide the files: those for which `rows` has the rows of all ended versions, and the others."""
         ends = list(zip(self.ended_rows.matches, self.until, strict=True))
         if not rows:
             return [], ends
