@@ -17,6 +17,7 @@ settings.load_profile("any load")
 
 pytest_plugins = [
     "tests.fixtures.chromium",
+    "tests.fixtures.console",
     "tests.fixtures.drawn",
     "tests.fixtures.oracle",
     "tests.fixtures.pooler",
