@@ -57,7 +57,7 @@ class PgsieveLake(LakeResource):
         this machine, and are deleted when this process ends.
         """
         tables = tables_at(Moment.of(self.open(), subscription, moment))
-        return {each.qualified: each.table() for each in tables}
+        return {each.qualified_name: each.table() for each in tables}
 
 
 def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:

@@ -166,7 +166,7 @@ class Subscription:
         for each in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
             if not each.legible:
                 raise PgsieveError(
-                    f'table "{each.qualified}": its name, schema or a column has bytes that are no text in'
+                    f'table "{each.qualified_name}": its name, schema or a column has bytes that are no text in'
                     f" {'UTF8' if each.encoding == 'SQL_ASCII' else each.encoding}",
                     hint="rename it in a session with client_encoding = SQL_ASCII, or take it out of the publication",
                     sqlstate="22021",
@@ -204,7 +204,7 @@ class Subscription:
         for name in metadata.values():
             if name.lower() in names_by_folded:
                 return PgsieveError(
-                    f'table "{replicated.table.qualified}" has a column "{names_by_folded[name.lower()]}", which is the name of a'
+                    f'table "{replicated.table.qualified_name}" has a column "{names_by_folded[name.lower()]}", which is the name of a'
                     f' metadata column of subscription "{self.name}"',
                     hint=f'give it another name in `columns` of the layout of subscription "{self.name}" in pgsieve.yaml',
                     sqlstate="42701",
@@ -212,13 +212,13 @@ class Subscription:
             names_by_folded[name.lower()] = name
         if DELETED in metadata and not replicated.key and {"delete", "truncate"} & replicated.operations:
             return PgsieveError(
-                f'table "{replicated.table.qualified}" has no key, so an INSERT cannot find the deleted row that it revives',
+                f'table "{replicated.table.qualified_name}" has no key, so an INSERT cannot find the deleted row that it revives',
                 hint="give it a key, publish INSERTs of it only, or say `deletes: hard` for it in `tables` of the layout in pgsieve.yaml",
                 sqlstate="0A000",
             )
         if metadata and not replicated.key and {"update", "delete"} & replicated.operations:
             return PgsieveError(
-                f'table "{replicated.table.qualified}" has no key, so an UPDATE or DELETE cannot choose among equal rows'
+                f'table "{replicated.table.qualified_name}" has no key, so an UPDATE or DELETE cannot choose among equal rows'
                 " with different metadata",
                 hint="give it a key, publish INSERTs of it only, or say `columns: {}` for it in `tables` of the layout in pgsieve.yaml",
                 sqlstate="0A000",
@@ -232,7 +232,7 @@ class Subscription:
     def refuse_shared_names(self, table: Table) -> None:
         """Raise PgsieveError if two columns of a table would have the same name in the replica."""
         if self.layout.plain_names:
-            refuse_shared_names(table.qualified, (a.name for a in table.attributes))
+            refuse_shared_names(table.qualified_name, (a.name for a in table.attributes))
 
     def published_names(self, table: Table) -> dict[str, str]:
         """Maps each column of a table's replica to its name at the publisher."""

@@ -122,7 +122,7 @@ class Table:
         return self.key
 
     @property
-    def qualified(self) -> str:
+    def qualified_name(self) -> str:
         """`schema.table`, for messages."""
         return f"{self.schema}.{self.name}"
 
@@ -294,7 +294,7 @@ def _require_same_generated_columns(publications: Sequence[Publication], table: 
         names = ", ".join(f'"{p.name}"' for p in without_column_list)
         raise PublicationError(
             "cannot use different values of publish_generated_columns for table"
-            f' "{table.qualified}" in different publications ({names})',
+            f' "{table.qualified_name}" in different publications ({names})',
             hint="give the publications the same publish_generated_columns, or subscribe to them separately",
             sqlstate="0A000",
         )
@@ -305,7 +305,7 @@ def _common_columns(publications: Sequence[Publication], table: Table) -> tuple[
     if len(lists) > 1:
         names = ", ".join(f'"{p.name}"' for p in publications)
         raise PublicationError(
-            f'cannot use different column lists for table "{table.qualified}" in different publications ({names})',
+            f'cannot use different column lists for table "{table.qualified_name}" in different publications ({names})',
             hint="give the table the same column list in each of them, or subscribe to them separately",
             sqlstate="0A000",
         )

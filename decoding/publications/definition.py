@@ -94,7 +94,7 @@ class DefinedPublication:
         for excluded_table in (catalog.by_name[name] for name in self.excluded if name in catalog.by_name):
             if excluded_table.ancestors:
                 yield self._refusal(
-                    f'cannot specify relation "{excluded_table.qualified}" in the publication EXCEPT clause: This operation is not'
+                    f'cannot specify relation "{excluded_table.qualified_name}" in the publication EXCEPT clause: This operation is not'
                     " supported for individual partitions.",
                     "22023",
                     "exclude the root of its partition tree, or list the tables that are published",
@@ -107,7 +107,7 @@ class DefinedPublication:
         for entry, table in entries:
             if entry.columns is not None and table.kind == "p" and not self.via_root:
                 yield self._refusal(
-                    f'cannot use column list for relation "{table.qualified}" in publication "{self.name}": Column'
+                    f'cannot use column list for relation "{table.qualified_name}" in publication "{self.name}": Column'
                     " lists cannot be specified for partitioned tables when publish_via_partition_root is false.",
                     "22023",
                 )

@@ -43,7 +43,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
     row_filter = parse_row_filter(
         expand_unsent_columns(text, table),
         columns,
-        table.qualified,
+        table.qualified_name,
         case_mappings,
         table.encoding,
         table.major_version,
@@ -53,7 +53,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
     # The compiler needs more nested calls than the parser, so a filter that was parsed can still be too deep.
     except RecursionError:
         raise UnsupportedFilterError(
-            f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: it is nested too deeply",
+            f"row filter of {table.qualified_name} cannot be evaluated outside PostgreSQL: it is nested too deeply",
             hint=PUBLISHER_HINT,
         ) from None
     return row_filter

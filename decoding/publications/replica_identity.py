@@ -51,14 +51,14 @@ def publisher_errors(
         if problem is not None:
             reason, columns, hint = problem
             yield ReplicaIdentityError(
-                f'cannot {command} table "{table.qualified}": {reason} (publication "{publication.name}":'
+                f'cannot {command} table "{table.qualified_name}": {reason} (publication "{publication.name}":'
                 f" {', '.join(columns)})",
                 hint=hint,
                 sqlstate="42P10",
             )
         elif table.replica_identity != "f" and not table.identity:
             yield ReplicaIdentityError(
-                f'cannot {command} table "{table.qualified}" because it does not have a replica identity and publishes'
+                f'cannot {command} table "{table.qualified_name}" because it does not have a replica identity and publishes'
                 f' {operation}s (publication "{publication.name}")',
                 hint=f"To enable {doing} the table, set REPLICA IDENTITY using ALTER TABLE.",
                 sqlstate="55000",
@@ -127,13 +127,13 @@ def subscriber_error(
         hint = "choose a replica identity of published columns, or REPLICA IDENTITY FULL, or publish only inserts"
     else:
         identity = ", ".join(relation.identity)
-        reason = f'the replica identity ({identity}) of partition "{relation.qualified}" is not a key of the whole table'
+        reason = f'the replica identity ({identity}) of partition "{relation.qualified_name}" is not a key of the whole table'
         hint = (
             "give every partition REPLICA IDENTITY FULL, or the same primary key with the columns of the partition key;"
             " or publish the partitions themselves (publish_via_partition_root = false), or only inserts"
         )
     return ReplicaIdentityError(
-        f'table "{table.qualified}": publisher did not send replica identity column expected by the replica: {reason}',
+        f'table "{table.qualified_name}": publisher did not send replica identity column expected by the replica: {reason}',
         hint=hint,
         sqlstate="55000",
     )

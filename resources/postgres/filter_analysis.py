@@ -76,7 +76,7 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
             expression, reason = _analyse_filter(connection, table, where, path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
-            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified} is locked",
+            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified_name} is locked",
             hint="end the transaction, or wait until it has ended",
             sqlstate=error.sqlstate,
         ) from None
@@ -118,7 +118,7 @@ def _rejection_error(
 ) -> RejectedFilterError:
     reason = f"{message}: {detail}" if detail else message
     return RejectedFilterError(
-        reason, hint=f"correct `where` of {table.qualified}: {where}", sqlstate=sqlstate
+        reason, hint=f"correct `where` of {table.qualified_name}: {where}", sqlstate=sqlstate
     )
 
 

@@ -217,7 +217,7 @@ class _Size:
         ).fetchone()
         if row is None or None in row:
             raise AlteredTableError(
-                f'table "{table.qualified}" was dropped before it was copied', sqlstate="42P01"
+                f'table "{table.qualified_name}" was dropped before it was copied', sqlstate="42P01"
             )
         return cls(*row)
 

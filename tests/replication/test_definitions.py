@@ -155,7 +155,7 @@ def refused_by_pgsieve(catalog: Catalog, name: str) -> dict[tuple[str, str], tup
     for table in changed_relations(catalog):
         for error in publisher_errors(table, catalog.publications[name], catalog):
             operation = "update" if error.message.startswith("cannot update") else "delete"
-            message = error.message.split(" (publication")[0].replace(table.qualified, table.name)
+            message = error.message.split(" (publication")[0].replace(table.qualified_name, table.name)
             refused[table.name, operation] = (error.sqlstate, message)
     return refused
 

@@ -113,7 +113,7 @@ def parsed_filters(
     for missing_columns in (row_filter.columns - usable_columns for row_filter in filters):
         if missing_columns:
             raise PgsieveError(
-                f"the row filter of {table.qualified} reads columns that the replica lacks, or has in another type:"
+                f"the row filter of {table.qualified_name} reads columns that the replica lacks, or has in another type:"
                 f" {', '.join(sorted(missing_columns))}",
                 sqlstate="42703",
             )

@@ -141,7 +141,7 @@ class SubscriptionAtLsn:
     @contextmanager
     def translate_errors(self, name: Name, activity: str) -> Iterator[None]:
         """Within the block, add the name of the table to errors, whether they come from the publisher or from the lake."""
-        table_name = self.tables[name].table.qualified
+        table_name = self.tables[name].table.qualified_name
         with (
             self.lake.access.translate_errors(table_name),
             translate_errors(self.subscription.feed.source.name, f'{activity} table "{table_name}"'),
@@ -272,7 +272,7 @@ def _unpublished_warning(replicated: ReplicatedTable) -> str | None:
     if not unpublished_operations:
         return None
     return (
-        f'table "{replicated.table.qualified}": its publications publish no {", ".join(unpublished_operations)}, so the replica lacks'
+        f'table "{replicated.table.qualified_name}": its publications publish no {", ".join(unpublished_operations)}, so the replica lacks'
         " these changes; `pgsieve check --repair` brings it up to date"
     )
 
@@ -291,7 +291,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
     if problem := moment.problem(name):
         return TableConsistency(*name, lsn, problem=problem)
     replicated = moment.tables[name]
-    log(f"comparing {replicated.table.qualified} of {subscription}")
+    log(f"comparing {replicated.table.qualified_name} of {subscription}")
     try:
         with moment.translate_errors(name, "compare"):
             if replicated.table.unsent_leaves:

@@ -96,7 +96,7 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
     table = moment.tables[name]
     if not table.columns:
         return RepairResult(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
-    log(f"repairing {table.table.qualified} of {moment.subscription.name}")
+    log(f"repairing {table.table.qualified_name} of {moment.subscription.name}")
     with moment.translate_errors(name, "repair"):
         sides = moment.sides(name)
         row_counts = _differing_rows(sides)

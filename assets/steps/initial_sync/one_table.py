@@ -219,9 +219,9 @@ class SnapshotCopy:
         columns = [ReplicaColumn(name, kind, name in key) for name, kind in types.items()]
         selected_rows = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
         committer = self._committer(planned, selected_rows, chunks.bytes)
-        with translate_errors(self.subscription.feed.source.name, f'copy table "{table.qualified}"'):
+        with translate_errors(self.subscription.feed.source.name, f'copy table "{table.qualified_name}"'):
             properties = self.subscription.layout.of((table.schema, table.name)).delta()
-            progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, self.log)
+            progress = Progress(table.qualified_name, len(chunks.queries), chunks.bytes, self.log)
             with name_jobs(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
                 commit = Commit(
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
@@ -274,7 +274,7 @@ class SnapshotCopy:
                 if position <= current_lsn(connection):
                     raise OvertakenError(path)
             raise PgsieveError(
-                f'table "{table.qualified}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
+                f'table "{table.qualified_name}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
                 f" at {format_lsn(lsn)}",
                 hint="replicate another cluster into another `lake`, or drop the subscription with --delete-tables",
                 sqlstate="55000",
@@ -340,7 +340,7 @@ def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError
     Any other error is returned as it is.
     """
     if is_of_foreign_table(error):
-        problem = f'cannot read table "{replicated.table.qualified}" ({error.message})'
+        problem = f'cannot read table "{replicated.table.qualified_name}" ({error.message})'
         return ForeignServerError(problem, hint=error.hint, sqlstate=error.sqlstate)
     kind = error.kind if isinstance(error, ExecutorError) else type(error).__name__
     if kind != SourceError.__name__ or error.hint:
@@ -350,7 +350,7 @@ def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError
     if replicated.row_filters is not None:
         filter_text = f" where {shorten(' OR '.join(replicated.row_filters))}"
         remedy = f"alter the row filter, or {remedy}"
-    problem = f'cannot read table "{replicated.table.qualified}"{filter_text} ({error.message})'
+    problem = f'cannot read table "{replicated.table.qualified_name}"{filter_text} ({error.message})'
     return SourceError(problem, hint=remedy, sqlstate=error.sqlstate)
 
 

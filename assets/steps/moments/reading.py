@@ -54,7 +54,7 @@ class TableAt:
     changes: int = 0
 
     @property
-    def qualified(self) -> str:
+    def qualified_name(self) -> str:
         """The table's name, as it is written in SQL."""
         return quote_qualified(*self.name)
 
@@ -66,7 +66,7 @@ class TableAt:
         """The table for delta-rs. Raises MomentError if delta-rs cannot reach the lake."""
         delta_rs = self.lake.local_or(
             MomentError(
-                f'table "{self.qualified}": only Spark reaches its lake',
+                f'table "{self.qualified_name}": only Spark reaches its lake',
                 hint="read it with `read_at`, in Spark",
                 sqlstate="0A000",
             )
@@ -110,7 +110,7 @@ def read_at(
 
 def frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
     """Maps each table to its replica at a moment, as a DataFrame."""
-    return {each.qualified: each.frame() for each in tables_at(moment, scratch)}
+    return {each.qualified_name: each.frame() for each in tables_at(moment, scratch)}
 
 
 def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = None) -> list[TableAt]:

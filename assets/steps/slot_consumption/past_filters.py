@@ -102,7 +102,7 @@ def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int
     names = {
         (relation.publish_as.schema, relation.publish_as.name)
         for oid, relation in relations_by_oid.items()
-        if catalog.tables[oid].qualified == text
+        if catalog.tables[oid].qualified_name == text
     }
     return names.pop() if len(names) == 1 else None
 

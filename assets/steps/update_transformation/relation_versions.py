@@ -270,5 +270,5 @@ def _refuse_unfound(
 def _copy_needed(part: PublishedVersion, what: str) -> SchemaChangedError:
     """The error that the table has to be copied again; `what` says why."""
     return SchemaChangedError(
-        f'table "{part.sent.publish_as.qualified}": {what}; it is copied again by the next run'
+        f'table "{part.sent.publish_as.qualified_name}": {what}; it is copied again by the next run'
     )

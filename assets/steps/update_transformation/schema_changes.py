@@ -77,11 +77,11 @@ class SchemaChanges:
             try:
                 self._follow(state, replicated, present_definition)
             except (SchemaChangedError, ValueNotRepresentableError) as error:
-                reason = f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
+                reason = f'table "{replicated.table.qualified_name}": {error.message}; it is copied again by the next run'
                 self._states.append([replace(state, state=SyncState.INITIALIZE, reason=reason)])
                 continue
             self.log(
-                f"{replicated.table.qualified} of {self.subscription.name} follows its table's definition"
+                f"{replicated.table.qualified_name} of {self.subscription.name} follows its table's definition"
             )
         return has_changed
 

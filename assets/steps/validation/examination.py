@@ -232,8 +232,8 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
             yield (
                 name,
                 LockedTableError(
-                    f'table "{table.qualified}": its row filters and generated columns cannot be read while'
-                    f' "{catalog.tables[oid].qualified}" is locked exclusively by {catalog.locked[oid]}',
+                    f'table "{table.qualified_name}": its row filters and generated columns cannot be read while'
+                    f' "{catalog.tables[oid].qualified_name}" is locked exclusively by {catalog.locked[oid]}',
                     hint="end the transaction, or wait until it has ended",
                     sqlstate=LOCK_TIMEOUT_SQLSTATE,
                 ),
@@ -277,7 +277,7 @@ def _refuse_uncomputable(published: PublishedRelation, columns: frozenset[str]) 
     """Raise UnsupportedFilterError if old tuples do not have the columns from which a generated column is computed."""
     if missing_columns := columns - set(published.relation.identity):
         raise UnsupportedFilterError(
-            f"row filter of {published.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"
+            f"row filter of {published.publish_as.qualified_name} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(missing_columns))})",
             # The hint does not name `row_filter: publisher`: the column is in the replica identity, and is not sent.
             hint="use REPLICA IDENTITY FULL, or publish only inserts",

@@ -35,7 +35,7 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
             if leaves:
                 key = ", ".join(map(quote_identifier, replicated.key))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": rows of {_listed(leaves)} are not found if the old row that is'
+                    f'table "{replicated.table.qualified_name}": rows of {_listed(leaves)} are not found if the old row that is'
                     f" sent lacks the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
                     hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
                 )
@@ -55,7 +55,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
             if leaf_names := replicated.table.unsent_leaves:
                 names |= {*leaf_names}
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": changes of {", ".join(leaf_names)} are not in the WAL, as these'
+                    f'table "{replicated.table.qualified_name}": changes of {", ".join(leaf_names)} are not in the WAL, as these'
                     " partitions are unlogged or foreign: the replica has their rows as of its copy",
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
                 )
@@ -65,7 +65,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
             if left_out and any(p.contains(root) for p in explicit_publications):
                 names |= {*left_out}
                 yield PgsieveError(
-                    f'table "{root.qualified}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
+                    f'table "{root.qualified_name}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
                     " foreign, and published as themselves",
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
                 )
@@ -90,7 +90,7 @@ def warnings_of_names(
                 )
                 column_names = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": the names {column_names} {readers}',
+                    f'table "{replicated.table.qualified_name}": the names {column_names} {readers}',
                     hint="nothing needs to be done; for other readers set `layout: {names: snake}`, or rename the columns",
                 )
 
