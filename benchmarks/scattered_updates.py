@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.object_store import run_as_process
 from benchmarks.replication import COLUMNS, ROW, SETTINGS
-from pgsieve.resources.lake.resource import REWRITTEN_BYTES
+from pgsieve.resources.lake.resource import REWRITTEN_BYTES_SETTING
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
@@ -63,7 +63,7 @@ class Case:
     def __str__(self) -> str:
         """The text in the output."""
         return f"{self.rows:,} rows" + (
-            "" if self.rewritten_bytes is None else f", {REWRITTEN_BYTES} {self.rewritten_bytes}"
+            "" if self.rewritten_bytes is None else f", {REWRITTEN_BYTES_SETTING} {self.rewritten_bytes}"
         )
 
     def configuration(self, folder: Path, server: EmbeddedServer, proxy: S3Proxy | None) -> Path:
@@ -79,7 +79,7 @@ class Case:
         if proxy:
             content["storage"] = dict(S3Server(proxy.url).storage)
         if self.rewritten_bytes is not None:
-            content["spark"] = {"conf": {REWRITTEN_BYTES: str(self.rewritten_bytes)}}
+            content["spark"] = {"conf": {REWRITTEN_BYTES_SETTING: str(self.rewritten_bytes)}}
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(content))
         return path
@@ -152,6 +152,10 @@ if __name__ == "__main__":
     parser.add_argument("--store", action="store_true", help="the lakes are on S3, not in a folder")
     parser.add_argument("--wait", type=float, default=0.0, help="milliseconds that each request waits")
     parser.add_argument(
-        "--rewritten", dest="rewritten_bytes", type=int, nargs="+", help=f"values of {REWRITTEN_BYTES}"
+        "--rewritten",
+        dest="rewritten_bytes",
+        type=int,
+        nargs="+",
+        help=f"values of {REWRITTEN_BYTES_SETTING}",
     )
     main(parser.parse_args())

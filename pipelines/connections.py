@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SourceConfig
 from pgsieve.resources.lake.session import SparkEngine, conceal_settings, verify_log_store_settings
-from pgsieve.resources.lake.stores.storage import Storage, declare
+from pgsieve.resources.lake.stores.storage import Storage, declare_storage
 from pgsieve.resources.postgres.source import Source
 
 
@@ -20,7 +20,7 @@ def declared_storage(config: Config) -> Storage:
     """The storage of the lake. From this call on, `storage_of` finds its options, and log messages conceal its secrets."""
     storage = config.storage.storage_of(config.lake)
     _refuse_unsafe_store(storage, config.spark.conf)
-    declare(storage)
+    declare_storage(storage)
     conceal_settings(config.spark.conf)
     return storage
 
@@ -54,9 +54,9 @@ def _refuse_unsafe_store(storage: Storage, conf: Mapping[str, str]) -> None:
 
     Such a store is allowed if the user says that a single Spark session is the only writer of the lake.
     """
-    if storage.only_spark:
+    if storage.is_written_only_by_spark:
         return
-    if not storage.is_safe:
+    if not storage.has_atomic_commits:
         raise PgsieveError(
             f'the lake is at "{storage.scheme}://", where a commit could be lost: it is not certain that this store refuses'
             " the second of two commits of one version",

@@ -220,7 +220,7 @@ def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
     """
     try:
         lake = project.lake.open()
-        newest = None if lake.by_spark_alone else Catalogs(lake, feed).newest()
+        newest = None if lake.is_reached_by_spark_only else Catalogs(lake, feed).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{feed.name}: {error}")
         return []
@@ -257,7 +257,9 @@ def _replica_tables(project: Project, subscription: Subscription, *, without_spa
     try:
         lake = project.lake.open()
         states = (
-            {} if without_spark and lake.by_spark_alone else TableStates(lake, subscription.name).newest()
+            {}
+            if without_spark and lake.is_reached_by_spark_only
+            else TableStates(lake, subscription.name).newest()
         )
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")

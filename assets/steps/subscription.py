@@ -45,7 +45,7 @@ from pgsieve.decoding.values.builtin_types import NO_DEFINED_TYPES, DefinedTypes
 from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
-from pgsieve.resources.lake.spark_writes import column_mapping
+from pgsieve.resources.lake.spark_writes import column_mapping_property
 from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
@@ -190,7 +190,7 @@ class Subscription:
 
     def metadata(self, table: Table) -> Mapping[str, str]:
         """Maps each kind of metadata that the replica of a table has to the name of its column."""
-        layout = self.layout.of((table.schema, table.name))
+        layout = self.layout.table_layout((table.schema, table.name))
         names = layout.columns or {}
         of_deletes = {
             kind: names.get(kind, name) for kind, name in DELETED_ROW_COLUMNS.items() if layout.keeps_deleted
@@ -317,10 +317,10 @@ class History:
         """
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}
-        is_mapped = bool(column_mapping(name for name, _ in columns))
+        is_mapped = bool(column_mapping_property(name for name, _ in columns))
         is_same = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
         if self.columns and not (
-            is_same and is_mapped == bool(column_mapping(name for name, _ in self.columns))
+            is_same and is_mapped == bool(column_mapping_property(name for name, _ in self.columns))
         ):
             return History(self.generation + 1, columns, self.whole)
         columns_ever = (*self.columns, *(c for c in columns if c not in self.columns))
@@ -453,7 +453,7 @@ def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
     """How the present columns get their values. Raises SchemaChangedError if the table has to be copied again."""
-    if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
+    if bool(column_mapping_property(former.names)) != bool(column_mapping_property(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
     sources = column_sources(
         former.layout,

@@ -92,7 +92,7 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
     """The messages in the change log, slice by slice."""
     lake = project.lake.open()
     path = ChangeLog(lake, feed).path
-    local = lake.local_or(
+    local = lake.require_local(
         PgsieveError(
             f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
             hint="leave out --from-change-log to read the changes that wait in the slot",
@@ -105,8 +105,8 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
                 f'source "{feed.source.name}": the change log has nothing of slot "{feed.slot}" yet',
                 hint="`pgsieve run` reads the slot into it",
             )
-        slices = local.change_log(path)
-        for end in slices.ends(0):
+        slices = local.open_slices(path)
+        for end in slices.ends_after(0):
             yield from slices.messages(end)
 
 

@@ -17,7 +17,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.connections import declared_storage, source_of, spark_engine_of
 from pgsieve.resources.lake.executors import SparkExecutors
-from pgsieve.resources.lake.resource import settings_of
+from pgsieve.resources.lake.resource import make_lake_settings
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.expected_bytes import expected_bytes
 
@@ -29,7 +29,7 @@ def start_early(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
     with suppress(PgsieveError):
         storage, engine = declared_storage(config), spark_engine_of(config)
         if engine.starts_own_session and not (storage.is_reached_by_delta_rs and engine.threads):
-            limit = settings_of(engine).small_bytes if storage.is_reached_by_delta_rs else -1
+            limit = make_lake_settings(engine).small_bytes if storage.is_reached_by_delta_rs else -1
             Thread(
                 target=_start, args=(config, selected, engine, limit), name="pgsieve-early-start", daemon=True
             ).start()

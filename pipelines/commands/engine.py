@@ -36,7 +36,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
 def status(config: Config) -> EngineReport:
     """Whether runs can use the engine; and its address, uptime and memory."""
     engine = _engine(config)
-    record = engine.folder.read()
+    record = engine.folder.read_record()
     if record is None:
         return EngineReport(False)
     return EngineReport(
@@ -44,7 +44,7 @@ def status(config: Config) -> EngineReport:
         address=engine.folder.address,
         pid=record.pid,
         version=record.version,
-        current=record.fingerprint == control.fingerprint(engine.settings),
+        current=record.fingerprint == control.compute_fingerprint(engine.settings),
         used=control.is_used(engine.folder),
         seconds=int(time.time() - record.since),
         resident_bytes=sum(map(_resident_bytes, (record.pid, record.spark_pid))),

@@ -82,7 +82,7 @@ class _TableExplainer:
         """Explain a copy. `size` is the size of the table in bytes, and `state` its recorded state, if it has one."""
         schema, path = self._schema(replicated), self.lake.paths.replica(self.subscription.name, *name)
         copy_reason = (state.reason or state.state.meaning) if state else "it has no replica yet"
-        committer, commit_reason = self.lake.policy.committer_with_reason(
+        committer, commit_reason = self.lake.policy.choose_committer_with_reason(
             path, schema.names, size, lambda: schema, overwrite=True
         )
         match committer:
@@ -111,13 +111,13 @@ class _TableExplainer:
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types = self.subscription.column_types(replicated)
-        if policy.by_files(path, schema) is not None:
+        if policy.choose_file_committer(path, schema) is not None:
             reason = "its files are written anew, and this process commits them"
             return self._apply_entry(name, reason, DRIVER, self.engine)
         key = [types[column].spark for column in replicated.key]
-        _, files_reason = policy.committer_with_reason(path, schema.names, None, lambda: schema)
-        _, merge_reason = policy.committer_with_reason(path, schema.names, 0, key=key)
-        if key and policy.in_process(path, schema.names, 0, key=key) is not None:
+        _, files_reason = policy.choose_committer_with_reason(path, schema.names, None, lambda: schema)
+        _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key=key)
+        if key and policy.choose_in_process_committer(path, schema.names, 0, key=key) is not None:
             return self._apply_entry(
                 name, f"rows are merged, as the table takes no files: {files_reason}", DRIVER, _SPARK
             )

@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.delta.errors import causes, is_spark_lost, refusal_code, spark_lost_error
-from pgsieve.resources.lake.stores.store_errors import store_refusal
+from pgsieve.resources.lake.delta.errors import causes, find_refusal_code, is_spark_lost, spark_lost_error
+from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 
 class _Named(Protocol):
@@ -105,9 +105,9 @@ def as_refusal(error: Exception) -> PgsieveError | None:
         return None
     if is_spark_lost(error):
         return spark_lost_error()
-    if refusal := store_refusal(causes(error)):
+    if refusal := find_store_refusal(causes(error)):
         return PgsieveError(f"the lake: {refusal.reason}", hint=refusal.hint)
-    if (code := refusal_code(error)) is None:
+    if (code := find_refusal_code(error)) is None:
         return None
     folder = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     return PgsieveError(

@@ -14,7 +14,7 @@ from pgsieve.pipelines.commands.results import JarSet, JarsReport, Progress
 from pgsieve.resources.lake.jars import (
     all_packages,
     copy_jars,
-    fetch,
+    fetch_packages,
     private_resolutions,
     recorded_jars,
     resolutions_file,
@@ -47,7 +47,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
                 sqlstate="42501",
             )
         resolutions, settings = private_resolutions()
-    fetch(packages, settings, resolutions)
+    fetch_packages(packages, settings, resolutions)
     progress.finish("fetch jars")
     progress.start("archive the classes that Spark starts with")
     make_archive()

@@ -46,7 +46,7 @@ def prefetched_work(
         yield {}
         return
     lake.release_tables()
-    threads, lock = lake.executors.callers if current_shared_jobs() is not None else 1, TicketLock()
+    threads, lock = lake.executors.max_callers if current_shared_jobs() is not None else 1, TicketLock()
     with attached_handler(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
         steps = {key: _PrefetchedStep(pool, lake, function, Strand(lock)) for key, function in work.items()}
         try:

@@ -207,7 +207,7 @@ class _Findings:
 
 def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
     """True if Delta maps the names of a replica's columns to other names in its files, or will do so."""
-    return lake.policy.local_writer(lake.paths.replica(subscription, *table)) is None
+    return lake.policy.find_local_writer(lake.paths.replica(subscription, *table)) is None
 
 
 def _rights_errors(

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from pgsieve.pipelines.config.values import NonEmptyText, refusal
-from pgsieve.resources.lake.catalog_names import FIELDS
+from pgsieve.resources.lake.catalog_names import PLACEHOLDERS
 
 
 def _check_template(text: str) -> str:
@@ -19,8 +19,8 @@ def _check_template(text: str) -> str:
         plain = not any(spec or conversion for _, _, spec, conversion in Formatter().parse(text))
     except ValueError:
         fields, plain = [], False
-    allowed = ", ".join(f"{{{name}}}" for name in FIELDS)
-    if not plain or set(fields) - set(FIELDS) or "table" not in fields:
+    allowed = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    if not plain or set(fields) - set(PLACEHOLDERS) or "table" not in fields:
         raise refusal("is not a template for names", f"text with {allowed}; {{table}} has to be there")
     parts = text.split(".")
     if len(parts) not in {2, 3} or not all(parts):

@@ -24,8 +24,8 @@ from pgsieve.pipelines.config.values import (
     refuse_duplicates,
 )
 from pgsieve.resources.lake.delta.layout import (
-    FOLDER_FIELDS,
-    FOLDERS,
+    DEFAULT_FOLDER_TEMPLATE,
+    FOLDER_PLACEHOLDERS,
     PROPERTIES,
     SubscriptionLayout,
     TableLayout,
@@ -56,8 +56,8 @@ def _check_folders(text: str) -> str:
         parsed = []
     fields = [field for _, field, _, _ in parsed if field is not None]
     plain = not any(spec or conversion for _, _, spec, conversion in parsed)
-    if not plain or set(fields) - set(FOLDER_FIELDS) or "table" not in fields:
-        allowed = ", ".join(f"{{{name}}}" for name in FOLDER_FIELDS)
+    if not plain or set(fields) - set(FOLDER_PLACEHOLDERS) or "table" not in fields:
+        allowed = ", ".join(f"{{{name}}}" for name in FOLDER_PLACEHOLDERS)
         raise refusal("is not a template for folders", f"text with {allowed}; {{table}} has to be there")
     literal = "".join(text for text, _, _, _ in parsed)
     if not re.fullmatch(r"[a-z0-9_./-]*", literal) or any(not p or p[0] in "_." for p in text.split("/")):
@@ -110,7 +110,7 @@ def _check_properties(properties: dict[str, str]) -> dict[str, str]:
                 f"has {name}, which a layout cannot set",
                 f"{reason}allowed here: {allowed}",
             )
-        if not re.fullmatch(pattern.values, value):
+        if not re.fullmatch(pattern.pattern, value):
             raise refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")
     return properties
 
@@ -140,7 +140,7 @@ class TableLayoutConfig(BaseModel):
 class LayoutConfig(TableLayoutConfig):
     """The layout of a subscription's replicas."""
 
-    folders: Annotated[NonEmptyText, AfterValidator(_check_folders)] = FOLDERS
+    folders: Annotated[NonEmptyText, AfterValidator(_check_folders)] = DEFAULT_FOLDER_TEMPLATE
     names: Literal["published", "snake"] = "published"
     tables: dict[str, TableLayoutConfig] = {}
 

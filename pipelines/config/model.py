@@ -69,8 +69,8 @@ from pgsieve.pipelines.config.values import (
     slot_name,
     to_lower_case,
 )
-from pgsieve.resources.lake.masters import threads_of
-from pgsieve.resources.lake.stores.storage import address_problem, is_uri
+from pgsieve.resources.lake.masters import parse_thread_count
+from pgsieve.resources.lake.stores.storage import find_address_problem, is_uri
 
 __all__ = [
     "Config",
@@ -112,7 +112,7 @@ class SparkConfig(_Section):
     @field_validator("master")
     @classmethod
     def _require_thread_count(cls, master: str) -> str:
-        if master.startswith("threads") and threads_of(master) is None:
+        if master.startswith("threads") and parse_thread_count(master) is None:
             raise refusal("does not say how many threads", "write threads[4], or threads[*] for one a core")
         return master
 
@@ -245,7 +245,7 @@ class Config(_Section):
         if not is_uri(lake):
             folder = info.data["path"].parent if "path" in info.data else Path.cwd()
             lake = os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
-        if problem := address_problem(lake):
+        if problem := find_address_problem(lake):
             raise refusal(*problem)
         return lake.rstrip("/") or lake
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from pgsieve.pipelines.config.values import NonEmptyText, refuse_empty_secret, to_lower_case
-from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, endpoint_problem, is_uri
+from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, find_endpoint_problem, is_uri
 
 _Secret = Annotated[SecretStr, AfterValidator(refuse_empty_secret)]
 
@@ -48,18 +48,18 @@ class StorageConfig(BaseModel):
 
     def storage_of(self, lake: str) -> Storage:
         """The storage of a lake, accessed with these options."""
-        return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
+        return Storage.from_address(lake, self.options, is_written_only_by_spark=self.only_writer == "spark")
 
     def option_problems(self, lake: str) -> Iterator[tuple[str, str, str]]:
         """Yields the name of each option that the lake's store does not have or cannot use, with a message and a hint."""
-        storage = Storage.of(lake)
+        storage = Storage.from_address(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         place = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
         for name in self.options:
             if name not in allowed:
                 hint = f"allowed there: {', '.join((*allowed, 'only_writer'))}"
                 yield name, f"is not an option of {place}", hint
-            elif name == "endpoint" and (problem := endpoint_problem(self.options[name])):
+            elif name == "endpoint" and (problem := find_endpoint_problem(self.options[name])):
                 yield name, *problem
         for option, partner in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
             if (option in self.options) != (partner in self.options):

@@ -36,24 +36,24 @@ from pgsieve.resources.lake.delta.errors import (
     causes,
     damaged_log_error,
     damaged_table_error,
-    first_line,
+    find_illegible_file,
+    find_missing_file,
+    find_refusal_code,
+    first_message_line,
+    has_illegible_log,
     has_missing_entries,
-    illegible_file,
     is_arrow_error,
     is_conflict,
     is_folder_refusal,
-    is_illegible,
     is_spark_lost,
-    missing_file,
-    raise_executor_error,
-    refusal_code,
+    raise_if_executor_error,
     spark_lost_error,
     spark_message,
 )
-from pgsieve.resources.lake.stores.objects import objects_at
+from pgsieve.resources.lake.stores.objects import open_objects
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
+from pgsieve.resources.lake.stores.store_errors import StoreRefusal, find_store_refusal
 from pgsieve.resources.lake.unsynced import UnsyncedWrites, unsynced_writes
 from pgsieve.resources.lake.version_guard import NewerVersionError
 
@@ -82,9 +82,9 @@ class LakeAccess:
         """With `temporary` the lake is not needed after this process, so its writes need not reach the disk."""
         self.uri = storage.address
         self._is_temporary = temporary
-        store = Store.of(storage)
+        store = Store.from_storage(storage)
         #: The files of the lake. This process and Spark's executors use them.
-        self.store = replace(store, objects=partial(objects_at, options=store.options))
+        self.store = replace(store, open_objects=partial(open_objects, options=store.options))
         self._storage = storage
         self._unsynced: UnsyncedWrites | None = None
 
@@ -202,23 +202,23 @@ class LakeAccess:
         except Exception as error:
             if not (isinstance(error, _ENGINE_ERRORS) or is_arrow_error(error)):
                 raise
-            self.refuse_unavailable(error)
+            self.raise_if_unavailable(error)
             if isinstance(error, SPARK_ERRORS):
                 try:
-                    raise_executor_error(error)
+                    raise_if_executor_error(error)
                 except ExecutorError as executor_error:
-                    if executor_error.kind == NewerVersionError.__name__:
+                    if executor_error.class_name == NewerVersionError.__name__:
                         raise OvertakenError(path) from error
                     raise
             raise _table_error(path, error) from error
 
-    def refuse_unavailable(self, error: Exception) -> None:
+    def raise_if_unavailable(self, error: Exception) -> None:
         """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake, or Spark."""
         if is_spark_lost(error):
             raise spark_lost_error() from error
-        if is_uri(self.uri) and (refusal := store_refusal(causes(error))):
+        if is_uri(self.uri) and (refusal := find_store_refusal(causes(error))):
             raise self._store_error(refusal) from error
-        if (code := refusal_code(error)) is None:
+        if (code := find_refusal_code(error)) is None:
             return
         if is_folder_refusal(code):
             self.check_writable()  # Raises if the error concerns the whole lake.
@@ -227,35 +227,37 @@ class LakeAccess:
 
     def _store_error(self, refusal: StoreRefusal) -> LakeUnavailableError:
         """The error for a request that the lake's store has refused."""
-        kind = StoreUnavailableError if refusal.is_transient else LakeUnavailableError
-        return kind(f'lake "{self.uri}": {refusal.reason}', hint=refusal.hint)
+        error_class = StoreUnavailableError if refusal.is_transient else LakeUnavailableError
+        return error_class(f'lake "{self.uri}": {refusal.reason}', hint=refusal.hint)
 
 
 def _table_error(path: str, error: Exception) -> LakeError:
     """The error of pgsieve for an error that concerns one table."""
-    by_spark = isinstance(error, SPARK_ERRORS)
-    if is_conflict(error) or (by_spark and _CONFLICT.search(str(error))):
+    is_spark_error = isinstance(error, SPARK_ERRORS)
+    if is_conflict(error) or (is_spark_error and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(
             f'Delta table "{path}": other writers commit to it faster than pgsieve does',
             hint="end the other writers; `pgsieve run` goes on from the last commit",
         )
-    if file := missing_file(error):
+    if file := find_missing_file(error):
         return damaged_table_error(path, f'its file "{file}" is missing')
     if has_missing_entries(error):
         return damaged_table_error(path, "its log lacks an entry or a checkpoint")
-    file = illegible_file(error)
-    if is_illegible(error):
-        problem = first_line(error) if file is None else "its checkpoint is not a complete Parquet file"
+    file = find_illegible_file(error)
+    if has_illegible_log(error):
+        problem = (
+            first_message_line(error) if file is None else "its checkpoint is not a complete Parquet file"
+        )
         return damaged_log_error(path, problem)
     if file is not None:
         subject = f'its file "{file}"' if file else "one of its files"
         return damaged_table_error(path, f"{subject} cannot be read: it is not a complete Parquet file")
-    message = spark_message(error) if by_spark else first_line(error)
+    message = spark_message(error) if is_spark_error else first_message_line(error)
     if is_arrow_error(error):
         message = message.partition(":")[0]  # After the colon the message shows a cell.
-    if (code := refusal_code(error)) is not None:
+    if (code := find_refusal_code(error)) is not None:
         message = os.strerror(code)
-    log = "see Spark's log, above or of its server; " if by_spark else ""
+    log_hint = "see Spark's log, above or of its server; " if is_spark_error else ""
     return RefusedTableError(
-        f'Delta table "{path}": {message}', hint=f"{log}`pgsieve run` goes on from the last commit"
+        f'Delta table "{path}": {message}', hint=f"{log_hint}`pgsieve run` goes on from the last commit"
     )

@@ -45,7 +45,7 @@ def main(archive: Path) -> None:
     settings = session_config(
         "local[*]", {jvm.JAVA_OPTIONS: archiving_options(archive)}, storage_of(str(folder))
     )
-    load_classes(jvm.session(settings, _END_SECONDS), folder / "table")
+    load_classes(jvm.start_session(settings, _END_SECONDS), folder / "table")
 
 
 if __name__ == "__main__":

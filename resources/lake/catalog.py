@@ -15,12 +15,12 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.catalog_names import CatalogName
-from pgsieve.resources.lake.delta.records import literal, quoted
+from pgsieve.resources.lake.delta.records import quote_name, quote_text
 
 
-def quoted_name(name: CatalogName) -> str:
+def quote_table_name(name: CatalogName) -> str:
     """A name of a table, quoted for Spark SQL."""
-    return ".".join(map(quoted, name))
+    return ".".join(map(quote_name, name))
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class SparkCatalog:
 
         None if there is no entry.
         """
-        if not self.spark.catalog.tableExists(quoted_name(name)):
+        if not self.spark.catalog.tableExists(quote_table_name(name)):
             return None
-        rows = self.spark.sql(f"describe table extended {quoted_name(name)}").collect()
+        rows = self.spark.sql(f"describe table extended {quote_table_name(name)}").collect()
         return next((row["data_type"] for row in rows if row["col_name"] == "Location"), "")
 
     def register(self, name: CatalogName, path: str) -> None:
         """Register the Delta table at a path. Create the database of the name if it is missing."""
-        self.spark.sql(f"create database if not exists {quoted_name(name[:-1])}")
-        self.spark.sql(f"create table {quoted_name(name)} using delta location {literal(path)}")
+        self.spark.sql(f"create database if not exists {quote_table_name(name[:-1])}")
+        self.spark.sql(f"create table {quote_table_name(name)} using delta location {quote_text(path)}")
 
     def unregister(self, name: CatalogName) -> None:
         """Remove an external table from the catalog. Its files stay."""
-        self.spark.sql(f"drop table if exists {quoted_name(name)}")
+        self.spark.sql(f"drop table if exists {quote_table_name(name)}")
 
 
-def is_at(location: str | None, path: str) -> bool:
+def is_location_of(location: str | None, path: str) -> bool:
     """True if a location of a catalog is this path of the lake.
 
     Catalogs write `file:` before the path of a folder, and some of them encode it as a URI.

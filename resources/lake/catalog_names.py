@@ -7,15 +7,15 @@ Raises nothing.
 """
 
 #: The placeholders that a template may have in braces.
-FIELDS = ("subscription", "schema", "table")
+PLACEHOLDERS = ("subscription", "schema", "table")
 
 CatalogName = tuple[str, ...]
 
 
-def catalog_name(template: str, subscription: str, schema: str, table: str) -> CatalogName:
+def format_catalog_name(template: str, subscription: str, schema: str, table: str) -> CatalogName:
     """The parts of a replica's name.
 
     The template is split at its dots before the names are inserted, because these names may contain dots, too.
     """
-    values = dict(zip(FIELDS, (subscription, schema, table), strict=True))
+    values = dict(zip(PLACEHOLDERS, (subscription, schema, table), strict=True))
     return tuple(part.format(**values) for part in template.split("."))

@@ -23,14 +23,14 @@ from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
-from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.layout import target_file_bytes
 from pgsieve.resources.lake.delta.log import Action, UnmarkableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Executors
-from pgsieve.resources.lake.row_lookup import row_matches
+from pgsieve.resources.lake.row_lookup import find_row_matches
 from pgsieve.resources.lake.spark_writes import write_by_spark
-from pgsieve.resources.lake.version_guard import with_version_guard
+from pgsieve.resources.lake.version_guard import add_version_guard
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -57,25 +57,25 @@ class InProcessCommitter:
         with self.access.translate_errors(path):
             self.local.merge(path, source, merge, commit)
 
-    def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[Numbers, pa.Table]:
+    def find_rows(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[Numbers, pa.Table]:
         """Find the rows of a table that have one of these keys.
 
         Returns the indices of the keys that the table has, and the rows in the columns of a schema.
         """
         with self.access.translate_errors(path):
-            return self.local.rows_of(path, keys, schema)
+            return self.local.find_rows(path, keys, schema)
 
 
 @dataclass(frozen=True)
 class FileCommitter:
     """Commits files that a runner has written. It suits many rows that need no Spark expression.
 
-    `vectors` says whether the user wants deletion vectors in large tables.
+    `wants_vectors` says whether the user wants deletion vectors in large tables.
     """
 
     local: LocalRecords
     access: LakeAccess
-    vectors: bool = True
+    wants_vectors: bool = True
 
     def commit(
         self,
@@ -83,15 +83,15 @@ class FileCommitter:
         path: str,
         schema: pa.Schema,
         commit: Commit,
-        removed: Mapping[str, int] | None = None,
+        removed_size_by_path: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
         """Call `write`, which writes files, and commit the files. Return the rows that describe the files (`FILE_SCHEMA`).
 
-        `removed` has the same meaning as in `Commits.commit`.
+        `removed_size_by_path` has the same meaning as in `Commits.commit`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
-            self.local.commit(path, schema, files, commit, removed)
+            self.local.commit(path, schema, files, commit, removed_size_by_path)
         return files
 
     def commit_marked(
@@ -100,67 +100,73 @@ class FileCommitter:
         path: str,
         marked: Sequence[MarkedFile],
         position: int | None,
-        base: int,
+        expected_version: int,
     ) -> list[dict[str, Any]]:
         """Call `write`, which writes files, and commit the files together with the rows that `marked` marks as deleted.
 
-        Returns the rows that describe the files (`FILE_SCHEMA`). `base` has the same meaning as in `Commit`.
+        Returns the rows that describe the files (`FILE_SCHEMA`). `expected_version` has the same meaning as in `Commit`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
-            row_removal.mark_rows(self.local, path, marked, files, position, base)
+            row_removal.mark_rows(self.local, path, marked, files, position, expected_version)
         return files
 
-    def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile] | None:
+    def marked_files(
+        self, path: str, matches: Sequence[FileMatches], expected_version: int
+    ) -> list[MarkedFile] | None:
         """The files that contain `matches`, with these rows marked as deleted. They are an argument of `commit_marked`.
 
         Returns None and raises OvertakenError in the same cases as `markable_files`.
         """
-        files = self.markable_files(path, {match.name for match in matches}, base)
-        return None if files is None else row_removal.with_marks(files, matches)
+        files = self.markable_files(path, {match.name for match in matches}, expected_version)
+        return None if files is None else row_removal.mark_matches(files, matches)
 
-    def markable_files(self, path: str, names: Collection[str], base: int) -> dict[str, Action] | None:
+    def markable_files(
+        self, path: str, names: Collection[str], expected_version: int
+    ) -> dict[str, Action] | None:
         """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
 
         Returns None if rows of the table cannot be marked. If need be, this enables deletion vectors, which makes
-        a new version of the table. Raises OvertakenError if the version of the table is not `base` afterwards.
+        a new version of the table. Raises OvertakenError if the version of the table is not `expected_version` afterwards.
         """
         with self.access.translate_errors(path):
             try:
                 if not self.local.has_deletion_vectors(path):
                     row_removal.enable_marking(self.local, path)
-                if self.local.version(path) != base:
+                if self.local.version(path) != expected_version:
                     raise OvertakenError(path)
-                return row_removal.markable_files(self.local, path, names, base)
+                return row_removal.markable_files(self.local, path, names, expected_version)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
 
-    def row_matches(
+    def find_row_matches(
         self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
         """The rows of a table that have one of these digests. The `keys` of the result are indices into the digests."""
         with self.access.translate_errors(path):
-            return row_matches(self.local.table_at(path), path, self.local.store, digests, schema, runner)
+            return find_row_matches(
+                self.local.open_table(path), path, self.local.store, digests, schema, runner
+            )
 
-    def key_matches(
+    def find_key_matches(
         self,
         path: str,
         keys: pa.Table,
-        among: Iterable[Mask],
-        most_bytes: int | None,
-        lacking: str | None = None,
+        key_masks: Iterable[Mask],
+        max_bytes: int | None,
+        null_column: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table that have one of these keys, file by file. The parameters are those of `matches_among`."""
+        """The rows of a table that have one of these keys, file by file. The parameters are those of `key_lookup.find_key_matches`."""
         with self.access.translate_errors(path):
-            return self.local.matches(path, keys, among, most_bytes, lacking)
+            return self.local.find_key_matches(path, keys, key_masks, max_bytes, null_column)
 
-    def flagged_rows(
-        self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None
+    def find_flagged_rows(
+        self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows that have a flag, file by file. Only the rows `among` are searched; None means the whole table."""
+        """The rows that have a flag, file by file. Only the rows `candidates` are searched; None means the whole table."""
         with self.access.translate_errors(path):
-            return self.local.flagged_rows(path, flag, among)
+            return self.local.find_flagged_rows(path, flag, candidates)
 
     def schema(self, path: str) -> pa.Schema:
         """The columns of a table."""
@@ -174,15 +180,15 @@ class FileCommitter:
 
     def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
         """True if rows of a table with these columns may be marked as deleted in deletion vectors."""
-        if not self.vectors:
+        if not self.wants_vectors:
             return False
         with self.access.translate_errors(path):
             return row_removal.can_mark_rows(self.local, path, columns)
 
-    def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
+    def target_file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
         """The size in bytes that files of a table shall have. If the table does not exist, `properties` decide."""
         with self.access.translate_errors(path):
-            return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
+            return target_file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,7 @@ class SparkCommitter:
         """
         with self.access.translate_errors(path):
             write_by_spark(
-                with_version_guard(frame, path, commit.base, self.access.store),
+                add_version_guard(frame, path, commit.expected_version, self.access.store),
                 path,
                 commit,
                 options or {},

@@ -34,7 +34,7 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The number of pairs that must be evidence of a safe store. It is more than one, because a store that first checks the
 #: condition and then writes, as two separate steps, still handles most pairs correctly.
-_DECIDED_PAIRS = 24
+_MIN_DECIDED_PAIRS = 24
 #: The largest number of pairs that are tried, and the number of pairs that are tried at the same time.
 _MAX_PAIRS = 160
 _PARALLEL_PAIRS = 8
@@ -67,7 +67,7 @@ class _Outcome(Enum):
     tried to commit.
     """
 
-    MADE = auto()
+    SUCCEEDED = auto()
     REFUSED = auto()
     TOO_LATE = auto()
 
@@ -77,15 +77,15 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
 
     With `record` the lake records a good result, so that it is not checked again.
     """
-    marker = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
-    if store.has_file(marker):
+    record_path = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
+    if store.has_file(record_path):
         return
-    folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
+    trial_folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
     try:
-        decided_pairs = _count_decided_pairs(lake, folder, store, endpoint)
+        decided_pairs = _count_decided_pairs(lake, trial_folder, store, endpoint)
     finally:
-        store.remove(folder)
-    if decided_pairs < _DECIDED_PAIRS:
+        store.remove(trial_folder)
+    if decided_pairs < _MIN_DECIDED_PAIRS:
         _LOGGER.debug(
             'lake "%s": of %d pairs of commits only %d met: the next run tries again',
             lake,
@@ -93,22 +93,22 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
             decided_pairs,
         )
     elif record:
-        store.touch(marker)
+        store.touch(record_path)
 
 
 def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) -> int:
     """Try pairs of commits. Return the number of pairs in which the store has refused one of two commits."""
     decided_pairs = tried_pairs = 0
     with ThreadPoolExecutor(2 * _PARALLEL_PAIRS) as pool:
-        while decided_pairs < _DECIDED_PAIRS and tried_pairs < _MAX_PAIRS:
+        while decided_pairs < _MIN_DECIDED_PAIRS and tried_pairs < _MAX_PAIRS:
             # A pair takes some twenty requests, one after the other, so several pairs run at the same time.
-            numbers = range(
+            pair_numbers = range(
                 tried_pairs,
-                min(tried_pairs + min(_PARALLEL_PAIRS, _DECIDED_PAIRS - decided_pairs), _MAX_PAIRS),
+                min(tried_pairs + min(_PARALLEL_PAIRS, _MIN_DECIDED_PAIRS - decided_pairs), _MAX_PAIRS),
             )
             pairs = [
                 [pool.submit(_commit, f"{folder}/{number}", store, barrier) for _ in range(2)]
-                for number, barrier in ((number, Barrier(2)) for number in numbers)
+                for number, barrier in ((number, Barrier(2)) for number in pair_numbers)
             ]
             try:
                 outcomes = [[writer.result() for writer in pair] for pair in pairs]
@@ -117,12 +117,12 @@ def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) ->
                     reason = "does not know If-None-Match on PUT"
                     raise UnsafeStoreError(lake, endpoint, reason) from error
                 raise
-            if [_Outcome.MADE] * 2 in outcomes:
+            if [_Outcome.SUCCEEDED] * 2 in outcomes:
                 reason = "does not keep If-None-Match on PUT: it accepted two objects of one name"
                 raise UnsafeStoreError(lake, endpoint, reason)
-            evidence = [_Outcome.MADE.name, _Outcome.REFUSED.name]
-            decided_pairs += sum(sorted(each.name for each in pair) == evidence for pair in outcomes)
-            tried_pairs += len(numbers)
+            decided_outcomes = [_Outcome.SUCCEEDED.name, _Outcome.REFUSED.name]
+            decided_pairs += sum(sorted(each.name for each in pair) == decided_outcomes for pair in outcomes)
+            tried_pairs += len(pair_numbers)
     return decided_pairs
 
 
@@ -142,4 +142,4 @@ def _commit(path: str, store: Store, barrier: Barrier) -> _Outcome:
         if _TABLE_EXISTS in str(error):
             return _Outcome.TOO_LATE
         raise
-    return _Outcome.MADE
+    return _Outcome.SUCCEEDED

@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import every_file
+from pgsieve.resources.lake.delta.key_lookup import list_all_files
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
 #: A function that returns batches. It is called on executors.
-Batches = Callable[[], Iterable[pa.RecordBatch]]
+BatchSource = Callable[[], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -32,35 +32,37 @@ class FileRows:
     """The rows of a file without its deleted rows, after a function has changed each batch.
 
     - `schema`: the columns to read
-    - `deleted`: the numbers of the deleted rows
-    - `change`: the function that changes a batch
+    - `deleted_rows`: the numbers of the deleted rows
+    - `change_batch`: the function that changes a batch
     """
 
     store: Store
     file: str
     schema: pa.Schema
-    deleted: Numbers
-    change: Callable[[pa.RecordBatch], pa.RecordBatch]
+    deleted_rows: Numbers
+    change_batch: Callable[[pa.RecordBatch], pa.RecordBatch]
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, and change them."""
-        return map(self.change, rows_without(self.store.batches(self.file, self.schema), self.deleted))
+        return map(
+            self.change_batch, remove_rows(self.store.read_batches(self.file, self.schema), self.deleted_rows)
+        )
 
 
-def table_rows(
+def list_file_rows(
     local: LocalRecords,
     path: str,
     schema: pa.Schema,
-    change: Callable[[pa.RecordBatch], pa.RecordBatch],
+    change_batch: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> list[FileRows]:
     """For each file of a table its rows, changed by a function of batches."""
     return [
-        FileRows(local.store, join_path(path, file.name), schema, file.deleted, change)
-        for file in every_file(local.table_at(path))
+        FileRows(local.store, join_path(path, file.name), schema, file.deleted, change_batch)
+        for file in list_all_files(local.open_table(path))
     ]
 
 
-def rows_without(
+def remove_rows(
     batches: Iterable[pa.RecordBatch],
     rows: Numbers,
     on_removed: Callable[[slice, pa.RecordBatch], None] | None = None,
@@ -76,14 +78,14 @@ def rows_without(
         first, last = np.searchsorted(rows, (begin, end))
         if on_removed is not None and first < last:
             on_removed(slice(first, last), batch.take(pa.array(rows[first:last] - begin)))
-        remains = np.ones(batch.num_rows, np.bool_)
-        remains[rows[first:last] - begin] = False
+        is_kept = np.ones(batch.num_rows, np.bool_)
+        is_kept[rows[first:last] - begin] = False
         begin = end
-        if remains.any():
-            yield batch if remains.all() else batch.filter(pa.array(remains))
+        if is_kept.any():
+            yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
 
-def rows_at(
+def read_rows(
     store: Store, file: str, schema: pa.Schema, rows: Numbers
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
     """Read the rows of a file that have these numbers. The numbers ascend. Yields batches, each with its slice of `rows`.
@@ -93,14 +95,14 @@ def rows_at(
     if not len(rows):
         return
     groups = store.row_groups(file)
-    ends = np.cumsum([group.rows for group in groups])
-    group_of_row = np.searchsorted(ends, rows, "right")
+    group_ends = np.cumsum([group.row_count for group in groups])
+    group_of_row = np.searchsorted(group_ends, rows, "right")
     group_numbers = np.unique(group_of_row)
-    sizes = np.diff(ends, prepend=0)[group_numbers]
+    sizes = np.diff(group_ends, prepend=0)[group_numbers]
     # Only these row groups are read. So subtract from each row number the rows of the groups before it that are skipped.
-    skipped = (ends[group_numbers] - sizes) - (np.cumsum(sizes) - sizes)
+    skipped = (group_ends[group_numbers] - sizes) - (np.cumsum(sizes) - sizes)
     rows, begin = rows - skipped[np.searchsorted(group_numbers, group_of_row)], 0
-    for batch in store.batches(file, schema, group_numbers.tolist()):
+    for batch in store.read_batches(file, schema, group_numbers.tolist()):
         first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
         if first < last:
             yield slice(first, last), batch.take(pa.array(rows[first:last] - begin))
@@ -108,8 +110,8 @@ def rows_at(
 
 
 @dataclass(frozen=True)
-class WrittenRows:
-    """Writes batches into files of about `size` bytes in a folder, part by part, on executors.
+class RowWriter:
+    """Writes batches into files of about `file_bytes` bytes in a folder, part by part, on executors.
 
     `encodings` as in `write_files`.
     """
@@ -117,15 +119,15 @@ class WrittenRows:
     store: Store
     folder: str
     schema: pa.Schema
-    size: int
-    parts: Sequence[Sequence[Batches]]
+    file_bytes: int
+    parts: Sequence[Sequence[BatchSource]]
     encodings: Mapping[str, str] | None = None
 
-    def write_by(self, runner: Executors) -> pa.Table:
+    def write_on(self, runner: Executors) -> pa.Table:
         """Let a runner write all parts. Return a row (`FILE_SCHEMA`) for each file."""
         return runner.run(self, len(self.parts))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write the files of one part."""
-        rows = chain.from_iterable(make() for make in self.parts[number])
-        return write_files(self.folder, self.schema, guard(rows), self.store, self.size, self.encodings)
+        rows = chain.from_iterable(read_batches() for read_batches in self.parts[number])
+        return write_files(self.folder, self.schema, guard(rows), self.store, self.file_bytes, self.encodings)

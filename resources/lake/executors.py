@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, tasks_of
+from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, divide_into_tasks
 from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, by_receiver
 from pgsieve.resources.strands import release_strand
@@ -44,9 +44,9 @@ from pgsieve.resources.work import (
 )
 
 #: The columns of the input of a Spark job: the numbers of the parts.
-_NUMBERS = pa.schema({"id": pa.int64()})
+_PART_NUMBER_SCHEMA = pa.schema({"id": pa.int64()})
 #: The output of a Spark job: batches of rows as bytes, which Spark passes on. Spark would convert other columns row by row.
-_PACKED = pa.schema({"batch": pa.binary()})
+_PACKED_SCHEMA = pa.schema({"batch": pa.binary()})
 #: A function that is called with the number of parts that have finished.
 OnProgress = Callable[[int], None]
 #: A function that Spark runs on the batches of a task.
@@ -86,21 +86,27 @@ class Executors(Protocol):
     """The interface of a runner."""
 
     #: The number of callers that may call `run` at the same time. Their parts can then share a job (`shared_jobs`).
-    callers: int
+    max_callers: int
 
     @property
-    def number(self) -> int:
+    def parallelism(self) -> int:
         """The number of parts that run at the same time."""
 
     def run(
-        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
+        self,
+        part: Part,
+        part_count: int,
+        on_progress: OnProgress | None = None,
+        schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
         """Run all parts, several at the same time. Return their rows.
 
         Runners other than Spark call `on_progress` after each part.
         """
 
-    def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
+    def exchange(
+        self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
+    ) -> pa.Table:
         """Run all parts.
 
         Their messages (`MESSAGE_SCHEMA`) go to the first receivers; messages of these go to the next receivers.
@@ -147,26 +153,26 @@ def forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _pack_rows(make: BatchFunction, schema: pa.Schema) -> BatchFunction:
-    """A function of Spark's batches that packs the rows which `make` yields; the rows have this schema."""
+def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunction:
+    """A function of Spark's batches that packs the rows which `run_batches` yields; the rows have this schema."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for rows in make(batches):
+        for rows in run_batches(batches):
             octets = rows.select(schema.names).cast(schema).serialize()
             offsets = pa.array([0, octets.size], pa.int32()).buffers()[1]
             column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, octets])
-            yield pa.RecordBatch.from_arrays([column], schema=_PACKED)
+            yield pa.RecordBatch.from_arrays([column], schema=_PACKED_SCHEMA)
 
     return run
 
 
 def _unpacked_rows(packed: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows that `_pack_rows` has packed."""
+    """The rows that `_make_row_packer` has packed."""
     octets = (each.as_buffer() for each in packed["batch"])
     return pa.Table.from_batches([pa.ipc.read_record_batch(each, schema) for each in octets], schema)
 
 
-def _run_parts(part: Part) -> BatchFunction:
+def _make_part_runner(part: Part) -> BatchFunction:
     """Return a function that Spark calls with batches of the numbers of parts. It runs these parts."""
 
     def run(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -179,7 +185,7 @@ def _run_parts(part: Part) -> BatchFunction:
     return run
 
 
-def _run_receivers(receivers: Receivers) -> BatchFunction:
+def _make_receiver_runner(receivers: Receivers) -> BatchFunction:
     """Return a function that Spark calls with batches of messages, ordered by receiver. It runs these receivers."""
 
     def run(message_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -191,10 +197,10 @@ def _run_receivers(receivers: Receivers) -> BatchFunction:
 
 
 def _exchange_in_memory(
-    runner: "Executors", part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema
+    runner: "Executors", part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
 ) -> pa.Table:
     """The method `exchange` of a runner that keeps the messages in memory. See `Executors`."""
-    rows = runner.run(part, parts, schema=MESSAGE_SCHEMA)
+    rows = runner.run(part, part_count, schema=MESSAGE_SCHEMA)
     for stage, each in enumerate(receivers, 1):
         messages_by_receiver = defaultdict[int, list[Message]](list)
         for receiver_number, messages in by_receiver(rows.to_batches()):
@@ -218,10 +224,10 @@ def _receive(
     return receivers.receive(*messages_by_receiver[number], guard)
 
 
-def run_first_job(session: SparkSession, parts: int) -> None:
+def run_first_job(session: SparkSession, part_count: int) -> None:
     """Run a job that does nothing. It starts the Python workers of a session."""
-    numbers = session.range(0, parts, 1, parts)
-    numbers.mapInArrow(_pass_through, spark_schema(_NUMBERS)).toArrow()
+    numbers = session.range(0, part_count, 1, part_count)
+    numbers.mapInArrow(_pass_through, spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
 
 
 class SparkExecutors:
@@ -232,18 +238,18 @@ class SparkExecutors:
     `cores` is the number of cores of the session; None if the address of Spark's master does not show it.
     """
 
-    callers = 16
+    max_callers = 16
 
-    def __init__(self, session: Callable[[], SparkSession], cores: int | None = None) -> None:
-        self._session, self._cores = session, cores
+    def __init__(self, get_session: Callable[[], SparkSession], cores: int | None = None) -> None:
+        self._get_session, self._cores = get_session, cores
         self._has_begun = self._is_preparing = False
 
     @property
-    def number(self) -> int:
+    def parallelism(self) -> int:
         """The number of parts that run at the same time. On a cluster it may change."""
         if self._cores is not None:
             return self._cores
-        session = self._session()
+        session = self._get_session()
         if not self._has_begun:
             # Spark starts executors only for the first job.
             with _warn_after(_SILENT_SECONDS):
@@ -254,49 +260,57 @@ class SparkExecutors:
         return int(splits[1]) if splits else 1
 
     def run(
-        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
+        self,
+        part: Part,
+        part_count: int,
+        on_progress: OnProgress | None = None,
+        schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
         """Run all parts, as `Executors` describes. Only Spark's UI shows the progress."""
         del on_progress
-        if not parts:
+        if not part_count:
             return schema.empty_table()
         with release_strand():
-            rows = self._run_shared(part, parts) if schema.equals(FILE_SCHEMA) else None
+            rows = self._run_shared(part, part_count) if schema.equals(FILE_SCHEMA) else None
             if rows is None:
-                rows = self._run(part, parts, schema)
-        return with_costs(engine_of(self._session()), parts, rows)
+                rows = self._run_job(part, part_count, schema)
+        return record_costs(engine_of(self._get_session()), part_count, rows)
 
-    def exchange(self, part: Part, parts: int, receivers: Sequence[Receivers], schema: pa.Schema) -> pa.Table:
+    def exchange(
+        self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
+    ) -> pa.Table:
         """Exchange messages, as `Executors` describes. It is a single job, in which Spark's shuffle carries the messages.
 
         A task runs several receivers, because starting a task takes longer than running most receivers.
         """
         with release_strand():
-            tasks = [min(each.number, _TASKS_PER_CORE * self.number) for each in receivers]
-            session = with_job_name(self._session())
-            frame = session.range(0, parts, 1, parts).mapInArrow(
-                _run_parts(part), spark_schema(MESSAGE_SCHEMA)
+            task_counts = [min(each.number, _TASKS_PER_CORE * self.parallelism) for each in receivers]
+            session = with_job_name(self._get_session())
+            frame = session.range(0, part_count, 1, part_count).mapInArrow(
+                _make_part_runner(part), spark_schema(MESSAGE_SCHEMA)
             )
-            for stage, (each, number) in enumerate(zip(receivers, tasks, strict=True), 1):
+            for stage, (each, number) in enumerate(zip(receivers, task_counts, strict=True), 1):
                 ordered_messages = frame.repartition(number, "to").sortWithinPartitions("to")
-                receive = _run_receivers(each)
+                receive = _make_receiver_runner(each)
                 if stage < len(receivers):
                     frame = ordered_messages.mapInArrow(receive, spark_schema(MESSAGE_SCHEMA))
                 else:
-                    frame = ordered_messages.mapInArrow(_pack_rows(receive, schema), spark_schema(_PACKED))
+                    frame = ordered_messages.mapInArrow(
+                        _make_row_packer(receive, schema), spark_schema(_PACKED_SCHEMA)
+                    )
             rows = _unpacked_rows(frame.toArrow(), schema)
-        return with_costs(engine_of(session), parts + sum(tasks), rows)
+        return record_costs(engine_of(session), part_count + sum(task_counts), rows)
 
-    def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
+    def _run_job(self, part: Part, part_count: int, schema: pa.Schema) -> pa.Table:
         """Run parts as one job, with a task for each part."""
-        session, run = with_job_name(self._session()), _pack_rows(_run_parts(part), schema)
-        packed = session.range(0, parts, 1, parts).mapInArrow(run, spark_schema(_PACKED))
+        session, run = with_job_name(self._get_session()), _make_row_packer(_make_part_runner(part), schema)
+        packed = session.range(0, part_count, 1, part_count).mapInArrow(run, spark_schema(_PACKED_SCHEMA))
         return _unpacked_rows(packed.toArrow(), schema)
 
-    def _run_shared(self, part: Part, parts: int) -> pa.Table | None:
+    def _run_shared(self, part: Part, part_count: int) -> pa.Table | None:
         """Run parts in a job that several callers share. None if no jobs are shared, or if the shared job has failed."""
         jobs = current_shared_jobs()
-        return jobs and jobs.rows(Request(part, parts, current_job_name()), self._run_requests)
+        return jobs and jobs.run_request(Request(part, part_count, current_job_name()), self._run_requests)
 
     def _run_requests(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
         """Run the parts of some callers as one job. Return the rows of each caller.
@@ -305,12 +319,14 @@ class SparkExecutors:
         one caller, it gets the error.
         """
         if len(job) == 1:
-            return [self._run(job[0].part, job[0].parts, FILE_SCHEMA)]
-        shared = SharedParts([request.part for request in job], tasks_of(job, self.number), FILE_SCHEMA)
+            return [self._run_job(job[0].part, job[0].part_count, FILE_SCHEMA)]
+        shared = SharedParts(
+            [request.part for request in job], divide_into_tasks(job, self.parallelism), FILE_SCHEMA
+        )
         names = [request.name for request in job if request.name is not None]
         with name_jobs(*joint_job_name(names)) if names else nullcontext():
             try:
-                rows = self._run(shared, len(shared.tasks), shared.row_schema)
+                rows = self._run_job(shared, len(shared.tasks), shared.row_schema)
             except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its error.
                 _LOGGER.debug("%d callers share no job: %s", len(job), error)
                 return [None] * len(job)
@@ -320,15 +336,15 @@ class SparkExecutors:
         """Begin to start the session and its first job, as `Executors` describes."""
         if not self._is_preparing:
             self._is_preparing = True
-            Thread(target=self._start, name="pgsieve-spark", daemon=True).start()
+            Thread(target=self._start_session, name="pgsieve-spark", daemon=True).start()
 
-    def _start(self) -> None:
+    def _start_session(self) -> None:
         """Start the session and its first job.
 
         Errors are ignored, because the next caller that needs the session gets them.
         """
         with suppress(Exception):
-            run_first_job(self._session(), self.number)
+            run_first_job(self._get_session(), self.parallelism)
 
     def stop(self) -> None:
         """Begin no further shared job. Spark itself ends the jobs that are running."""
@@ -337,31 +353,35 @@ class SparkExecutors:
 
 
 class Threads:
-    """The runner that uses `number` threads of this process. All callers share these threads."""
+    """The runner that uses `parallelism` threads of this process. All callers share these threads."""
 
-    callers = 1
+    max_callers = 1
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._running: set[Event] = set()
+    def __init__(self, thread_count: int) -> None:
+        self.parallelism = thread_count
+        self._end_events: set[Event] = set()
 
     def run(
-        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
+        self,
+        part: Part,
+        part_count: int,
+        on_progress: OnProgress | None = None,
+        schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
         """Run all parts, as `Executors` describes. If a part fails, the other parts end at their next batch."""
-        is_over = Event()
+        end_event = Event()
 
-        def until_over(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def yield_until_end(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                if is_over.is_set():
+                if end_event.is_set():
                     raise CancelledError
                 yield batch
 
-        def write(number: int) -> list[pa.RecordBatch]:
-            return list(part(number, until_over))
+        def run_part(number: int) -> list[pa.RecordBatch]:
+            return list(part(number, yield_until_end))
 
-        self._running.add(is_over)
-        futures = [_pool(self.number).submit(write, number) for number in range(parts)]
+        self._end_events.add(end_event)
+        futures = [_thread_pool(self.parallelism).submit(run_part, number) for number in range(part_count)]
         rows: list[pa.RecordBatch] = []
         try:
             for count, each in enumerate(as_completed(futures), 1):
@@ -369,11 +389,11 @@ class Threads:
                 if on_progress is not None:
                     on_progress(count)
         finally:
-            is_over.set()
+            end_event.set()
             # Once this function has returned, no thread may still be writing a file or reading a snapshot.
             wait([each for each in futures if not each.cancel()])
-            self._running.discard(is_over)
-        return with_costs("threads", parts, pa.Table.from_batches(rows, schema))
+            self._end_events.discard(end_event)
+        return record_costs("threads", part_count, pa.Table.from_batches(rows, schema))
 
     exchange = _exchange_in_memory
 
@@ -382,25 +402,29 @@ class Threads:
 
     def stop(self) -> None:
         """Make all parts that are running end at their next batch."""
-        for is_over in tuple(self._running):
-            is_over.set()
+        for end_event in tuple(self._end_events):
+            end_event.set()
 
 
-class _Inline:
+class _CallingThread:
     """The runner that uses the calling thread. It is for small work, and runs one part after the other."""
 
-    callers = number = 1
+    max_callers = parallelism = 1
 
     def run(
-        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = FILE_SCHEMA
+        self,
+        part: Part,
+        part_count: int,
+        on_progress: OnProgress | None = None,
+        schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
         """Run all parts, as `Executors` describes."""
         rows: list[pa.RecordBatch] = []
-        for number in range(parts):
+        for number in range(part_count):
             rows += part(number, iter)
             if on_progress is not None:
                 on_progress(number + 1)
-        return with_costs(DRIVER, parts, pa.Table.from_batches(rows, schema))
+        return record_costs(DRIVER, part_count, pa.Table.from_batches(rows, schema))
 
     exchange = _exchange_in_memory
 
@@ -412,22 +436,22 @@ class _Inline:
 
 
 #: The runner for small work.
-INLINE: Executors = _Inline()
+CALLING_THREAD: Executors = _CallingThread()
 
 
-def with_costs(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
+def record_costs(engine: str, task_count: int | None, rows: pa.Table) -> pa.Table:
     """Add the costs of making rows to the `Work` of the step. Return the rows.
 
-    If the rows describe files (`FILE_SCHEMA`), the bytes of these files are counted. `parts` is the number of
+    If the rows describe files (`FILE_SCHEMA`), the bytes of these files are counted. `task_count` is the number of
     tasks; None means one task per row.
     """
     describes_files = set(FILE_SCHEMA.names) <= set(rows.column_names)
     size = pc.sum(rows["size"]).as_py() or 0 if describes_files else rows.nbytes
-    add_costs(engine, rows.num_rows if parts is None else parts, size)
+    add_costs(engine, rows.num_rows if task_count is None else task_count, size)
     return rows
 
 
 @cache
-def _pool(number: int) -> ThreadPoolExecutor:
+def _thread_pool(number: int) -> ThreadPoolExecutor:
     """The pool with this number of threads. All callers share it."""
     return ThreadPoolExecutor(number, "pgsieve-executor")

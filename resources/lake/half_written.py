@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pgsieve.resources.lake.delta.complete_entries import find_defect
-from pgsieve.resources.lake.delta.deletion_vectors import vector_file
+from pgsieve.resources.lake.delta.deletion_vectors import parse_vector_file
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -62,18 +62,20 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
         is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
         if _is_later(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
             path.unlink(missing_ok=True)
-    first_incomplete = _first_incomplete_version(table, since_ns)
-    if first_incomplete is not None and first_incomplete == _first_incomplete_version(table, since_ns):
-        entries = _entries(log)
-        for version in sorted((each for each in entries if each >= first_incomplete), reverse=True):
+    first_incomplete_version = _first_incomplete_version(table, since_ns)
+    if first_incomplete_version is not None and first_incomplete_version == _first_incomplete_version(
+        table, since_ns
+    ):
+        entries = _entry_paths(log)
+        for version in sorted((each for each in entries if each >= first_incomplete_version), reverse=True):
             entries[version].unlink()
         for path in log.iterdir():
-            if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first_incomplete:
+            if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first_incomplete_version:
                 path.unlink()
         _LOGGER.warning(
-            "%s is rolled back to before version %d, which is incomplete", table, first_incomplete
+            "%s is rolled back to before version %d, which is incomplete", table, first_incomplete_version
         )
-        if not _entries(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
+        if not _entry_paths(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
             shutil.rmtree(log)
             return
     _remove_wrong_hint(log)
@@ -95,7 +97,7 @@ def _remove_wrong_hint(log: Path) -> None:
         hint.unlink(missing_ok=True)
 
 
-def _entries(log: Path) -> dict[int, Path]:
+def _entry_paths(log: Path) -> dict[int, Path]:
     """Maps each version to the path of its log entry."""
     return {int(match[1]): path for path in log.iterdir() if (match := _ENTRY.fullmatch(path.name))}
 
@@ -106,7 +108,7 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
     None if there is no such version.
     """
     entries_since = {
-        v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)
+        v: p for v, p in sorted(_entry_paths(table / "_delta_log").items()) if _is_later(p, since_ns)
     }
     changes = dict[int, _Changes]()
     for version, path in entries_since.items():
@@ -114,7 +116,7 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
             break
         if find_defect(content := _read_from_disk(path)) is not None:
             break
-        changes[version] = _changes(content)
+        changes[version] = _parse_changes(content)
     while (incomplete := _first_with_incomplete_file(table, changes)) is not None:
         # This entry and all later ones will be removed. The files that they have removed then belong to the table
         # again. So check the earlier entries once more, now with these files.
@@ -122,7 +124,7 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
     return next((version for version in entries_since if version not in changes), None)
 
 
-def _changes(content: bytes) -> _Changes:
+def _parse_changes(content: bytes) -> _Changes:
     """The files that a log entry removes and adds."""
     removed, added = set[str](), dict[str, int]()
     actions: Iterator[dict[str, Any]] = (json.loads(line) for line in content.splitlines() if line.strip())
@@ -131,7 +133,7 @@ def _changes(content: bytes) -> _Changes:
             removed.add(unquote(remove["path"]))
         if (add := action.get("add")) is not None:
             added[unquote(add["path"])] = int(add["size"])
-            if (vector := vector_file(add.get("deletionVector"))) is not None:
+            if (vector := parse_vector_file(add.get("deletionVector"))) is not None:
                 name, size = vector
                 added[name] = max(size, added.get(name, 0))
     # If an entry removes and adds the same file, it gives the file another deletion vector. The file stays.

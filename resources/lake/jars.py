@@ -52,7 +52,7 @@ _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.e
 _IVY = "spark.jars.ivy"
 #: The beginnings of the names of the user's settings that choose a Maven repository, or the access to it. A proxy
 #: is chosen by a Java option.
-_REPOSITORIES = ("spark.jars.repositories", _IVY, "spark.driver.extraJavaOptions")
+_REPOSITORY_SETTINGS = ("spark.jars.repositories", _IVY, "spark.driver.extraJavaOptions")
 
 #: Maps each version of hadoop-aws to the version of the AWS SDK to use with it. hadoop-aws 3.4.1, which belongs to
 #: Spark 4.0, was built with SDK 2.24.6; pgsieve was tested with a later one.
@@ -135,10 +135,10 @@ def record_jars(packages: str, spark_jars: str, file: Path | None = None) -> Non
     `spark_jars` is the value of `spark.jars` in a session with these packages only.
     """
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
-    _record({packages: jars}, file or resolutions_file())
+    _write_resolutions({packages: jars}, file or resolutions_file())
 
 
-def _record(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
+def _write_resolutions(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
     """Add resolutions to a file.
 
     The file is replaced as a whole, because another process may do the same at the same time.
@@ -154,7 +154,9 @@ def _record(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
         temporary.replace(file)
 
 
-def fetch(package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None) -> None:
+def fetch_packages(
+    package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None
+) -> None:
     """Fetch the jars that are missing. This happens once, may take a minute, and is reported on stderr.
 
     `conf` are the user's settings. pgsieve uses their repositories, and leaves their packages to Spark. `file`
@@ -172,7 +174,9 @@ def fetch(package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path 
                 hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
             )
         if os.access(file.parent, os.W_OK):
-            repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
+            repositories = {
+                name: value for name, value in conf.items() if name.startswith(_REPOSITORY_SETTINGS)
+            }
             # If the user has no home directory, Ivy would store the jars in a temporary folder, which soon disappears.
             ivy_settings = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
             _fetch(packages, {**ivy_settings, **repositories}, file)
@@ -192,7 +196,7 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> N
     jars = recorded_jars(packages.name, file)
     if process.returncode or jars is None:
         raise JarsUnavailableError(
-            f"the jars of {packages.coordinates[0]} cannot be fetched: {_reason(process.stdout + process.stderr)}",
+            f"the jars of {packages.coordinates[0]} cannot be fetched: {_find_reason(process.stdout + process.stderr)}",
             hint="Spark's settings `spark.jars.repositories` and `spark.jars.ivySettings` name another Maven repository; or run"
             f" `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
         )
@@ -207,7 +211,7 @@ def _report(line: str) -> None:
     _LOGGER.info(line)
 
 
-def _reason(output: str) -> str:
+def _find_reason(output: str) -> str:
     """The line in the output of Ivy or the JVM that says most about the cause."""
     lines = [line.strip(" :\t") for line in output.splitlines()]
     for pattern in (
@@ -229,11 +233,11 @@ def copy_jars(folder: Path, package_sets: Iterable[Packages], file: Path | None 
         for jar in jars:
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
-        _record({packages.name: [jar.name for jar in jars]}, folder / _FILE_NAME)
+        _write_resolutions({packages.name: [jar.name for jar in jars]}, folder / _FILE_NAME)
     copy_archive(folder)
 
 
-def class_path(
+def class_path_settings(
     package_sets: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], file: Path | None = None
 ) -> dict[str, str]:
     """The settings with the jars that a session needs: pgsieve's, and those of the user's settings (`conf`).
@@ -260,8 +264,8 @@ def class_path(
 
 def _own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
     """The sets whose first package the user's settings do not contain."""
-    user_artifacts = {_artifact(coordinate) for coordinate in _split_setting(conf, _PACKAGES)}
-    return [each for each in package_sets if _artifact(each.coordinates[0]) not in user_artifacts]
+    user_artifacts = {_artifact_name(coordinate) for coordinate in _split_setting(conf, _PACKAGES)}
+    return [each for each in package_sets if _artifact_name(each.coordinates[0]) not in user_artifacts]
 
 
 def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
@@ -269,7 +273,7 @@ def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
     return [part for each in conf.get(name, "").split(",") if (part := each.strip())]
 
 
-def _artifact(coordinate: str) -> str:
+def _artifact_name(coordinate: str) -> str:
     """Group and artifact of a package. Versions in the name of the artifact, such as `_4.1_2.13`, are left out."""
     group, artifact = coordinate.split(":")[:2]
     return f"{group}:{artifact.partition('_')[0]}"
@@ -278,7 +282,7 @@ def _artifact(coordinate: str) -> str:
 def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
     """Start a session that resolves the packages. Return its value of `spark.jars`."""
     settings = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
-    session = jvm.session(
+    session = jvm.start_session(
         {"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **settings}
     )
     jars = session.conf.get(_JARS) or ""
@@ -309,7 +313,7 @@ def main() -> None:
         (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
         record_jars(packages.name, _resolve(packages, json.load(sys.stdin)), Path(sys.argv[2]))
         return
-    fetch(all_packages(), {})
+    fetch_packages(all_packages(), {})
     make_archive()
 
 

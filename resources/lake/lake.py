@@ -26,17 +26,17 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta import row_removal
-from pgsieve.resources.lake.delta.commits import writable_rows
+from pgsieve.resources.lake.delta.commits import make_writable
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
-from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, by_version, quoted
-from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
+from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, quote_name, sort_by_version
+from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constraints, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
-from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, arrow_schema, with_costs
+from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, arrow_schema, record_costs
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
@@ -64,7 +64,7 @@ _FOLDER_PARALLELISM, _STORE_PARALLELISM = 4, 8
 class StoredSlices:
     """The row groups that contain the rows of some slices, perhaps together with other rows; and the columns of the table."""
 
-    groups: Sequence[RowGroup]
+    row_groups: Sequence[RowGroup]
     schema: pa.Schema
 
 
@@ -74,26 +74,28 @@ class Lake:
     def __init__(
         self,
         uri: str,
-        session: Callable[[], SparkSession],
+        get_session: Callable[[], SparkSession],
         settings: LakeSettings = DEFAULT_SETTINGS,
         storage: Storage | None = None,
-        folders: Mapping[str, str] | None = None,
+        template_by_subscription: Mapping[str, str] | None = None,
         *,
         temporary: bool = False,
     ) -> None:
         storage = storage or storage_of(uri)
-        self._session, self._settings, self._storage = session, settings, storage
+        self._get_session, self._settings, self._storage = get_session, settings, storage
         self.access = LakeAccess(storage, temporary=temporary)
-        self.paths = LakePaths(storage.address, folders, self._recorded_folders)
+        self.paths = LakePaths(storage.address, template_by_subscription, self._find_recorded_template)
         self._tables = shared_tables(self.store.options)
         #: The access by delta-rs; None if delta-rs cannot reach and write the lake.
         self.local = LocalRecords(self.store, self._tables) if storage.is_reached_by_delta_rs else None
         self.records: Records = NamedRecords(
-            self.local or SparkRecords(session), self.access.translate_errors
+            self.local or SparkRecords(get_session), self.access.translate_errors
         )
         #: The runner for many rows that need no Spark expression.
         self.executors: Executors = (
-            SparkExecutors(session, settings.cores) if settings.threads is None else Threads(settings.threads)
+            SparkExecutors(get_session, settings.core_count)
+            if settings.thread_count is None
+            else Threads(settings.thread_count)
         )
         self.policy = Policy(
             self.access,
@@ -101,17 +103,17 @@ class Lake:
             self.executors,
             settings.small_bytes,
             settings.rewritten_bytes,
-            vectors=settings.vectors,
-            parted_changes=settings.parted_changes,
+            wants_vectors=settings.wants_vectors,
+            min_parted_changes=settings.min_parted_changes,
         )
 
-    def at(self, uri: str, *, temporary: bool = False) -> "Lake":
+    def with_address(self, uri: str, *, temporary: bool = False) -> "Lake":
         """The lake at another address, with the same engines; in the same store it has the same storage options, too.
 
         With `temporary` nothing in the lake is needed after this process.
         """
-        storage = self._storage.at(uri)
-        return Lake(uri, self._session, self._settings, storage, temporary=temporary)
+        storage = self._storage.with_address(uri)
+        return Lake(uri, self._get_session, self._settings, storage, temporary=temporary)
 
     @property
     def uri(self) -> str:
@@ -123,20 +125,20 @@ class Lake:
         """The files of the lake. This process and Spark's executors use them."""
         return self.access.store
 
-    def _recorded_folders(self, subscription: str) -> str | None:
+    def _find_recorded_template(self, subscription: str) -> str | None:
         """The template of the folders of a subscription's replicas, as the lake has recorded it."""
-        rows = by_version(self.records.rows(self.paths.subscription(subscription)))
+        rows = sort_by_version(self.records.rows(self.paths.subscription(subscription)))
         return rows[-1].get("folders") if rows else None
 
     @property
-    def by_spark_alone(self) -> bool:
+    def is_reached_by_spark_only(self) -> bool:
         """True if only Spark can reach the lake."""
         return self.local is None
 
-    def local_or(self, refusal: Exception) -> LocalRecords:
-        """The access by delta-rs, for work that Spark does not do. Raises `refusal` if only Spark can reach the lake."""
+    def require_local(self, error: Exception) -> LocalRecords:
+        """The access by delta-rs, for work that Spark does not do. Raises `error` if only Spark can reach the lake."""
         if self.local is None:
-            raise refusal
+            raise error
         return self.local
 
     @property
@@ -172,9 +174,9 @@ class Lake:
         """
         return nullcontext() if self.local is None else self._tables.consistent_read(paths)
 
-    def heads(self, paths: Collection[str]) -> list[TableHead]:
+    def read_heads(self, paths: Collection[str]) -> list[TableHead]:
         """The newest version and position of each table. They are requested in parallel."""
-        prepare = None if self.local is None else self.local.head_of
+        prepare = None if self.local is None else self.local.table_head
         with nullcontext() if prepare is None else self._tables.consistent_read(paths, prepare):
             return [self.records.head(path) for path in paths]
 
@@ -189,15 +191,15 @@ class Lake:
 
         It starts when it is first used. A run that finds nothing to do in a local lake needs no session.
         """
-        return with_job_name(self._session())
+        return with_job_name(self._get_session())
 
     # reading
 
-    def current(self, path: str) -> DataFrame:
+    def read_table(self, path: str) -> DataFrame:
         """The newest version of the table at a path. The table must exist."""
         return self.spark.read.format("delta").load(path)
 
-    def as_of(self, path: str, version: int) -> DataFrame:
+    def read_version(self, path: str, version: int) -> DataFrame:
         """The table at a path, at one of its versions."""
         return self.spark.read.format("delta").option("versionAsOf", version).load(path)
 
@@ -206,7 +208,7 @@ class Lake:
         with self.access.translate_errors(path):
             if self.local is not None:
                 return self.local.columns(path)
-            names: list[str] = self.current(path).columns
+            names: list[str] = self.read_table(path).columns
             return names
 
     def schema(self, path: str) -> pa.Schema:
@@ -214,80 +216,82 @@ class Lake:
         with self.access.translate_errors(path):
             if self.local is not None:
                 return self.local.arrow_schema(path)
-            return arrow_schema(self.current(path).schema)
+            return arrow_schema(self.read_table(path).schema)
 
-    def bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
+    def column_bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
         """The least or greatest value of a column where an SQL condition is true. None if it is true for no row."""
         with self.access.translate_errors(path):
-            if (local := self.policy.reader(path)) is not None:
+            if (local := self.policy.find_reader(path)) is not None:
                 return (local.least if bound == "min" else local.greatest)(path, column, where)
-            rows = self.current(path).where(where).select(F.expr(f"{bound}({quoted(column)})"))
+            rows = self.read_table(path).where(where).select(F.expr(f"{bound}({quote_name(column)})"))
             return rows.collect()[0][0]
 
-    def written_at(self, path: str) -> datetime | None:
+    def last_commit_time(self, path: str) -> datetime | None:
         """The time of the newest commit of a table. None if only Spark can reach the lake, because asking Spark is slow."""
         if self.local is None:
             return None
         with self.access.translate_errors(path):
-            return self.local.written_at(path)
+            return self.local.last_commit_time(path)
 
-    def columns_at(self, path: str, version: int) -> list[str]:
+    def columns_of_version(self, path: str, version: int) -> list[str]:
         """The names of the columns of a table at one of its versions."""
         with self.access.translate_errors(path):
             if self.local is not None:
-                return [field.name for field in self.local.as_of(path, version).schema().fields]
-            names: list[str] = self.as_of(path, version).columns
+                return [field.name for field in self.local.open_version(path, version).schema().fields]
+            names: list[str] = self.read_version(path, version).columns
             return names
 
     def count(self, path: str) -> int:
         """The number of rows of a table. If delta-rs cannot read the table, Spark counts them."""
         with self.access.translate_errors(path):
             if self.local is not None and not self.local.can_read(path):
-                return self.current(path).count()
+                return self.read_table(path).count()
         return self.records.count(path)
 
-    def read_slices(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
+    def read_slices(self, path: str, ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
         """The rows of some slices.
 
         If delta-rs can reach the lake, Spark reads only their files, and does not read Delta's log.
 
-        With `every` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
+        With `must_exist` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
         """
         with self.access.translate_errors(path):
-            slices = self.local.change_log(path) if self.local else None
-            files = slices.files(ends, every=every) if slices else None
+            slices = self.local.open_slices(path) if self.local else None
+            files = slices.files(ends, must_exist=must_exist) if slices else None
         if slices is None or files is None:
-            return self.current(path).where(F.col("slice").isin(sorted(ends)))
+            return self.read_table(path).where(F.col("slice").isin(sorted(ends)))
         reader = self.spark.read.schema(StructType.fromJson(json.loads(slices.table.schema().to_json())))
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
         return rows.where(F.col("slice").isin(sorted(ends)))
 
-    def stored_slices(self, path: str, ends: Collection[int], *, every: bool = False) -> StoredSlices | None:
-        """The row groups with the rows of some slices; None if only Spark can read them. For `every` see `read_slices`."""
+    def find_stored_slices(
+        self, path: str, ends: Collection[int], *, must_exist: bool = False
+    ) -> StoredSlices | None:
+        """The row groups with the rows of some slices; None if only Spark can read them. For `must_exist` see `read_slices`."""
         if self.local is None:
             return None
         with self.access.translate_errors(path):
-            slices = self.local.change_log(path)
-            groups = slices.row_groups(ends, every=every)
+            slices = self.local.open_slices(path)
+            groups = slices.row_groups(ends, must_exist=must_exist)
             return None if groups is None else StoredSlices(groups, slices.schema)
 
-    def slice_rows(
+    def read_slice_rows(
         self,
         path: str,
         ends: Collection[int],
         size: int | None,
         *,
         columns: Sequence[str] | None = None,
-        every: bool = False,
+        must_exist: bool = False,
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes. None if they are many, or if only Spark can read them.
 
-        `size` is the estimated number of their bytes; None means many. For `every` see `read_slices`.
+        `size` is the estimated number of their bytes; None means many. For `must_exist` see `read_slices`.
         """
         if self.local is None or not self.policy.is_small(size):
             return None
         with self.access.translate_errors(path):
-            return self.local.change_log(path).rows(ends, columns=columns, every=every)
+            return self.local.open_slices(path).rows(ends, columns=columns, must_exist=must_exist)
 
     # writing
 
@@ -321,34 +325,36 @@ class Lake:
         `options` are for Spark's writer. `size` is the estimated number of bytes, or None. Few bytes are written
         without Spark.
         """
-        if commit.after is not None:
+        if commit.expected_position is not None:
             head = self.records.head(path)
-            commit.refuse_overtaken(path, head)
-            commit = replace(commit, base=head.version, after=None)
+            commit.raise_if_overtaken(path, head)
+            commit = replace(commit, expected_version=head.version, expected_position=None)
 
         @cache
         def schema() -> pa.Schema:
-            return writable_rows(self.spark.createDataFrame([], frame.schema).toArrow()).schema
+            return make_writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
-        committer = self.policy.committer(path, frame.schema.names, size, schema, overwrite=commit.overwrite)
+        committer = self.policy.choose_committer(
+            path, frame.schema.names, size, schema, overwrite=commit.overwrite
+        )
         match committer:
             case InProcessCommitter():
                 with self.access.translate_errors(path):
-                    rows = writable_rows(frame.toArrow())
+                    rows = make_writable(frame.toArrow())
                 add_costs(engine_of(self.spark), 1, rows.nbytes)
                 committer.write(path, rows, commit)
             case FileCommitter():
-                file_schema, store, bytes_ = (
+                file_schema, store, target_bytes = (
                     schema(),
                     self.store,
-                    committer.file_bytes(path, commit.properties),
+                    committer.target_file_bytes(path, commit.properties),
                 )
                 files = frame.mapInArrow(
-                    lambda batches: write_files(path, file_schema, batches, store=store, size=bytes_),
+                    lambda batches: write_files(path, file_schema, batches, store=store, size=target_bytes),
                     FILE_DDL,
                 )
                 committer.commit(
-                    lambda: with_costs(engine_of(self.spark), None, files.toArrow()),
+                    lambda: record_costs(engine_of(self.spark), None, files.toArrow()),
                     path,
                     file_schema,
                     commit,
@@ -363,25 +369,25 @@ class Lake:
         self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
     ) -> None:
         """Commit files that this process has written. `files` are rows of `FILE_SCHEMA`."""
-        local = self.local_or(LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000"))
+        local = self.require_local(LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000"))
         with self.access.translate_errors(path):
             local.commit(path, schema, files, commit)
 
-    def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
+    def set_comments(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set the missing descriptions of a table and its columns. Does nothing if only Spark can reach the lake."""
         if self.local is None:
             return
         with self.access.translate_errors(path):
             description, columns = self.local.missing_comments(path, description, columns)
             if self.local.can_write(path):
-                self.local.comment(path, description, columns)
+                self.local.set_comments(path, description, columns)
             elif description is not None or columns:
                 comment_by_spark(self.spark, path, description, columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
         """Set Delta properties of a table. Return the version before; None if the table has these properties already."""
         with self.access.translate_errors(path):
-            missing_properties = dict(properties.items() - self._properties(path).items())
+            missing_properties = dict(properties.items() - self._read_properties(path).items())
             if not missing_properties:
                 return None
             version = self.records.version(path)
@@ -394,8 +400,8 @@ class Lake:
     def remove_row_checks(self, path: str) -> None:
         """Remove CHECK constraints and the append-only property, which another writer has set. Rows and position stay."""
         with self.access.translate_errors(path):
-            properties = self._properties(path)
-            if constraints := constraints_in(properties):
+            properties = self._read_properties(path)
+            if constraints := find_constraints(properties):
                 if self.local is not None and self.local.can_set_properties(path):
                     self.local.drop_constraints(path, constraints)
                 else:
@@ -406,72 +412,76 @@ class Lake:
     def has_row_checks(self, path: str) -> bool:
         """True if the table has properties that `remove_row_checks` removes."""
         with self.access.translate_errors(path):
-            properties = self._properties(path)
-        return is_append_only(properties) or bool(constraints_in(properties))
+            properties = self._read_properties(path)
+        return is_append_only(properties) or bool(find_constraints(properties))
 
-    def _properties(self, path: str) -> Mapping[str, str]:
+    def _read_properties(self, path: str) -> Mapping[str, str]:
         if self.local is not None:
             return self.local.properties(path)
-        details = self.spark.sql(f"describe detail delta.{quoted(path)}").collect()
+        details = self.spark.sql(f"describe detail delta.{quote_name(path)}").collect()
         properties: dict[str, str] = details[0]["properties"]
         return properties
 
     def record_position(self, path: str, position: int) -> None:
         """Commit a position to a table, without any rows."""
         with self.access.translate_errors(path):
-            if local := self.policy.local_writer(path):
+            if local := self.policy.find_local_writer(path):
                 local.append(path, local.arrow_schema(path).empty_table(), position)
             else:
-                self.write(self.current(path).limit(0), path, Commit(position))
+                self.write(self.read_table(path).limit(0), path, Commit(position))
 
-    def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
+    def add_columns(self, path: str, schema: pa.Schema, ddl: str, expected_version: int) -> None:
         """Add columns at the end of a table. They are NULL in all rows that exist.
 
-        `schema` has the old and the new columns. `ddl` is the same schema in Spark's types. For `base` see
+        `schema` has the old and the new columns. `ddl` is the same schema in Spark's types. For `expected_version` see
         `Commit`.
         """
         with self.access.translate_errors(path):
-            if local := self.policy.local_writer(path):
-                local.append(path, schema.empty_table(), base=base)
+            if local := self.policy.find_local_writer(path):
+                local.append(path, schema.empty_table(), expected_version=expected_version)
             else:
-                self.write(self.spark.createDataFrame([], ddl), path, Commit(base=base))
+                self.write(
+                    self.spark.createDataFrame([], ddl), path, Commit(expected_version=expected_version)
+                )
 
     def rewrite(
         self,
         path: str,
         change: RowChange,
-        base: int | None,
+        expected_version: int | None,
         *,
-        into: str | None = None,
+        target_path: str | None = None,
         position: int | None = None,
     ) -> None:
         """Replace the rows of a table by the results of `change`, in one commit that keeps the position.
 
-        With `into`, the table at that path gets the results instead, with the position `position`. For `base` see
+        With `target_path`, the table at that path gets the results instead, with the position `position`. For `expected_version` see
         `Commit`.
         """
-        size, target = (self.records.size(path) if self.local else None), into or path
-        commit = Commit(position, overwrite=True, base=base)
-        committer = self.policy.in_process(target, change.schema.names, size)
-        local = self.policy.reader(path, size)
+        size, target = (self.records.size(path) if self.local else None), target_path or path
+        commit = Commit(position, overwrite=True, expected_version=expected_version)
+        committer = self.policy.choose_in_process_committer(target, change.schema.names, size)
+        local = self.policy.find_reader(path, size)
         if committer is not None and local is not None:
             with self.access.translate_errors(path):
-                batches = local.table(path).select(list(change.columns)).to_batches()
-                new_rows = writable_rows(pa.Table.from_batches(map(change.of, batches), change.schema))
+                batches = local.read_all_rows(path).select(list(change.columns)).to_batches()
+                new_rows = make_writable(
+                    pa.Table.from_batches(map(change.change_batch, batches), change.schema)
+                )
             committer.write(target, new_rows, commit)
             return
-        names, of = list(change.columns), change.of
-        rows = number_columns(self.current(path).select(*map(quoted, names)))
+        names, change_batch = list(change.columns), change.change_batch
+        rows = number_columns(self.read_table(path).select(*map(quote_name, names)))
         changed_rows = rows.mapInArrow(
-            lambda batches: (of(batch.rename_columns(names)) for batch in batches), change.ddl
+            lambda batches: (change_batch(batch.rename_columns(names)) for batch in batches), change.ddl
         )
         self.write(changed_rows, target, commit)
 
     def idempotent_writes(
-        self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
+        self, position: int | None, *, can_mark_rows: bool, metadata: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[None]:
         """Commit each SQL write of the block only once per table and position. See `spark_writes.idempotent_writes`."""
-        return idempotent_writes(self.spark, position, vectors=vectors, metadata=metadata)
+        return idempotent_writes(self.spark, position, can_mark_rows=can_mark_rows, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
         """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find them."""
@@ -481,7 +491,7 @@ class Lake:
             with self.access.translate_errors(path):
                 if (
                     self.local is not None
-                    and self.policy.vectors
+                    and self.policy.wants_vectors
                     and row_removal.can_enable_marking(self.local, path)
                 ):
                     with suppress(UnmarkableError):

@@ -25,11 +25,11 @@ from pgsieve.resources.lake.delta.bounds import write_with_bounds
 from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
-from pgsieve.resources.lake.delta.records import quoted, unchanged_metadata
+from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, target_file_bytes
+from pgsieve.resources.lake.delta.records import kept_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import METADATA
+from pgsieve.resources.lake.spark_writes import METADATA_SETTING
 
 #: The size up to which delta-rs clusters a table, that is, sorts all its rows into new files. Spark clusters
 #: larger tables.
@@ -39,8 +39,8 @@ _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
-#: The query of `last_before`. Its parameters are a table and a time.
-_LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
+#: The query of `last_lsn_before`. Its parameters are a table and a time.
+_LAST_LSN = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
 #: The SQL for a time, in the dialects of delta-rs and Spark. The placeholder is for microseconds since 1970.
 _DELTA_RS_TIME, _SPARK_TIME = (
     "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
@@ -71,7 +71,7 @@ class TableMaintenance(Protocol):
     def last_slice_before(self, time: datetime) -> int:
         """The last slice before the first slice that has a commit at or after this time. 0 if there is no such slice."""
 
-    def last_before(self, time: datetime) -> int:
+    def last_lsn_before(self, time: datetime) -> int:
         """The greatest LSN of the rows before this time. 0 if there are no such rows."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
@@ -83,10 +83,10 @@ class TableMaintenance(Protocol):
     def files(self) -> list[tuple[int, int]]:
         """For each file the time at which it was written, in milliseconds since 1970, and its size in bytes."""
 
-    def compact(self, by: Sequence[str] = ()) -> int:
+    def compact(self, columns: Sequence[str] = ()) -> int:
         """Join small files into large ones. Return by how much the number of files has decreased.
 
-        With the columns `by`, all files are written again, so that rows with similar values in these columns are
+        With the columns `columns`, all files are written again, so that rows with similar values in these columns are
         in the same file.
         """
 
@@ -94,14 +94,14 @@ class TableMaintenance(Protocol):
         """Remove the files that no version of the last hours needs. Return their number; 0 if Spark removed them."""
 
 
-def maintenance(lake: Lake, path: str) -> TableMaintenance:
+def table_maintenance(lake: Lake, path: str) -> TableMaintenance:
     """The maintenance of a table by delta-rs if delta-rs can do it, otherwise by Spark."""
-    local = lake.policy.reader(path)
+    local = lake.policy.find_reader(path)
     if (
         local
         and local.can_write(path)
-        and not any(map(is_vector_file, local.store.names(path)))
-        and not local.table_at(path).metadata().partition_columns
+        and not any(map(is_vector_file, local.store.file_names(path)))
+        and not local.open_table(path).metadata().partition_columns
     ):
         return _DeltaRsMaintenance(lake, local, path)
     return _SparkMaintenance(lake, path)
@@ -138,43 +138,45 @@ class _DeltaRsMaintenance:
 
     def last_slice_before(self, time: datetime) -> int:
         query = _LAST_SLICE.format("t", _time_sql(_DELTA_RS_TIME, time))
-        rows = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
+        rows = QueryBuilder().register("t", self.local.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["slice"][0].as_py())
 
-    def last_before(self, time: datetime) -> int:
-        query = _LAST_BEFORE.format("t", _time_sql(_DELTA_RS_TIME, time))
-        rows = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
+    def last_lsn_before(self, time: datetime) -> int:
+        query = _LAST_LSN.format("t", _time_sql(_DELTA_RS_TIME, time))
+        rows = QueryBuilder().register("t", self.local.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_time_sql(_DELTA_RS_TIME, since))
-        table = self.local.table_at(self.path)
+        table = self.local.open_table(self.path)
 
-        def delete_rows(files: WriterProperties) -> int:
-            metrics = table.delete(condition, writer_properties=files, commit_properties=self._commit())
+        def delete_rows(file_properties: WriterProperties) -> int:
+            metrics = table.delete(
+                condition, writer_properties=file_properties, commit_properties=self._commit_properties()
+            )
             return int(metrics["num_deleted_rows"])
 
         return write_with_bounds(delete_rows, arrow_schema(table))
 
     def files(self) -> list[tuple[int, int]]:
-        files = pa.table(self.local.table_at(self.path).get_add_actions())
+        files = pa.table(self.local.open_table(self.path).get_add_actions())
         times = files["modification_time"].cast(pa.int64()).to_pylist()
         return list(zip(times, files["size_bytes"].to_pylist(), strict=True))
 
-    def compact(self, by: Sequence[str] = ()) -> int:
-        if not by:
+    def compact(self, columns: Sequence[str] = ()) -> int:
+        if not columns:
             return compact(self.local, self.path)
         if self.local.size(self.path) > MAX_CLUSTERED_BYTES:
-            return _SparkMaintenance(self.lake, self.path).compact(by)
-        return cluster(self.local, self.path, by)
+            return _SparkMaintenance(self.lake, self.path).compact(columns)
+        return cluster(self.local, self.path, columns)
 
     def vacuum(self, hours: int) -> int:
-        table = self.local.table_at(self.path)
+        table = self.local.open_table(self.path)
         missing_properties = _missing_properties(table.metadata().configuration, hours)
         # The properties may need Spark. Do not start Spark if they would only shorten the time for which the log is kept.
         if missing_properties and (hours > _FILES_HOURS or self.local.can_set_properties(self.path)):
             self.lake.set_properties(self.path, missing_properties)
-            table = self.local.table_at(self.path)
+            table = self.local.open_table(self.path)
         unneeded_files = table.vacuum(hours, enforce_retention_duration=False, full=True)
         if unneeded_files:  # Even if there were no files to remove, a vacuum would make two commits.
             table.vacuum(
@@ -182,12 +184,12 @@ class _DeltaRsMaintenance:
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
-                commit_properties=self._commit(),
+                commit_properties=self._commit_properties(),
             )
         return len(unneeded_files)
 
-    def _commit(self) -> CommitProperties:
-        metadata = unchanged_metadata(self.lake.records.position(self.path))
+    def _commit_properties(self) -> CommitProperties:
+        metadata = kept_position_metadata(self.lake.records.position(self.path))
         return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
@@ -197,44 +199,48 @@ class _SparkMaintenance:
     path: str
 
     def last_slice_before(self, time: datetime) -> int:
-        return int(self._sql(_LAST_SLICE.format(self._table, _time_sql(_SPARK_TIME, time)))["slice"])
+        return int(
+            self._run_sql(_LAST_SLICE.format(self._quoted_table, _time_sql(_SPARK_TIME, time)))["slice"]
+        )
 
-    def last_before(self, time: datetime) -> int:
-        return int(self._sql(_LAST_BEFORE.format(self._table, _time_sql(_SPARK_TIME, time)))["lsn"])
+    def last_lsn_before(self, time: datetime) -> int:
+        return int(self._run_sql(_LAST_LSN.format(self._quoted_table, _time_sql(_SPARK_TIME, time)))["lsn"])
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_time_sql(_SPARK_TIME, since))
-        return int(self._sql(f"delete from {self._table} where {condition}")["num_affected_rows"])
+        return int(self._run_sql(f"delete from {self._quoted_table} where {condition}")["num_affected_rows"])
 
-    def compact(self, by: Sequence[str] = ()) -> int:
-        properties = self._sql(f"describe detail {self._table}")["properties"]
+    def compact(self, columns: Sequence[str] = ()) -> int:
+        properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
         settings = {_STATISTICS_CHECK: "false"}
         if FILE_BYTES_PROPERTY in properties:
-            settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(file_bytes(properties)))
-        order = f" zorder by ({', '.join(map(quoted, by))})" if by else ""
-        metrics = self._sql(f"optimize {self._table}{order}", settings)["metrics"]
+            settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(target_file_bytes(properties)))
+        order = f" zorder by ({', '.join(map(quote_name, columns))})" if columns else ""
+        metrics = self._run_sql(f"optimize {self._quoted_table}{order}", settings)["metrics"]
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
 
     def files(self) -> list[tuple[int, int]]:
         fields = ("file_path", "file_modification_time", "file_size")
         files = (
-            self.lake.current(self.path).select(*(F.col(f"_metadata.{name}") for name in fields)).distinct()
+            self.lake.read_table(self.path)
+            .select(*(F.col(f"_metadata.{name}") for name in fields))
+            .distinct()
         )
         times = files.select(F.unix_millis("file_modification_time").alias("time"), "file_size").collect()
         return [(int(row["time"]), int(row["file_size"])) for row in times]
 
     def vacuum(self, hours: int) -> int:
-        properties = self._sql(f"describe detail {self._table}")["properties"]
+        properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
         if missing_properties := _missing_properties(properties, hours):
             self.lake.set_properties(self.path, missing_properties)
-        self._sql(f"vacuum {self._table} retain {hours:d} hours")
+        self._run_sql(f"vacuum {self._quoted_table} retain {hours:d} hours")
         return 0
 
     @property
-    def _table(self) -> str:
-        return f"delta.{quoted(self.path)}"
+    def _quoted_table(self) -> str:
+        return f"delta.{quote_name(self.path)}"
 
-    def _sql(self, statement: str, further_settings: Mapping[str, str] | None = None) -> Row:
+    def _run_sql(self, statement: str, further_settings: Mapping[str, str] | None = None) -> Row:
         """Run a statement whose commit keeps the table's position. Return the first row of its result.
 
         `further_settings` are settings of Spark for this statement.
@@ -242,7 +248,7 @@ class _SparkMaintenance:
         conf = self.lake.spark.conf
         settings = {
             **(further_settings or {}),
-            METADATA: unchanged_metadata(self.lake.records.position(self.path)),
+            METADATA_SETTING: kept_position_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK: "false",
             _LISTING_TASKS: str(conf.get("spark.sql.shuffle.partitions")),
         }

@@ -9,21 +9,21 @@ Every command reads the configuration and therefore imports this module, so it h
 import re
 from os import cpu_count
 
-_THREADS = re.compile(r"threads\[([1-9]\d*|\*)\]")
-_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
+_THREADS_MASTER = re.compile(r"threads\[([1-9]\d*|\*)\]")
+_LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
-def threads_of(master: str) -> int | None:
+def parse_thread_count(master: str) -> int | None:
     """The number of threads of this process that replace Spark; None if Spark runs large work."""
-    match = _THREADS.fullmatch(master)
-    return _number(match[1]) if match else None
+    match = _THREADS_MASTER.fullmatch(master)
+    return _parse_count(match[1]) if match else None
 
 
-def cores_of(master: str) -> int | None:
+def parse_core_count(master: str) -> int | None:
     """The number of cores of this machine that a Spark master uses; None if Spark runs on other machines or as a server."""
-    match = _LOCAL.fullmatch(master)
-    return _number(match[1] or "1") if match else None
+    match = _LOCAL_MASTER.fullmatch(master)
+    return _parse_count(match[1] or "1") if match else None
 
 
-def _number(text: str) -> int:
+def _parse_count(text: str) -> int:
     return (cpu_count() or 2) if text == "*" else int(text)

@@ -10,7 +10,7 @@ ARCHITECTURE.md describes the tables. `pgsieve.assets.steps.records` defines the
 import re
 from collections.abc import Callable, Mapping
 
-from pgsieve.resources.lake.delta.layout import FOLDERS
+from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
 
 #: The folder of pgsieve's own tables. It is next to the folders of the subscriptions; no subscription can have
 #: this name.
@@ -52,11 +52,14 @@ class LakePaths:
     def __init__(
         self,
         uri: str,
-        folders: Mapping[str, str] | None = None,
-        recorded_template: Callable[[str], str | None] = lambda _: None,
+        template_by_subscription: Mapping[str, str] | None = None,
+        find_recorded_template: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self.uri = uri
-        self._folders, self._recorded_template = dict(folders or {}), recorded_template
+        self._template_by_subscription, self._find_recorded_template = (
+            dict(template_by_subscription or {}),
+            find_recorded_template,
+        )
 
     def _feed_folder(self, slot_owner: str) -> str:
         """The folder of a feed. A part of a feed has a name with slashes, and its folder is in the folder of the feed."""
@@ -73,7 +76,7 @@ class LakePaths:
         """
         return f"{self._feed_folder(slot_owner)}/slices"
 
-    def prepared(self, slot_owner: str) -> str:
+    def prepared_transactions(self, slot_owner: str) -> str:
         """The prepared transactions that were neither committed nor rolled back when the change log was last written."""
         return f"{self._feed_folder(slot_owner)}/prepared"
 
@@ -81,21 +84,25 @@ class LakePaths:
         """The publisher's catalog, of which a copy is recorded after each alteration."""
         return f"{self._feed_folder(slot_owner)}/catalogs"
 
-    def altered(self, slot_owner: str) -> str:
+    def altered_slices(self, slot_owner: str) -> str:
         """For each subscription the slices in which the catalog may have been altered (`as_published`)."""
         return f"{self._feed_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
         """The replica of a table: its current rows, with the published columns."""
-        return f"{self.uri}/{subscription}/{replica_folder(self.folders_of(subscription), schema, table)}"
+        return (
+            f"{self.uri}/{subscription}/{replica_folder(self.folder_template(subscription), schema, table)}"
+        )
 
-    def folders_of(self, subscription: str) -> str:
+    def folder_template(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas. It is configured, or else the lake has recorded it."""
-        if subscription not in self._folders:
-            self._folders[subscription] = self._recorded_template(subscription) or FOLDERS
-        return self._folders[subscription]
+        if subscription not in self._template_by_subscription:
+            self._template_by_subscription[subscription] = (
+                self._find_recorded_template(subscription) or DEFAULT_FOLDER_TEMPLATE
+            )
+        return self._template_by_subscription[subscription]
 
-    def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
+    def change_history(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
         """The change history of a table: the changes that were transformed for it.
 
         If the history of a table begins anew, for example after a change of a column's type, the new history has a
@@ -104,12 +111,12 @@ class LakePaths:
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
-    def versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
+    def row_versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
         """The versions of a table's rows. The generations are those of the change history."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 
-    def transformed(self, subscription: str) -> str:
+    def transformed_slices(self, subscription: str) -> str:
         """The slices that were transformed. Each slice has a row per table, which summarizes the changes."""
         return f"{self.uri}/{subscription}/_transformed"
 
@@ -121,7 +128,7 @@ class LakePaths:
         """The state of a subscription as a whole. The newest row counts."""
         return f"{self.uri}/{name}/_subscription"
 
-    def registered(self, subscription: str) -> str:
+    def registered_names(self, subscription: str) -> str:
         """The names that pgsieve has registered in a catalog. For each name the newest row counts."""
         return f"{self.uri}/{subscription}/_registered"
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.executors import INLINE, Executors
+from pgsieve.resources.lake.executors import CALLING_THREAD, Executors
 
 #: The default of `Policy.small_bytes`: up to this many bytes of rows are computed and written in this process,
 #: without Spark, if the library delta-rs can reach the lake.
@@ -30,7 +30,7 @@ SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: The default of `Policy.rewritten_bytes`, a number of bytes. A replica is the copy of a publisher's table in the
 #: lake. In replicas up to this size pgsieve deletes rows by rewriting the files that contain them.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
-#: The default of `Policy.parted_changes`, a number of changes of one table.
+#: The default of `Policy.min_parted_changes`, a number of changes of one table.
 PARTED_CHANGES_DEFAULT = 2_000_000
 #: The prefix of the columns that delta-rs adds to a table's own columns during a MERGE. A user's column with this
 #: prefix could have the name of an added column.
@@ -52,17 +52,17 @@ def has_exact_equality(types: Iterable[str]) -> bool:
 class LakeSettings:
     """The user's settings for the work on a lake.
 
-    - `threads`: the number of threads of this process that run large work; None if Spark runs large work
-    - `cores`: the number of Spark's cores; None if the address of Spark's master does not show this number
+    - `thread_count`: the number of threads of this process that run large work; None if Spark runs large work
+    - `core_count`: the number of Spark's cores; None if the address of Spark's master does not show this number
     - the other fields have the same meaning as the fields of `Policy` with the same names
     """
 
     small_bytes: int = SMALL_BYTES_DEFAULT
     rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
-    vectors: bool = True
-    threads: int | None = None
-    cores: int | None = None
-    parted_changes: int = PARTED_CHANGES_DEFAULT
+    wants_vectors: bool = True
+    thread_count: int | None = None
+    core_count: int | None = None
+    min_parted_changes: int = PARTED_CHANGES_DEFAULT
 
 
 DEFAULT_SETTINGS = LakeSettings()
@@ -79,8 +79,8 @@ class Policy:
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
       them. In larger replicas it rewrites these files only if they are few for the size of the changes; otherwise it
       marks the rows in deletion vectors. With -1 it rewrites files only in tables whose rows it may not mark.
-    - `vectors`: whether the user wants deletion vectors in large tables
-    - `parted_changes`: if a table has at least this many changes, the runner computes which rows the changes leave.
+    - `wants_vectors`: whether the user wants deletion vectors in large tables
+    - `min_parted_changes`: if a table has at least this many changes, the runner computes which rows the changes leave.
       Each of its parts has a part of the keys. With fewer changes the driver (pgsieve's own process) computes that.
     """
 
@@ -89,30 +89,30 @@ class Policy:
     executors: Executors
     small_bytes: int = SMALL_BYTES_DEFAULT
     rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
-    vectors: bool = True
-    parted_changes: int = PARTED_CHANGES_DEFAULT
+    wants_vectors: bool = True
+    min_parted_changes: int = PARTED_CHANGES_DEFAULT
 
     def is_small(self, size: int | None) -> bool:
         """True if `size` bytes are small work, which may pass through this process. None stands for many bytes."""
         return self.local is not None and size is not None and size <= self.small_bytes
 
-    def runner(self, size: int | None) -> Executors:
+    def choose_runner(self, size: int | None) -> Executors:
         """The runner for `size` bytes: the calling thread for small work, otherwise the executors.
 
         None stands for many bytes.
         """
-        return INLINE if self.is_small(size) else self.executors
+        return CALLING_THREAD if self.is_small(size) else self.executors
 
     def prepare_runner(self, size: int) -> None:
         """Begin to start the runner for `size` bytes while they are still being read, so that it is ready sooner."""
         if self.local is not None:
-            self.runner(size).prepare()
+            self.choose_runner(size).prepare()
 
     def parts_in_parallel(self, size: int) -> int:
         """The number of parts that run at the same time if the whole work has `size` bytes."""
-        return self.runner(size).number
+        return self.choose_runner(size).parallelism
 
-    def local_writer(self, path: str) -> LocalRecords | None:
+    def find_local_writer(self, path: str) -> LocalRecords | None:
         """The access to the lake by delta-rs, if delta-rs can write the table at `path`; None if only Spark can.
 
         Only Spark writes tables with column mapping, where a column has another name in the files than in the table.
@@ -123,7 +123,7 @@ class Policy:
         with self.access.translate_errors(path):
             return self.local if self.local.is_unmapped(path) and self.local.can_write(path) else None
 
-    def committer(
+    def choose_committer(
         self,
         path: str,
         columns: Sequence[str],
@@ -133,14 +133,14 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """The committer that writes rows to a table. The parameters are those of `committer_with_reason`."""
-        committer, reason = self.committer_with_reason(
+        """The committer that writes rows to a table. The parameters are those of `choose_committer_with_reason`."""
+        committer, reason = self.choose_committer_with_reason(
             path, columns, size, schema, overwrite=overwrite, key=key
         )
         _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
         return committer
 
-    def committer_with_reason(
+    def choose_committer_with_reason(
         self,
         path: str,
         columns: Sequence[str],
@@ -160,7 +160,7 @@ class Policy:
         - `overwrite`: whether the rows replace all rows of the table
         - `key`: the Spark types of the columns that identify rows; empty if no rows are looked up
         """
-        local = self.local_writer(path)
+        local = self.find_local_writer(path)
         if local is None:
             return SparkCommitter(self.access), "delta-rs does not write it, or its names are mapped"
         with self.access.translate_errors(path):
@@ -170,16 +170,16 @@ class Policy:
                 reason = "a key that Arrow does not compare as PostgreSQL does"
             elif any(name.startswith(_RESERVED_PREFIX) for name in columns):
                 reason = "a column name that a MERGE of delta-rs reserves"
-            elif overwrite and local.permutes(path, columns):
+            elif overwrite and local.has_permuted_columns(path, columns):
                 reason = "columns in another order"
             elif overwrite and local.is_partitioned_by_others(path, columns):
                 reason = "partitions by a column that is dropped"
             else:
                 return InProcessCommitter(local, self.access), f"{size} bytes"
-        files = None if schema is None else self.by_files(path, schema(), overwrite=overwrite)
+        files = None if schema is None else self.choose_file_committer(path, schema(), overwrite=overwrite)
         return (SparkCommitter(self.access) if files is None else files), reason
 
-    def in_process(
+    def choose_in_process_committer(
         self,
         path: str,
         columns: Sequence[str],
@@ -191,24 +191,26 @@ class Policy:
         """The committer of rows that pass through this process.
 
         None if the rows are too many, or if the table needs another committer. The parameters are those of
-        `committer_with_reason`.
+        `choose_committer_with_reason`.
         """
-        committer = self.committer(path, columns, size, overwrite=overwrite, key=key)
+        committer = self.choose_committer(path, columns, size, overwrite=overwrite, key=key)
         return committer if isinstance(committer, InProcessCommitter) else None
 
-    def by_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> FileCommitter | None:
+    def choose_file_committer(
+        self, path: str, schema: pa.Schema, *, overwrite: bool = False
+    ) -> FileCommitter | None:
         """The committer that adds files with this schema to a table, for any number of rows.
 
         A runner has written these files before. None if only Spark can commit rows to the table.
         """
-        local = self.local_writer(path)
+        local = self.find_local_writer(path)
         if local is None:
             return None
         with self.access.translate_errors(path):
             can_add_files = local.can_add_files(path, schema, overwrite=overwrite)
-        return FileCommitter(local, self.access, self.vectors) if can_add_files else None
+        return FileCommitter(local, self.access, self.wants_vectors) if can_add_files else None
 
-    def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
+    def find_reader(self, path: str, size: int | None = None) -> LocalRecords | None:
         """The access to the lake by delta-rs, if this process may read `size` bytes of a table with it; otherwise None.
 
         The table must not require a feature of readers that delta-rs lacks, and `size` must be small work. If `size`

@@ -17,7 +17,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
-from pgsieve.resources.lake.masters import cores_of
+from pgsieve.resources.lake.masters import parse_core_count
 from pgsieve.resources.lake.session import (
     SESSION_SETTINGS,
     SparkEngine,
@@ -70,7 +70,7 @@ def pyspark_resource(
 
         @property
         def cores(self) -> int | None:
-            return cores_of(str(project_resource.spark_config.get("spark.master", "")))
+            return parse_core_count(str(project_resource.spark_config.get("spark.master", "")))
 
         @property
         def can_use_engine(self) -> bool:
@@ -94,8 +94,10 @@ def _project_session(project: PySparkResource | LazyPySparkResource, engine: Spa
         base_session = project.process_config_and_initialize().spark_session
         # A session of Spark Connect has no `newSession`. From Spark 4.1 on it has `cloneSession` instead. A session that
         # has neither is used itself.
-        begin = getattr(base_session, "newSession", None) or getattr(base_session, "cloneSession", None)
-        session: SparkSession = begin() if begin else base_session
+        begin_session = getattr(base_session, "newSession", None) or getattr(
+            base_session, "cloneSession", None
+        )
+        session: SparkSession = begin_session() if begin_session else base_session
         storage = storage_of(engine.lake)
         for name, value in {**SESSION_SETTINGS, **storage_settings(storage, engine.spark_config)}.items():
             session.conf.set(name, value)

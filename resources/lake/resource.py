@@ -15,16 +15,16 @@ from pyspark.sql import SparkSession
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT, LakeSettings
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.lake.spark_writes import WANT_VECTORS
+from pgsieve.resources.lake.spark_writes import VECTORS_DEFAULT_SETTING
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.lake.unsynced import recover
+from pgsieve.resources.lake.unsynced import remove_half_written_commits
 
 #: One of pgsieve's settings among Spark's. If delta-rs can reach the lake, batches up to this number of bytes are
 #: written without Spark.
-SMALL_BYTES = "spark.pgsieve.smallBytes"
+SMALL_BYTES_SETTING = "spark.pgsieve.smallBytes"
 #: One of pgsieve's settings among Spark's. In replicas up to this number of bytes, rows are deleted by rewriting
 #: their files. In larger replicas the rows are marked as deleted.
-REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
+REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
@@ -40,26 +40,29 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     engine: SparkEngine
     folders: dict[str, str] = Field(default={})
 
-    def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
+    def open(self, start_session: Callable[[], SparkSession] | None = None) -> Lake:
         """Open the lake. Before that, remove commits that were half-written when the power failed.
 
-        `session` starts the Spark session of the lake when it is first used. The default is the session of the
+        `start_session` starts the Spark session of the lake when it is first used. The default is the session of the
         engine.
         """
         if not is_uri(self.uri):
-            recover(self.uri)
+            remove_half_written_commits(self.uri)
         return Lake(
-            self.uri, session or (lambda: self.engine.session), settings_of(self.engine), folders=self.folders
+            self.uri,
+            start_session or (lambda: self.engine.session),
+            make_lake_settings(self.engine),
+            template_by_subscription=self.folders,
         )
 
 
-def settings_of(engine: SparkEngine) -> LakeSettings:
+def make_lake_settings(engine: SparkEngine) -> LakeSettings:
     """The settings for the work on a lake, which the user gives among the settings of Spark."""
     config = engine.spark_config
     return LakeSettings(
-        int(config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT)),
-        int(config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
-        config.get(WANT_VECTORS, "true").lower() == "true",
+        int(config.get(SMALL_BYTES_SETTING, SMALL_BYTES_DEFAULT)),
+        int(config.get(REWRITTEN_BYTES_SETTING, REWRITTEN_BYTES_DEFAULT)),
+        config.get(VECTORS_DEFAULT_SETTING, "true").lower() == "true",
         engine.threads,
         engine.cores,
     )

@@ -11,12 +11,12 @@ class RowChange:
     """A change of all rows of a table.
 
     - `columns`: the columns to read
-    - `of`: the function that changes each batch
+    - `change_batch`: the function that changes each batch
     - `schema`: the schema of the result
     - `ddl`: the same schema in Spark's types
     """
 
     columns: Sequence[str]
-    of: Callable[[pa.RecordBatch], pa.RecordBatch]
+    change_batch: Callable[[pa.RecordBatch], pa.RecordBatch]
     schema: pa.Schema
     ddl: str

@@ -24,11 +24,11 @@ MAX_REWRITE_RATIO = 4
 class DeletedRows:
     """Rows to delete from a table, file by file.
 
-    If `marked`, they are to be marked as deleted; otherwise their files are to be rewritten.
+    If `are_marked`, they are to be marked as deleted; otherwise their files are to be rewritten.
     """
 
     matches: Sequence[FileMatches] = ()
-    marked: bool = False
+    are_marked: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -36,16 +36,16 @@ class DeletedRows:
         return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
 
     @property
-    def rewritten(self) -> Sequence[FileMatches]:
+    def rewritten_files(self) -> Sequence[FileMatches]:
         """The files to rewrite. Empty if the rows are to be marked."""
-        return () if self.marked else self.matches
+        return () if self.are_marked else self.matches
 
 
 @dataclass(frozen=True)
 class RowDeletion:
-    """Decides how to delete rows of a table with these columns. `size` is the number of bytes of the changes.
+    """Decides how to delete rows of a table with these columns. `change_bytes` is the number of bytes of the changes.
 
-    If `limit` is given, no file of a table with more bytes than this is rewritten, provided that its rows can be
+    If `max_table_bytes` is given, no file of a table with more bytes than this is rewritten, provided that its rows can be
     marked. None means that the lake's setting for replicas decides.
     """
 
@@ -53,17 +53,17 @@ class RowDeletion:
     committer: FileCommitter
     path: str
     columns: Collection[str]
-    size: int
-    limit: int | None = None
+    change_bytes: int
+    max_table_bytes: int | None = None
 
-    def of(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
+    def decide(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
         """The decision for these rows. None if their files can neither be rewritten nor the rows marked."""
         if not matches:
             return DeletedRows()
         is_small = sum(match.size for match in matches) <= self.max_rewritten_bytes
         if is_small and self.committer.can_rewrite_files(self.path, self.columns):
             return DeletedRows(matches)
-        return DeletedRows(matches, marked=True) if self.can_mark_rows else None
+        return DeletedRows(matches, are_marked=True) if self.can_mark_rows else None
 
     @cached_property
     def can_mark_rows(self) -> bool:
@@ -73,8 +73,10 @@ class RowDeletion:
     @cached_property
     def max_rewritten_bytes(self) -> int:
         """The number of bytes up to which files are rewritten."""
-        bytes_by_ratio, lake_limit = MAX_REWRITE_RATIO * self.size, self.lake.policy.rewritten_bytes
-        small_table_bytes = lake_limit if self.limit is None else min(lake_limit, self.limit)
+        bytes_by_ratio, lake_limit = MAX_REWRITE_RATIO * self.change_bytes, self.lake.policy.rewritten_bytes
+        small_table_bytes = (
+            lake_limit if self.max_table_bytes is None else min(lake_limit, self.max_table_bytes)
+        )
         if not self.can_mark_rows or self.lake.records.size(self.path) <= small_table_bytes:
             return max(bytes_by_ratio, lake_limit)
-        return 0 if lake_limit < 0 or self.limit is not None else bytes_by_ratio
+        return 0 if lake_limit < 0 or self.max_table_bytes is not None else bytes_by_ratio

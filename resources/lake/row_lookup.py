@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgsieve.decoding.changes.digests import WantedDigests
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows_by_file
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, join_path
@@ -26,21 +26,23 @@ from pgsieve.resources.parts import Guard
 
 #: The result of a search: the number of a file, the number of a row in it, and the index of the digest that the
 #: row has.
-_MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
+_MATCH_SCHEMA = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
 
 
-def row_matches(
+def find_row_matches(
     table: DeltaTable, path: str, store: Store, digests: WantedDigests, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows that have one of these digests. The `keys` of the result are indices into the digests."""
+    """The rows that have one of these digests. The `key_indices` of the result are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    names = [unquote(file["path"]) for file in files]
-    results = runner.run(_FileSearch(store, path, schema, names, digests), len(names), schema=_MATCHED)
-    file_numbers, rows, keys = (np.asarray(results[name]) for name in _MATCHED.names)
-    deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
+    file_names = [unquote(file["path"]) for file in files]
+    results = runner.run(
+        _FileSearch(store, path, schema, file_names, digests), len(file_names), schema=_MATCH_SCHEMA
+    )
+    file_numbers, rows, key_indices = (np.asarray(results[name]) for name in _MATCH_SCHEMA.names)
+    deleted, no_rows = deleted_rows_by_file(table), np.empty(0, np.int64)
     matches = []
     for number in np.unique(file_numbers).tolist():
-        is_of_file, name = file_numbers == number, names[number]
+        is_of_file, name = file_numbers == number, file_names[number]
         # Rows that a deletion vector marks as deleted are still in the file. They do not belong to the table.
         marked = deleted.get(name, no_rows)
         is_of_file[is_of_file] = np.isin(rows[is_of_file], marked, invert=True)
@@ -50,7 +52,7 @@ def row_matches(
                 files[number]["path"],
                 files[number]["size_bytes"],
                 rows[is_of_file],
-                keys[is_of_file],
+                key_indices[is_of_file],
                 marked,
             )
         )
@@ -64,15 +66,17 @@ class _FileSearch:
     store: Store
     path: str
     schema: pa.Schema
-    names: Sequence[str]
-    sought: WantedDigests
+    file_names: Sequence[str]
+    digests: WantedDigests
 
-    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        begin = 0
-        for batch in guard(self.store.batches(join_path(self.path, self.names[number]), self.schema)):
-            rows, keys = self.sought.within(batch)
+    def __call__(self, file_number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        first_row = 0
+        for batch in guard(
+            self.store.read_batches(join_path(self.path, self.file_names[file_number]), self.schema)
+        ):
+            rows, keys = self.digests.within(batch)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(keys)],
-                schema=_MATCHED,
+                [pa.array(np.full(len(rows), file_number)), pa.array(first_row + rows), pa.array(keys)],
+                schema=_MATCH_SCHEMA,
             )
-            begin += batch.num_rows
+            first_row += batch.num_rows

@@ -38,10 +38,16 @@ from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.channel import EngineChannel
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
-from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
+from pgsieve.resources.lake.jars import (
+    Packages,
+    class_path_settings,
+    delta_packages,
+    fetch_packages,
+    s3_packages,
+)
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import archive_file
-from pgsieve.resources.lake.masters import cores_of, threads_of
+from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
@@ -91,7 +97,7 @@ LOOPBACK_SETTINGS: dict[str, str] = {
 }
 #: The module that starts the Python workers of such a session. Other sessions do not use it, because pgsieve may
 #: be missing where their workers run.
-_DAEMON = "pgsieve.resources.lake.python_daemon"
+_DAEMON_MODULE = "pgsieve.resources.lake.python_daemon"
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 
 #: How often a request to the engine is repeated. The repetitions take four seconds.
@@ -121,7 +127,7 @@ def conceal_settings(conf: Mapping[str, str]) -> None:
 #: A statement about a table that does not exist. Only Spark with Delta understands it.
 _DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
 #: A setting that each session of Databricks has.
-_DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
+_DATABRICKS_SETTING = "spark.databricks.clusterUsageTags.clusterId"
 
 #: The packages whose functions run on executors.
 SHIPPED_PACKAGES = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
@@ -156,10 +162,10 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
     if _LOCAL_MASTER.fullmatch(master):
-        settings |= LOOPBACK_SETTINGS | {"spark.python.daemon.module": _DAEMON}
+        settings |= LOOPBACK_SETTINGS | {"spark.python.daemon.module": _DAEMON_MODULE}
     settings["spark.pyspark.python"] = sys.executable
     jars = [str(log_store.JAR)] if storage.platform == "s3" else []
-    return {**settings, **conf, **class_path(_needed_packages(storage), jars, conf)}
+    return {**settings, **conf, **class_path_settings(_needed_packages(storage), jars, conf)}
 
 
 def _needed_packages(storage: Storage) -> list[Packages]:
@@ -169,7 +175,7 @@ def _needed_packages(storage: Storage) -> list[Packages]:
 
 def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None:
     """Raise UnsafeLogStoreError if Spark could lose commits to the lake with these settings."""
-    if storage.only_spark:
+    if storage.is_written_only_by_spark:
         return
     for name, log_store_class in storage.log_store_settings().items():
         for each in (name, _ANY_LOG_STORE):
@@ -196,7 +202,7 @@ def verify_delta(session: SparkSession, owner: str) -> None:
         # The error is that the table does not exist, which Delta has reported.
         if (error.getCondition() or "").startswith("DELTA_"):
             return
-    if session.conf.get(_DATABRICKS, ""):  # Databricks always has Delta, but reports other errors.
+    if session.conf.get(_DATABRICKS_SETTING, ""):  # Databricks always has Delta, but reports other errors.
         return
     raise SparkUnavailableError(
         f"{owner} has no Delta Lake",
@@ -260,7 +266,7 @@ def _create_connect_session(server: str | EngineChannel) -> SparkSession:
         return session
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    return cast("SparkSession", ConnectSession.builder.channelBuilder(server.builder()).create())
+    return cast("SparkSession", ConnectSession.builder.channelBuilder(server.make_builder()).create())
 
 
 def _set_retries(session: SparkSession, times: int) -> None:
@@ -291,9 +297,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     engine_folder: str = ""
     #: The engine ends after it was unused for this number of seconds.
     engine_idle: float = 0.0
-    _local: SparkSession | None = PrivateAttr(default=None)
-    _connect: SparkSession | None = PrivateAttr(default=None)
-    _use: control.EngineUse | None = PrivateAttr(default=None)
+    _local_session: SparkSession | None = PrivateAttr(default=None)
+    _connect_session: SparkSession | None = PrivateAttr(default=None)
+    _engine_use: control.EngineUse | None = PrivateAttr(default=None)
 
     @property
     def session(self) -> SparkSession:
@@ -309,10 +315,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             # If pgsieve.yaml has no storage options, the server uses its own access to the store.
             storage = storage_of(self.lake)
             access_settings = storage_settings(storage, self.spark_config) if storage.options else {}
-            return self._connect_session(self.master, {**access_settings, **self.spark_config})
-        if self._local is None and self._used_engine() is not None:
-            return self._engine_session()
-        return self._local_session()
+            return self._open_connect_session(self.master, {**access_settings, **self.spark_config})
+        if self._local_session is None and self._use_engine() is not None:
+            return self._open_engine_session()
+        return self._open_local_session()
 
     @property
     def spark_session(self) -> SparkSession:
@@ -322,7 +328,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     @property
     def threads(self) -> int | None:
         """The number of threads of this process that replace Spark where possible; None if Spark does the work."""
-        return threads_of(self.master)
+        return parse_thread_count(self.master)
 
     @property
     def spark_master(self) -> str:
@@ -332,7 +338,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     @property
     def cores(self) -> int | None:
         """The number of parts that Spark runs at the same time; None if the address of its master does not show it."""
-        return cores_of(self.spark_master)
+        return parse_core_count(self.spark_master)
 
     @property
     def can_use_engine(self) -> bool:
@@ -372,7 +378,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def fetch_jars(self) -> None:
         """Fetch the jars that a session of this process needs and that are missing. Raises SparkUnavailableError."""
         self.check_java()
-        fetch(_needed_packages(storage_of(self.lake)), self.spark_config)
+        fetch_packages(_needed_packages(storage_of(self.lake)), self.spark_config)
 
     def launch(self, owner: int | None = None) -> None:
         """Start the engine, and do not wait for it.
@@ -382,37 +388,37 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         self.fetch_jars()
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
 
-    def _used_engine(self) -> control.EngineUse | None:
+    def _use_engine(self) -> control.EngineUse | None:
         """Use the warm engine until this process ends. None if this process must start its own session."""
-        if self._use is None and self.can_use_engine:
+        if self._engine_use is None and self.can_use_engine:
             if self.engine == "start":
                 self.fetch_jars()
             settings = self.settings
             if self.engine == "start":
                 with suppress(EngineError):
                     control.start(self.folder, settings, timedelta(seconds=self.engine_idle))
-            self._use = control.use(self.folder, settings)
-        return self._use
+            self._engine_use = control.use(self.folder, settings)
+        return self._engine_use
 
-    def _engine_session(self) -> SparkSession:
+    def _open_engine_session(self) -> SparkSession:
         """A new session of the warm engine, or the one that this object already has."""
-        assert self._use is not None
-        if self._connect is None:
+        assert self._engine_use is not None
+        if self._connect_session is None:
             ship_by_value()
         # Only the settings of the store are set here; the engine has all others. It does not have these, because they
         # contain secrets, and its settings are in a file of its folder.
         settings = storage_settings(storage_of(self.lake), self.spark_config)
-        channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
-        return self._connect_session(channel, settings)
+        channel = EngineChannel(self.folder.address, self._engine_use.target, self._engine_use.record.token)
+        return self._open_connect_session(channel, settings)
 
     def check_store(self) -> None:
         """Raise UnsafeLogStoreError if the configured Spark Connect server could lose commits to the lake."""
         if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
             assert self.session
 
-    def _local_session(self) -> SparkSession:
+    def _open_local_session(self) -> SparkSession:
         """The session of this process. The first call starts it."""
-        if self._local is None:
+        if self._local_session is None:
             self.fetch_jars()
             if not jvm.is_running():
                 advice = (
@@ -423,19 +429,19 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
             try:
-                self._local = jvm.session(config)
+                self._local_session = jvm.start_session(config)
                 for key, value in storage_settings(storage, config).items():
-                    self._local.conf.set(key, value)
+                    self._local_session.conf.set(key, value)
             except Exception as error:
                 raise SparkUnavailableError(
                     f'no Spark session with master "{self.spark_master}": {str(error).splitlines()[0]}',
                     hint="check `spark` in pgsieve.yaml, and that Java 17 or 21 runs (`java -version`)",
                 ) from error
-        return self._local
+        return self._local_session
 
-    def _connect_session(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
+    def _open_connect_session(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
         """The session of a Spark Connect server or the warm engine. The first call creates it, with the settings `conf`."""
-        if self._connect is None:
+        if self._connect_session is None:
             try:
                 session = _create_connect_session(server)
                 for key, value in {**SESSION_SETTINGS, **conf}.items():
@@ -458,5 +464,5 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 _set_retries(session, _ENGINE_RETRIES)
             # Without this, the garbage collector would close the channel while Python ends, and could hang.
             atexit.register(_stop_session, session)
-            self._connect = session
-        return self._connect
+            self._connect_session = session
+        return self._connect_session

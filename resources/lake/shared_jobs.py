@@ -35,66 +35,66 @@ class Request:
     """The work that one caller requests.
 
     - `part`: the function of a part's number that does the work of the part
-    - `parts`: the number of parts
+    - `part_count`: the number of parts
     - `name`: the name for the job in Spark's web interface
-    - `rows`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in that
+    - `rows_future`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in that
       case the caller runs its parts again in a job of its own.
     """
 
     part: Part
-    parts: int
+    part_count: int
     name: Name | None
-    rows: Future[pa.Table | None] = field(default_factory=Future)
+    rows_future: Future[pa.Table | None] = field(default_factory=Future)
 
 
 #: Runs several requests in one Spark job, and returns the rows of each request in the same order.
-Run = Callable[[Sequence[Request]], Sequence[pa.Table | None]]
+RunRequests = Callable[[Sequence[Request]], Sequence[pa.Table | None]]
 
 
 class SharedJobs:
     """Runs one job at a time. A job does the work of all requests that are waiting when it begins."""
 
     def __init__(self) -> None:
-        self._condition, self._waiting = Condition(), list[Request]()
+        self._condition, self._waiting_requests = Condition(), list[Request]()
         self._is_running = self._is_ending = False
 
-    def rows(self, request: Request, run: Run) -> pa.Table | None:
+    def run_request(self, request: Request, run_requests: RunRequests) -> pa.Table | None:
         """Wait until a job has run a request, and return its rows; None if the job failed.
 
         The job is run by this thread, or by the thread of another caller with a request in the same job. The thread
-        that runs the job calls `run`.
+        that runs the job calls `run_requests`.
         """
-        if job := self._next(request):
+        if job := self._wait_for_turn(request):
             try:
-                for each, rows in zip(job, run(job), strict=True):
-                    each.rows.set_result(rows)
+                for each, rows in zip(job, run_requests(job), strict=True):
+                    each.rows_future.set_result(rows)
             finally:
                 self._end(job)
-        return request.rows.result()
+        return request.rows_future.result()
 
-    def _next(self, request: Request) -> Sequence[Request]:
+    def _wait_for_turn(self, request: Request) -> Sequence[Request]:
         """Wait for a turn; returns the requests that the calling thread has to run as one job.
 
         Returns no requests if the thread of another caller has taken `request` into its job. The thread that gets the
         turn takes all waiting requests.
         """
         with self._condition:
-            self._waiting.append(request)
+            self._waiting_requests.append(request)
             self._condition.wait_for(
-                lambda: not self._is_running or request not in self._waiting or self._is_ending
+                lambda: not self._is_running or request not in self._waiting_requests or self._is_ending
             )
             if self._is_ending:
                 raise CancelledError
-            if request not in self._waiting:
+            if request not in self._waiting_requests:
                 return ()
-            job, self._waiting, self._is_running = self._waiting, [], True
+            job, self._waiting_requests, self._is_running = self._waiting_requests, [], True
             return job
 
     def _end(self, job: Sequence[Request]) -> None:
         """Let the next job begin. Requests of `job` that got no rows get None, so that their callers stop waiting."""
         for each in job:
-            if not each.rows.done():
-                each.rows.set_result(None)
+            if not each.rows_future.done():
+                each.rows_future.set_result(None)
         with self._condition:
             self._is_running = False
             self._condition.notify_all()
@@ -106,7 +106,7 @@ class SharedJobs:
             self._condition.notify_all()
 
 
-def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
+def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
     """Divide the parts of a job into tasks, which Spark runs in parallel.
 
     Each task is a sequence of parts. A part is a pair of numbers: that of its caller, and that of the part among the
@@ -118,11 +118,11 @@ def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tupl
     rows, which the task reads only once (`stores.shared_reads`).
     """
     parts = sorted(
-        (number / request.parts, caller, number)
+        (number / request.part_count, caller, number)
         for caller, request in enumerate(job)
-        for number in range(request.parts)
+        for number in range(request.part_count)
     )
-    number = max(min(parallelism, len(parts)), *(request.parts for request in job))
+    number = max(min(parallelism, len(parts)), *(request.part_count for request in job))
     tasks: list[list[tuple[int, int]]] = [[] for _ in range(number)]
     for place, (_, caller, part) in enumerate(parts):
         tasks[place * number // len(parts)].append((caller, part))
@@ -133,14 +133,14 @@ def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tupl
 class SharedParts:
     """The work of a shared job: a function of a task's number, which Spark's executors call.
 
-    - `parts`: the function of each caller's parts
-    - `tasks`: the tasks of the job, as `tasks_of` returns them
+    - `part_by_caller`: the function of each caller's parts
+    - `tasks`: the tasks of the job, as `divide_into_tasks` returns them
     - `schema`: the columns of the rows that the parts yield
 
     If a part fails, later parts of its caller in the same task do not run. The parts of other callers still run.
     """
 
-    parts: Sequence[Part]
+    part_by_caller: Sequence[Part]
     tasks: Sequence[Sequence[tuple[int, int]]]
     schema: pa.Schema
 
@@ -149,20 +149,20 @@ class SharedParts:
         """The columns of a task's rows: `schema`, and the two columns that shared jobs add."""
         return self.schema.append(pa.field(_CALLER, pa.int32())).append(pa.field(_FAILED, pa.bool_()))
 
-    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+    def __call__(self, task_number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Run the parts of the task with this number one after the other, and yield their rows."""
-        failed, last_part = set[int](), None
-        for caller, part in self.tasks[number]:
-            if caller in failed:
+        failed_callers, last_part = set[int](), None
+        for caller, part in self.tasks[task_number]:
+            if caller in failed_callers:
                 continue
             if part != last_part:
                 begin_part()
                 last_part = part
             try:
-                for rows in self.parts[caller](part, guard):
+                for rows in self.part_by_caller[caller](part, guard):
                     yield self._with_caller(rows, caller)
             except Exception:  # noqa: BLE001 - the caller runs its parts again in a job of its own, and gets the error.
-                failed.add(caller)
+                failed_callers.add(caller)
                 yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.row_schema)
 
     def _with_caller(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
@@ -174,25 +174,25 @@ class SharedParts:
 
     def rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
         """Divide the rows of a job by caller. A caller of which a part failed has None instead of rows."""
-        failed = set(rows.filter(rows[_FAILED])[_CALLER].to_pylist())
+        failed_callers = set(rows.filter(rows[_FAILED])[_CALLER].to_pylist())
         return [
             None
-            if caller in failed
+            if caller in failed_callers
             else rows.filter(pc.equal(rows[_CALLER], caller)).select(self.schema.names)
-            for caller in range(len(self.parts))
+            for caller in range(len(self.part_by_caller))
         ]
 
 
-_SHARED: ContextVar[SharedJobs | None] = ContextVar("jobs", default=None)
+_CURRENT_JOBS: ContextVar[SharedJobs | None] = ContextVar("jobs", default=None)
 
 
 @contextmanager
 def share_jobs() -> Iterator[None]:
     """Within the block, Spark jobs are shared by all threads that run in a copy of the block's context (contextvars)."""
-    with assign_within(_SHARED, SharedJobs()):
+    with assign_within(_CURRENT_JOBS, SharedJobs()):
         yield
 
 
 def current_shared_jobs() -> SharedJobs | None:
     """The jobs that the enclosing block of `share_jobs` shares; None outside of such a block."""
-    return _SHARED.get()
+    return _CURRENT_JOBS.get()

@@ -15,26 +15,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.records import (
-    APPLICATION,
+    APPLICATION_ID,
     Commit,
     commit_metadata,
-    literal,
-    quoted,
-    unchanged_metadata,
+    kept_position_metadata,
+    quote_name,
+    quote_text,
 )
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
 #: Spark's setting for the user metadata of a commit.
-METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+METADATA_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
-_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_MERGE_VECTORS_SETTING = "spark.databricks.delta.merge.deletionVectors.persistent"
 _ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
 #: Spark's setting that decides whether tables without a property of their own use deletion vectors.
-WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 
-def column_mapping(columns: Iterable[str]) -> dict[str, str]:
+def column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
     """The Delta property that enables column mapping, if one of these columns needs it.
 
     With column mapping, a column has another name in the files than in the table. Without it, Delta in Spark
@@ -45,7 +45,7 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _fields(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
+def _field_paths(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
     """The fields of a struct, including those of nested structs, each as a path of names.
 
     Column mapping covers names at every depth.
@@ -53,7 +53,7 @@ def _fields(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
     for field in kind:
         yield (*path, field.name)
         if isinstance(field.dataType, StructType):
-            yield from _fields(field.dataType, *path, field.name)
+            yield from _field_paths(field.dataType, *path, field.name)
 
 
 def write_by_spark(
@@ -68,14 +68,14 @@ def write_by_spark(
     `exists` says whether the table exists. Column mapping is enabled if the name of a column needs it.
     """
     overwrite, position = commit.overwrite, commit.position
-    spark, fields = frame.sparkSession, set(_fields(frame.schema))
-    mapping = column_mapping(names[-1] for names in fields)
-    if mapping and exists() and (overwrite or fields - set(_table_fields(spark, path))):
-        _map_names(spark, path)
+    spark, fields = frame.sparkSession, set(_field_paths(frame.schema))
+    mapping = column_mapping_property(names[-1] for names in fields)
+    if mapping and exists() and (overwrite or fields - set(_table_field_paths(spark, path))):
+        _enable_column_mapping(spark, path)
     writer = (
         frame.write.format("delta")
         .mode("overwrite" if overwrite else "append")
-        .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
+        .options(**({} if position is None else {"txnAppId": APPLICATION_ID, "txnVersion": str(position)}))
         .option("userMetadata", commit.user_metadata)
         .options(**commit.properties, **mapping, **options)
     )
@@ -83,13 +83,13 @@ def write_by_spark(
     writer.save(path)
 
 
-def _table_fields(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
-    return _fields(spark.read.format("delta").load(path).schema)
+def _table_field_paths(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
+    return _field_paths(spark.read.format("delta").load(path).schema)
 
 
 def _is_mapped(spark: SparkSession, path: str) -> bool:
     """True if the table has column mapping."""
-    properties: Mapping[str, str] = spark.sql(f"describe detail delta.{quoted(path)}").collect()[0][
+    properties: Mapping[str, str] = spark.sql(f"describe detail delta.{quote_name(path)}").collect()[0][
         "properties"
     ]
     return properties.get(COLUMN_MAPPING, "none") != "none"
@@ -100,15 +100,15 @@ def _lacks_mapping(spark: SparkSession, path: str) -> bool:
 
     Until it is enabled, Delta in Spark refuses each alteration of the table.
     """
-    return bool(column_mapping(names[-1] for names in _table_fields(spark, path))) and not _is_mapped(
-        spark, path
-    )
+    return bool(
+        column_mapping_property(names[-1] for names in _table_field_paths(spark, path))
+    ) and not _is_mapped(spark, path)
 
 
-def _map_names(spark: SparkSession, path: str) -> None:
+def _enable_column_mapping(spark: SparkSession, path: str) -> None:
     """Enable column mapping in a table, unless the table has it already."""
     if not _is_mapped(spark, path):
-        spark.sql(f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')")
+        spark.sql(f"alter table delta.{quote_name(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')")
 
 
 def set_properties_by_spark(
@@ -123,16 +123,18 @@ def drop_constraints_by_spark(
     spark: SparkSession, path: str, names: Sequence[str], position: int | None
 ) -> None:
     """Drop CHECK constraints of a table. Its rows and its position stay as they are."""
-    _alter_by_spark(spark, path, [f"drop constraint {quoted(name)}" for name in names], position)
+    _alter_by_spark(spark, path, [f"drop constraint {quote_name(name)}" for name in names], position)
 
 
 def comment_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:
     """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
-    table_changes = [] if description is None else [f"set tblproperties ('comment' = {literal(description)})"]
+    table_changes = (
+        [] if description is None else [f"set tblproperties ('comment' = {quote_text(description)})"]
+    )
     column_changes = [
-        f"alter column {quoted(name)} comment {literal(text)}" for name, text in columns.items()
+        f"alter column {quote_name(name)} comment {quote_text(text)}" for name, text in columns.items()
     ]
     _alter_by_spark(spark, path, [*table_changes, *column_changes], position)
 
@@ -140,7 +142,7 @@ def comment_by_spark(
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
     """Run ALTER TABLE with each of these changes. The commits keep the table's position."""
     settings = {
-        METADATA: unchanged_metadata(position),
+        METADATA_SETTING: kept_position_metadata(position),
         # Without this setting, Spark refuses the property for the size of files, which only delta-rs and Databricks know.
         _ANY_PROPERTY: "true",
     }
@@ -148,9 +150,9 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
         for name, value in settings.items():
             spark.conf.set(name, value)
         if _lacks_mapping(spark, path):
-            _map_names(spark, path)
+            _enable_column_mapping(spark, path)
         for change in changes:
-            spark.sql(f"alter table delta.{quoted(path)} {change}")
+            spark.sql(f"alter table delta.{quote_name(path)} {change}")
     finally:
         for name in settings:
             spark.conf.unset(name)
@@ -162,32 +164,36 @@ def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
     A table that would need column mapping for this alteration is not altered, because some readers do not support
     column mapping.
     """
-    if spark.conf.get(WANT_VECTORS, "true") == "true" and not _lacks_mapping(spark, path):
+    if spark.conf.get(VECTORS_DEFAULT_SETTING, "true") == "true" and not _lacks_mapping(spark, path):
         spark.sql(
-            f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
+            f"alter table delta.{quote_name(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
         )
 
 
 @contextmanager
 def idempotent_writes(
-    spark: SparkSession, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
+    spark: SparkSession,
+    position: int | None,
+    *,
+    can_mark_rows: bool,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
     """Commit each SQL write of the block only once per table and position.
 
     Without a position, the tables keep their positions.
 
-    `vectors` says whether MERGE may mark rows in tables that have deletion vectors. `metadata` is added to the
+    `can_mark_rows` says whether MERGE may mark rows in tables that have deletion vectors. `metadata` is added to the
     user metadata of the commits.
     """
     if position is not None:
-        spark.conf.set(_TXN_APP, APPLICATION)
+        spark.conf.set(_TXN_APP, APPLICATION_ID)
         spark.conf.set(_TXN_VERSION, str(position))
-    spark.conf.set(METADATA, commit_metadata(position, metadata))
-    spark.conf.set(_VECTORS, str(vectors).lower())
+    spark.conf.set(METADATA_SETTING, commit_metadata(position, metadata))
+    spark.conf.set(_MERGE_VECTORS_SETTING, str(can_mark_rows).lower())
     try:
         yield
     finally:
-        for key in (_TXN_APP, _TXN_VERSION, METADATA, _VECTORS):
+        for key in (_TXN_APP, _TXN_VERSION, METADATA_SETTING, _MERGE_VECTORS_SETTING):
             spark.conf.unset(key)
 
 

@@ -31,9 +31,9 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 _MARKS = ".unsynced"
 #: The name of a file in the folder of the marks. A process locks this file while it begins to write.
 _LOCK = "lock"
-_LIBRARY = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 #: The codes of errors of file systems that do not support locks.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+_NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 #: On macOS, the command that makes the disk itself write its cache, too.
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -48,7 +48,7 @@ class UnsyncedWrites:
         marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         marks.mkdir(mode=0o700, exist_ok=True)
         with _exclude_writers(marks):
-            _recover(lake, marks)
+            _remove_half_written_commits(lake, marks)
             mark = marks / uuid.uuid4().hex
             self._file = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             # The mark is locked until this process ends. A locked mark shows others that its process is still running.
@@ -60,7 +60,7 @@ class UnsyncedWrites:
                 os.fsync(file)
         self._error_code: int | None = None
         #: Writes everything to disk, and removes the mark.
-        self.close = weakref.finalize(self, _end, self._file, mark, os.getpid())
+        self.close = weakref.finalize(self, _finish_writes, self._file, mark, os.getpid())
 
     def sync(self) -> None:
         """Write all earlier writes to disk. If some of them are lost, raise OSError, now and in each later call."""
@@ -78,19 +78,19 @@ class UnsyncedWrites:
             raise
 
 
-_shared: "weakref.WeakValueDictionary[str, UnsyncedWrites]" = weakref.WeakValueDictionary()
-_SHARING = threading.Lock()
+_writes_by_lake: "weakref.WeakValueDictionary[str, UnsyncedWrites]" = weakref.WeakValueDictionary()
+_SHARING_LOCK = threading.Lock()
 
 
 def unsynced_writes(lake: str) -> UnsyncedWrites:
     """The unsynced writes to a lake. All users of the lake in this process share one object."""
-    with _SHARING:
-        if (writes := _shared.get(lake)) is None:
-            writes = _shared[lake] = UnsyncedWrites(Path(lake))
+    with _SHARING_LOCK:
+        if (writes := _writes_by_lake.get(lake)) is None:
+            writes = _writes_by_lake[lake] = UnsyncedWrites(Path(lake))
         return writes
 
 
-def recover(lake: str) -> None:
+def remove_half_written_commits(lake: str) -> None:
     """Before the lake is read, remove half-written commits of processes that have ended without closing the lake.
 
     Does nothing if this user cannot write to the lake's folder. In that case the next process that writes to the
@@ -99,7 +99,7 @@ def recover(lake: str) -> None:
     marks = Path(lake, OWN_FOLDER, _MARKS)
     if marks.is_dir():
         with suppress(OSError), _exclude_writers(marks):
-            _recover(Path(lake), marks)
+            _remove_half_written_commits(Path(lake), marks)
 
 
 def close_all_lakes() -> None:
@@ -107,13 +107,13 @@ def close_all_lakes() -> None:
 
     A lake opened later is closed when the process ends.
     """
-    with _SHARING:
-        for writes in list(_shared.values()):
+    with _SHARING_LOCK:
+        for writes in list(_writes_by_lake.values()):
             writes.close()
-        _shared.clear()
+        _writes_by_lake.clear()
 
 
-def _recover(lake: Path, marks: Path) -> None:
+def _remove_half_written_commits(lake: Path, marks: Path) -> None:
     """Remove half-written commits of processes that have ended without closing the lake.
 
     Then remove the marks of these processes.
@@ -140,9 +140,9 @@ def _recover(lake: Path, marks: Path) -> None:
         mark.unlink(missing_ok=True)
 
 
-def _end(file: int, mark: Path, process: int) -> None:
+def _finish_writes(file: int, mark: Path, pid: int) -> None:
     """Write the lake to disk, and remove the mark. In a forked process this does nothing."""
-    if os.getpid() != process:
+    if os.getpid() != pid:
         return
     try:
         _sync_file_system(file)
@@ -158,7 +158,7 @@ def _sync_file_system(file: int) -> None:
     if _FULL_SYNC is not None:
         os.sync()
         fcntl.fcntl(file, _FULL_SYNC)
-    elif _LIBRARY.syncfs(file):
+    elif _LIBC.syncfs(file):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
@@ -205,7 +205,7 @@ def _lock(file: int, operation: int) -> bool:
     try:
         fcntl.flock(file, operation)
     except OSError as error:
-        if error.errno not in {errno.EWOULDBLOCK, *_NO_LOCKS}:
+        if error.errno not in {errno.EWOULDBLOCK, *_NO_LOCK_ERRORS}:
             raise
         return False
     return True

@@ -25,15 +25,15 @@ class NewerVersionError(PgsieveError):
     """The table has a later version than the version from which the write was planned."""
 
 
-def with_version_guard(frame: DataFrame, path: str, base: int | None, store: Store) -> DataFrame:
-    """The DataFrame with a task that raises NewerVersionError if the table has a version after `base`.
+def add_version_guard(frame: DataFrame, path: str, expected_version: int | None, store: Store) -> DataFrame:
+    """The DataFrame with a task that raises NewerVersionError if the table has a version after `expected_version`.
 
     If only Spark can reach the log of the table, the task could not read it. In that case the DataFrame is
     returned unchanged.
     """
-    if base is None or not store.can_reach(path):
+    if expected_version is None or not store.can_reach(path):
         return frame
-    next_entry, version = f"{path}/_delta_log/{base + 1:020d}.json", base + 1
+    next_entry, version = f"{path}/_delta_log/{expected_version + 1:020d}.json", expected_version + 1
 
     def check(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if store.has_file(next_entry):

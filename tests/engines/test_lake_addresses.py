@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.storage import Storage, address_problem
+from pgsieve.resources.lake.stores.storage import Storage, find_address_problem
 from tests.fixtures.s3_server import BUCKET, KEY, REGION, SECRET, S3Server
 from tests.fixtures.spark_writer import SparkWriter, spark_writer
 
@@ -33,7 +33,7 @@ def _accepted(prefix: str) -> str:
     characters = [
         c
         for c in string.printable + "äŁ日"
-        if address_problem(f"{prefix}/a{c}b") is None and c not in "/\n\r\t\x0b\x0c"
+        if find_address_problem(f"{prefix}/a{c}b") is None and c not in "/\n\r\t\x0b\x0c"
     ]
     return "".join(characters)
 
@@ -54,8 +54,8 @@ def test_every_accepted_character_is_the_same_for_both_engines(
     assert set(in_uris) >= set(f"{string.ascii_letters}{string.digits} ~!$&'()+,-.:;=@_ä日")
     addresses = [f"s3://{BUCKET}/a{in_uris}b", f"S3A://{DOTTED}/a b/", f"{tmp_path}/a{in_folders}b"]
     for address in addresses:
-        assert address_problem(address) is None
-        storage = Storage.of(address, None if address.startswith("/") else s3_server.storage)
+        assert find_address_problem(address) is None
+        storage = Storage.from_address(address, None if address.startswith("/") else s3_server.storage)
         lake = Lake(storage.address, lambda: None, storage=storage)  # type: ignore[arg-type, return-value]
         assert lake.local is not None
         path = lake.paths.replica("sales", "Public", f"T {in_uris[:20]}")
@@ -63,13 +63,13 @@ def test_every_accepted_character_is_the_same_for_both_engines(
         assert spark.append(path, [2]) is None
         lake.local.write(path, pa.table({"id": [3]}), Commit())
         assert spark.count(path) == 3
-        assert sorted(lake.local.table(path)["id"].to_pylist()) == [1, 2, 3]
+        assert sorted(lake.local.read_all_rows(path)["id"].to_pylist()) == [1, 2, 3]
         keys = pa.table({"id": [1, 2, 3]})
-        by_files = lake.local.matches(path, keys, [np.ones(3, np.bool_)], None)
+        by_files = lake.local.find_key_matches(path, keys, [np.ones(3, np.bool_)], None)
         assert by_files is not None
         assert sorted(keys["id"][key].as_py() for match in by_files for key in match.keys) == [1, 2, 3]
         # All files are at this address.
         assert lake.store.has_file(f"{path}/_delta_log/00000000000000000002.json")
         assert lake.local.remove(f"{lake.uri}/sales")
         assert not lake.local.exists(path)
-        assert lake.store.names(lake.uri) == []
+        assert lake.store.file_names(lake.uri) == []

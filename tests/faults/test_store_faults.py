@@ -341,7 +341,7 @@ def test_drop_delete_tables_deletes_nothing_of_another_lake(
     shop: Shop, s3_server: S3Server, s3_folder: str
 ) -> None:
     """It takes long: three commands, each a process, and an S3 server."""
-    store = Store.of(Storage.of(s3_folder, s3_server.storage))
+    store = Store.from_storage(Storage.from_address(s3_folder, s3_server.storage))
     neighbours = [f"{s3_folder}{end}" for end in ("2/sales/x", "/sales2/x", "-old/_pgsieve/shop/x")]
     within = f"{s3_folder}/sales/other/_pgsieve/shop/x"
     for path in (*neighbours, within):

@@ -57,7 +57,7 @@ def _versions(replica: PgsieveReplica, state: TableState) -> Iterator[Row]:
     """The versions of a table's rows, also those of earlier generations."""
     assert state.definition is not None
     for generation in range(state.definition.history.generation + 1):
-        path = replica.lake.paths.versions("sub", *state.name, generation)
+        path = replica.lake.paths.row_versions("sub", *state.name, generation)
         if replica.lake.records.exists(path):
             yield from replica.stored(path).to_pylist()
 
@@ -78,7 +78,7 @@ def _verify_versions(replica: PgsieveReplica) -> int:
         for cut in cuts:
             if name not in cut.versioned:
                 continue
-            then = query_table(lake.local.table_as_of(path, cut.tables[name]), "select * from t")
+            then = query_table(lake.local.open_version(path, cut.tables[name]), "select * from t")
             # From a schema change on, versions have the new columns.
             shared = [each for each in then.column_names if each in now.column_names]
             valid = [

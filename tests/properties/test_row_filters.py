@@ -20,7 +20,7 @@ from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, ve
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.filter_oracle import (
     Candidate,
@@ -177,7 +177,7 @@ def test_rows_from_spark_get_the_same_verdicts(sample: Sample, rows: pa.RecordBa
     ddl = ", ".join(["id int", *(f"c{number} boolean" for number in range(len(trees)))])
     frame = engine().session.createDataFrame(pa.Table.from_batches([rows])).repartition(2)
     pgsieve_verdicts = (
-        frame.select(*(F.col(quoted(name)) for name in names))
+        frame.select(*(F.col(quote_name(name)) for name in names))
         .mapInArrow(evaluated, ddl)
         .toArrow()
         .sort_by("id")

@@ -47,7 +47,9 @@ def _states(replica: PgsieveReplica, table: str, key: str) -> Iterator[tuple[int
     state = TableStates(replica.lake, "sub").newest()["public", table]
     assert state.definition is not None
     generation = state.definition.history.generation
-    changes = replica.stored(replica.lake.paths.changes("sub", "public", table, generation)).to_pylist()
+    changes = replica.stored(
+        replica.lake.paths.change_history("sub", "public", table, generation)
+    ).to_pylist()
     rows: list[Row] = []
     changes.sort(key=lambda change: (change["commit_lsn"], change["ordinal"]))
     for at, change in enumerate(changes):
@@ -73,7 +75,9 @@ def _versions(replica: PgsieveReplica, table: str) -> list[Row]:
     state = TableStates(replica.lake, "sub").newest()["public", table]
     assert state.definition is not None
     generations = range(state.definition.history.generation + 1)
-    paths = (replica.lake.paths.versions("sub", "public", table, generation) for generation in generations)
+    paths = (
+        replica.lake.paths.row_versions("sub", "public", table, generation) for generation in generations
+    )
     return [row for path in paths for row in replica.stored(path).to_pylist()]
 
 
@@ -88,7 +92,7 @@ def _after(versions: list[Row], lsn: int, names: list[str]) -> list[Row]:
 
 def _rows_at(replica: PgsieveReplica, path: str, version: int) -> pa.Table:
     assert replica.lake.local is not None
-    return query_table(replica.lake.local.table_as_of(path, version), "select * from t")
+    return query_table(replica.lake.local.open_version(path, version), "select * from t")
 
 
 def _sorted(rows: list[Row]) -> list[str]:
@@ -126,7 +130,7 @@ def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> No
     *_, (_, rows) = _states(replica, table, key)
     now = replica.stored(replica.lake.paths.replica("sub", "public", table))
     assert _sorted(rows) == _sorted(now.to_pylist())
-    assert not replica.lake.records.exists(replica.lake.paths.versions("sub", "public", table))
+    assert not replica.lake.records.exists(replica.lake.paths.row_versions("sub", "public", table))
 
 
 @pytest.mark.drawn

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 def history(replica: PgsieveReplica, table: str, generation: int = 0) -> list[Mapping[str, object]]:
     """The new rows of a table's change history, in order."""
-    path = replica.lake.paths.changes("sub", "public", table, generation)
+    path = replica.lake.paths.change_history("sub", "public", table, generation)
     stored = DeltaTable(path, storage_options=dict(replica.lake.store.options) or None)
     query = QueryBuilder().register("t", stored).execute("select * from t order by slice, number")
     return [row["new"] for row in pa.table(query.read_all()).to_pylist()]

@@ -50,7 +50,7 @@ class Sharing:
         """The rows of one replica."""
         assert self.lake.local is not None
         path = self.lake.paths.replica(subscription, "public", table)
-        return sorted(self.lake.local.table(path)["a"].to_pylist())
+        return sorted(self.lake.local.read_all_rows(path)["a"].to_pylist())
 
 
 @pytest.fixture

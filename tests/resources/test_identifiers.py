@@ -49,14 +49,14 @@ def test_a_folder_name_is_plain_and_reversible(name: str) -> None:
 @example("é", "t", "e\u0301", "t")
 @example("a/b", "c", "a", "b/c")
 def test_two_tables_never_share_a_folder(schema: str, table: str, schema2: str, table2: str) -> None:
-    paths = [LAKE.paths.replica("sub", schema, table), LAKE.paths.changes("sub", schema, table)]
-    others = [LAKE.paths.replica("sub", schema2, table2), LAKE.paths.changes("sub", schema2, table2)]
+    paths = [LAKE.paths.replica("sub", schema, table), LAKE.paths.change_history("sub", schema, table)]
+    others = [LAKE.paths.replica("sub", schema2, table2), LAKE.paths.change_history("sub", schema2, table2)]
     for path in [*paths, *others]:
         # Exactly two folders below the subscription's folder, or below its _changes.
         below = PurePosixPath(path).relative_to("/lake/sub").parts
         assert len(below) - below.count("_changes") == 2
         assert not {"..", "."} & set(below)
-    reserved = [LAKE.paths.transformed("sub"), LAKE.paths.table_states("sub"), LAKE.paths.cuts("sub")]
+    reserved = [LAKE.paths.transformed_slices("sub"), LAKE.paths.table_states("sub"), LAKE.paths.cuts("sub")]
     distinct = {*paths, *others, *reserved}
     assert len(distinct) == (5 if (schema, table) == (schema2, table2) else 7)
     assert len({folded(path) for path in distinct}) == len(distinct)

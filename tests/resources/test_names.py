@@ -22,7 +22,7 @@ NAMES = st.text(
 
 
 LAKE = Lake("/the/lake", no_session)
-PATHS = (LAKE.paths.replica, LAKE.paths.changes)
+PATHS = (LAKE.paths.replica, LAKE.paths.change_history)
 
 
 @given(schema=NAMES, table=NAMES)
@@ -53,7 +53,7 @@ def test_two_tables_never_share_a_folder_or_use_one_of_pgsieves_own(
     schema: str, table: str, other_schema: str, other_table: str
 ) -> None:
     names = {(schema, table), (other_schema, other_table)}
-    own = (LAKE.paths.transformed("sub"), LAKE.paths.table_states("sub"), LAKE.paths.cuts("sub"))
+    own = (LAKE.paths.transformed_slices("sub"), LAKE.paths.table_states("sub"), LAKE.paths.cuts("sub"))
     paths = {*own, *(path("sub", *name) for path in PATHS for name in names)}
     assert len({path.lower() for path in paths}) == len(own) + len(PATHS) * len(names)
 

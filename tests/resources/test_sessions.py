@@ -247,7 +247,9 @@ def test_a_password_command_gets_the_token_that_the_lakes_requests_do_not(
     with_passwords: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new%@ pa'ss\"")
-    Store.of(Storage.of("s3://bucket/lake", {"access_key_id": "AKIA7", "secret_access_key": "own"}))
+    Store.from_storage(
+        Storage.from_address("s3://bucket/lake", {"access_key_id": "AKIA7", "secret_access_key": "own"})
+    )
     program = "import os; print(os.environ['AWS_SESSION_TOKEN'])"
     with Source("shop", with_passwords, None, (sys.executable, "-c", program)).connect() as connection:
         connection.execute("select 1")

@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.lake.version_guard import with_version_guard
+from pgsieve.resources.lake.version_guard import add_version_guard
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -26,18 +26,18 @@ Write = Callable[[Lake, DataFrame, str, int], None]
 
 
 def append(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    lake.write(rows, path, Commit(20, base=base))
+    lake.write(rows, path, Commit(20, expected_version=base))
 
 
 def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    lake.write(rows, path, Commit(20, base=base, overwrite=True))
+    lake.write(rows, path, Commit(20, expected_version=base, overwrite=True))
 
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    delta.with_version_guard(checkpoint(rows), path, base, Store()).createOrReplaceTempView("merged")
-    with lake.idempotent_writes(20, vectors=False), lake.access.translate_errors(path):
+    delta.add_version_guard(checkpoint(rows), path, base, Store()).createOrReplaceTempView("merged")
+    with lake.idempotent_writes(20, can_mark_rows=False), lake.access.translate_errors(path):
         lake.spark.sql(
-            f"merge into delta.{quoted(path)} t using merged s on t.`a.b` = s.`a.b`"
+            f"merge into delta.{quote_name(path)} t using merged s on t.`a.b` = s.`a.b`"
             " when matched then update set * when not matched then insert *"
         ).collect()
 
@@ -94,7 +94,7 @@ def _committing_afterwards(
             _by_another(folder, position)
 
     def guarded_before(frame: DataFrame, path: str, base: int, store: Store) -> DataFrame:
-        rows = number_columns(with_version_guard(frame, path, base, store).coalesce(1))
+        rows = number_columns(add_version_guard(frame, path, base, store).coalesce(1))
         return rows.mapInArrow(commit, rows.schema).toDF(*frame.columns)
 
     return guarded_before
@@ -108,7 +108,7 @@ def test_delta_refuses_a_position_that_appears_after_the_check_of_the_log(
     # Delta compares the log with its state at the begin of its transaction, which is before the check.
     lake, path = _lake(session, tmp_path)
     rows = session.read.format("delta").load(path).where("`a.b` = 10")
-    monkeypatch.setattr(delta, "with_version_guard", _committing_afterwards(tmp_path, 15))
+    monkeypatch.setattr(delta, "add_version_guard", _committing_afterwards(tmp_path, 15))
     with pytest.raises(ConcurrentWriteError):
         write(lake, rows, path, 1)
     newest = DeltaTable(tmp_path / "t")
@@ -123,7 +123,7 @@ def test_a_table_that_another_process_created_is_not_created_again(
     rows = session.read.format("delta").load(path)
     with pytest.raises(OvertakenError):
         append(lake, rows, path, -1)
-    lake.write(rows, f"{path}2", Commit(20, base=-1))
+    lake.write(rows, f"{path}2", Commit(20, expected_version=-1))
     assert lake.records.head(f"{path}2").position == 20
 
 
@@ -136,6 +136,6 @@ def test_a_position_that_maintenance_kept_does_not_hide_a_later_one(
     session.conf.set(
         "spark.databricks.delta.commitInfo.userMetadata", '{"pgsieve": {"lsn": 10, "kept": true}}'
     )
-    session.sql(f"optimize delta.{quoted(path)}")
+    session.sql(f"optimize delta.{quote_name(path)}")
     assert lake.records.head(path).version == 4 - 1
     assert lake.records.position(path) == 20

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.executors import INLINE, SparkExecutors, Threads
+from pgsieve.resources.lake.executors import CALLING_THREAD, SparkExecutors, Threads
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, add_costs, measure, name_jobs
 from tests.fixtures.pgsieve_replica import engine
@@ -23,7 +23,7 @@ def _row(number: int) -> pa.RecordBatch:
 def test_each_runner_counts_its_parts_and_written_rows() -> None:
     with measure() as work:
         with measure() as few:
-            INLINE.run(lambda number, _: [_row(number)], 2)
+            CALLING_THREAD.run(lambda number, _: [_row(number)], 2)
         Threads(2).run(lambda number, _: [_row(number)], 3)
     assert (few.engine, few.tasks, few.bytes) == (DRIVER, 2, 21)
     assert (work.engine, work.tasks, work.bytes) == ("driver + threads", 5, 21 + 33)

@@ -173,7 +173,7 @@ class Batch:
                     lake.enable_deletion_vectors(paths[plan.pending.name])
                 remaining, _, _ = self.plan([p.pending.name for p in remaining])
             if remaining:
-                with lake.idempotent_writes(self.end, vectors=large):
+                with lake.idempotent_writes(self.end, can_mark_rows=large):
                     outcomes = lake.map_in_parallel(self._apply_in_process_or_by_spark, remaining)
                     applied += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
         return [*self._apply_before_conflicts(applied), *applied]
@@ -330,7 +330,7 @@ def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearc
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
     path = lake.paths.replica(subscription, *pending.name)
-    log = lake.paths.changes(subscription, *pending.name, definition.history.generation)
+    log = lake.paths.change_history(subscription, *pending.name, definition.history.generation)
     return ConflictSearch(lake, path, log, definition, pending)
 
 

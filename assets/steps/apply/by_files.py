@@ -42,7 +42,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.derived_rows import rows_without
+from pgsieve.resources.lake.derived_rows import remove_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
@@ -144,17 +144,17 @@ def stored_batch(
     """
     if pending.since < former_key_until(definition):
         return None
-    stored = lake.stored_slices(log, pending.slice_ends, every=True)
+    stored = lake.find_stored_slices(log, pending.slice_ends, must_exist=True)
     if stored is None:
         return None
     rows = stored.schema.field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
     empties = empties_replica(definition, pending)
-    committer = lake.policy.by_files(path, schema, overwrite=empties)
+    committer = lake.policy.choose_file_committer(path, schema, overwrite=empties)
     if committer is None:
         return None
     stamp = definition.metadata_column(APPLIED_AT)
-    return ManyChanges(committer, stored.groups, schema, None, empties, stamp)
+    return ManyChanges(committer, stored.row_groups, schema, None, empties, stamp)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _Decider:
         # In a replica that keeps deleted rows, a row leaves its file only if the batch writes another row of its key.
         is_replaced = np.zeros_like(had_row)
         is_replaced[net.keys[remains] if soft_delete_columns else net.keys] = True
-        leaving = [match.of_keys(is_replaced) for match in matches if is_replaced[match.keys].any()]
+        leaving = [match.select_keys(is_replaced) for match in matches if is_replaced[match.keys].any()]
         ended_rows, ended_metadata = list[EndedRows](), list[Completion]()
         if soft_delete_columns:
             endings = Endings(keyed, net, remains, self._truncated_rows(keyed))
@@ -201,7 +201,7 @@ class _Decider:
                 endings.split_rows(leaving),
                 endings.completions(self.schema),
             )
-        deletion = self._deletion.of(leaving)
+        deletion = self._deletion.decide(leaving)
         if deletion is None:
             return None
         totals = pending.row_counts(net.counts(had_row))
@@ -215,7 +215,7 @@ class _Decider:
         """The rows that are not marked as deleted: those in `matches`, or all of the replica if `matches` is None."""
         deleted = self.definition.deleted_column
         assert deleted is not None
-        return self.committer.flagged_rows(self.path, Flag(deleted, is_set=False), matches)
+        return self.committer.find_flagged_rows(self.path, Flag(deleted, is_set=False), matches)
 
     def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """The rows that a TRUNCATE marks as deleted, which are all living ones; empty if the batch has no TRUNCATE."""
@@ -227,19 +227,21 @@ class _Decider:
 
         def count_rows(sought: WantedDigests) -> Numbers:
             if pending.truncated_at is None:
-                runner = lake.policy.runner(lake.records.size(self.path))
-                matches[:] = self.committer.row_matches(self.path, sought, self.schema, runner)
+                runner = lake.policy.choose_runner(lake.records.size(self.path))
+                matches[:] = self.committer.find_row_matches(self.path, sought, self.schema, runner)
             counts = np.zeros(len(sought), np.int64)
             for match in matches:
                 counts += np.bincount(match.keys, minlength=len(sought))
             return counts
 
         with lake.access.translate_errors(self.log):
-            digests = stored_digests(lake.store, self.groups, self.schema, lake.policy.runner(pending.size))
+            digests = stored_digests(
+                lake.store, self.groups, self.schema, lake.policy.choose_runner(pending.size)
+            )
         changes = KeylessChanges.of(digests, pending.extent)
         outcome = changes.net_change(count_rows)
         net = outcome.net
-        deletion = self._deletion.of(first_matches(matches, net.deleted[outcome.looked_up]))
+        deletion = self._deletion.decide(first_matches(matches, net.deleted[outcome.looked_up]))
         if deletion is None:
             return None
         places, deleted = changes.places[net.inserted], int(net.deleted.sum())
@@ -253,7 +255,7 @@ class _Decider:
         None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
         """
         max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-        return self.committer.key_matches(self.path, keyed.keys, keyed.lookups, max_bytes)
+        return self.committer.find_key_matches(self.path, keyed.keys, keyed.lookups, max_bytes)
 
     @cached_property
     def _deletion(self) -> RowDeletion:
@@ -282,7 +284,7 @@ class FilesWriter:
         """Apply changes that have no conflict; None if removed rows have to be marked as deleted, but cannot be."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
-        if net is not None and net.has_changes and net.deleted_rows.marked:
+        if net is not None and net.has_changes and net.deleted_rows.are_marked:
             marked = changes.committer.marked_files(path, net.deleted_rows.matches, pending.head.version)
             if marked is None:
                 return None
@@ -300,19 +302,21 @@ class FilesWriter:
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
-        rewritten = net.deleted_rows.rewritten if net is not None else ()
-        replica_schema, size = committer.schema(path), committer.file_bytes(path, {})
-        runner = lake.policy.runner(self.pending.size)
+        rewritten = net.deleted_rows.rewritten_files if net is not None else ()
+        replica_schema, size = committer.schema(path), committer.target_file_bytes(path, {})
+        runner = lake.policy.choose_runner(self.pending.size)
         ended_rows = net.ended_rows if net is not None else ()
 
         def write_parts() -> pa.Table:
             files, rewritten_files = [], rewritten
             # Each part of the work writes at least one file, so no more parts are made than can run at once.
             ended_parts = [
-                part for number in range(runner.number) if (part := ended_rows[number :: runner.number])
+                part
+                for number in range(runner.parallelism)
+                if (part := ended_rows[number :: runner.parallelism])
             ]
             for chosen_rows in self._chosen_rows(changes):
-                parts = divide_groups(changes.groups, runner.number)
+                parts = divide_groups(changes.groups, runner.parallelism)
                 task = RowsTask(
                     lake.store,
                     path,
@@ -331,7 +335,7 @@ class FilesWriter:
         if marked is not None:
             files = committer.commit_marked(write_parts, path, marked, self.end, base)
         else:
-            commit = Commit(self.end, overwrite=changes.empties_replica, base=base)
+            commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base)
             removed = {match.path: match.size for match in rewritten}
             files = committer.commit(write_parts, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
@@ -378,9 +382,9 @@ class RowsTask:
         """Write one part; yields a row (`FILE_SCHEMA`) per file."""
         if number < len(self.rewritten):
             match = self.rewritten[number]
-            batches = self.store.batches(join_path(self.path, match.name), self.replica_schema)
+            batches = self.store.read_batches(join_path(self.path, match.name), self.replica_schema)
             rows, schema = (
-                rows_without(batches, match.rows, self._share_deleted_rows(match)),
+                remove_rows(batches, match.rows, self._share_deleted_rows(match)),
                 self.replica_schema,
             )
         elif (part := number - len(self.rewritten)) < len(self.ended_rows):

@@ -33,11 +33,11 @@ from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.deletion_vectors import (
     MarkedFile,
+    parse_vector_file,
     read_vector,
-    vector_file,
     write_vector,
 )
-from pgsieve.resources.lake.delta.key_lookup import Bounds, FileMatches, files_of
+from pgsieve.resources.lake.delta.key_lookup import Bounds, FileMatches, find_stored_files
 from pgsieve.resources.lake.delta.log import Action
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.delta.records import Commit
@@ -96,7 +96,7 @@ class KeyPartsWriter:
         """
         pending, definition = self.pending, self.definition
         return (
-            _number_of_changes(pending) >= self.lake.policy.parted_changes
+            _number_of_changes(pending) >= self.lake.policy.min_parted_changes
             and bool(definition.key)
             and not definition.soft_delete_columns
             and not (pending.unchanged or pending.key_changes)
@@ -111,9 +111,9 @@ class KeyPartsWriter:
         with self.lake.access.translate_errors(self.log):
             files_of_changes = dict.fromkeys(group.file for group in stored.groups)
             bounds = [_bounds(committer.local.store, file, keys) for file in files_of_changes]
-        table, max_rows = committer.local.table_at(path), _MOST_ROWS * _number_of_changes(pending)
-        files = files_of(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
-        if sum(file.rows or 0 for file in files) > max_rows:
+        table, max_rows = committer.local.open_table(path), _MOST_ROWS * _number_of_changes(pending)
+        files = find_stored_files(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
+        if sum(file.row_count or 0 for file in files) > max_rows:
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size)
         removes_rows = not stored.empties_replica and pending.count("update", "delete") > 0
@@ -125,7 +125,7 @@ class KeyPartsWriter:
             return None
         added = committer.markable_files(path, {file.name for file in files}, pending.head.version)
         vectors = [] if added is None else [added[file.name].get("deletionVector") for file in files]
-        if added is None or any(vector and vector_file(vector) is None for vector in vectors):
+        if added is None or any(vector and parse_vector_file(vector) is None for vector in vectors):
             return None
         return _Plan(
             [ReplicaFile(f.name, f.path, f.size, v) for f, v in zip(files, vectors, strict=True)], added
@@ -138,13 +138,13 @@ class KeyPartsWriter:
         plan = self._plan(stored, keys)
         if plan is None:
             return None
-        runner, store, files = self.lake.policy.runner(pending.size), self.lake.store, plan.files
-        parts = divide_groups(stored.groups, runner.number)
-        key_part_count = max(runner.number, -(-_number_of_changes(pending) // _PART_CHANGES))
-        file_part_count = min(len(files), 2 * runner.number)
+        runner, store, files = self.lake.policy.choose_runner(pending.size), self.lake.store, plan.files
+        parts = divide_groups(stored.groups, runner.parallelism)
+        key_part_count = max(runner.parallelism, -(-_number_of_changes(pending) // _PART_CHANGES))
+        file_part_count = min(len(files), 2 * runner.parallelism)
         batch = _BatchOfKeys(keys, pending.extent, len(parts), len(files))
         chosen = ChosenRows(pending.extent, Stamp(stored.stamp))
-        replica_schema, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
+        replica_schema, size = committer.local.arrow_schema(path), committer.target_file_bytes(path, {})
         writes = RowsTask(store, path, schema, replica_schema, size, (), (), (), chosen)
         rows = runner.exchange(
             _Reader(batch, store, path, parts, files, file_part_count, key_part_count),
@@ -172,7 +172,7 @@ class KeyPartsWriter:
             stored.committer.commit_marked(lambda: new_files, path, marked_files, self.end, base)
         elif counts["changes"] or pending.truncated_at is not None:
             removed = {file.path: file.size for file, _ in changed_files}
-            commit = Commit(self.end, overwrite=stored.empties_replica, base=base)
+            commit = Commit(self.end, overwrite=stored.empties_replica, expected_version=base)
             stored.committer.commit(lambda: new_files, path, stored.schema, commit, removed)
         return batch_result(self.lake, path, pending, self.end, **pending.row_counts(counts))
 
@@ -197,7 +197,9 @@ def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | Non
     """The lowest and highest value of each key column in a file of the change history; None if the file has no keys."""
     # Statistics are found by a path such as `new.id`. If the column's name has a dot, the path may be of another column.
     kinds = {key.name: key.type for key in keys if "." not in key.name and has_bounds(key.type)}
-    stored = store.bounds(file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()})
+    stored = store.row_group_bounds(
+        file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()}
+    )
     bounds = dict[str, Bounds]()
     for name, kind in kinds.items():
         all_bounds = [bound for side in SIDES for bound in stored.get(f"{side}.{name}", [None])]
@@ -271,7 +273,7 @@ class _Reader:
     def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[number], 0
         deleted = read_vector(self.store, self.path, file.vector)
-        for batch in self.store.batches(join_path(self.path, file.name), self.batch.keys):
+        for batch in self.store.read_batches(join_path(self.path, file.name), self.batch.keys):
             rows = np.arange(begin, begin + batch.num_rows)
             keys, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
             if (is_deleted := is_in(rows, deleted)).any():

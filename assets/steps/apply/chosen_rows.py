@@ -41,7 +41,7 @@ class Validity:
         return add_validity(rows, self.begun[versions], self.until[versions], self.commits)
 
     def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch of `of`, as an iterator for `WrittenRows`."""
+        """The batch of `of`, as an iterator for `RowWriter`."""
         yield self.of(rows, places)
 
 

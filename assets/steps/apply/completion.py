@@ -213,7 +213,7 @@ class _MissingValues:
 
     def _rows(self, match: FileMatches, rows: Numbers, column_schema: pa.Schema, budget: _Budget) -> pa.Array:
         values, begin = [_values(column_schema.empty_table(), column_schema)], 0
-        for batch in self.store.batches(join_path(self.path, match.name), column_schema):
+        for batch in self.store.read_batches(join_path(self.path, match.name), column_schema):
             first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
             matching = batch.take(pa.array(rows[first:last] - begin))
             values.append(budget.take(_values(pa.Table.from_batches([matching]), column_schema)))

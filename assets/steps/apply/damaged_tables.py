@@ -40,7 +40,7 @@ def set_aside_damaged(
     def find_damage(state: TableState) -> str | None:
         return _find_damage(subscription, lake, state, cut, read=state.name in changed)
 
-    if is_uri(lake.uri) and not lake.by_spark_alone:
+    if is_uri(lake.uri) and not lake.is_reached_by_spark_only:
         # Each check of a replica waits for an answer of the object store, so the checks run in parallel.
         problems = lake.map_in_parallel(find_damage, applied)
     else:

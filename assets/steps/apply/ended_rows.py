@@ -17,7 +17,7 @@ from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.derived_rows import rows_at
+from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 
@@ -42,7 +42,7 @@ class EndedRows:
         """Read the rows, and yield them with their new metadata; `path` is the replica, `schema` its columns."""
         fields = pa.schema([schema.field(name) for name in self.metadata.column_names])
         new_metadata = conform(self.metadata, fields)
-        for numbers, rows in rows_at(store, join_path(path, self.name), schema, self.rows):
+        for numbers, rows in read_rows(store, join_path(path, self.name), schema, self.rows):
             values, batch = new_metadata.take(pa.array(self.metadata_rows[numbers])), rows
             for name in fields.names:
                 index = schema.get_field_index(name)

@@ -42,7 +42,7 @@ class FewChanges:
         `deleted` is the name of the column that marks deleted rows; None if the replica does not keep them.
         """
         deleted_field = [] if deleted is None else [pa.field(deleted, pa.bool_())]
-        numbers, rows = self.committer.rows_of(path, keys, pa.schema([*keys.schema, *deleted_field]))
+        numbers, rows = self.committer.find_rows(path, keys, pa.schema([*keys.schema, *deleted_field]))
         return PresentKeys(
             numbers, rows.select(keys.column_names), np.asarray(mask_living_rows(rows, deleted))
         )
@@ -66,10 +66,12 @@ def few_changes(
     replica_size = lake.records.size(path) if finds_rows and not is_truncated else 0
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size, replica_size // MAX_REPLICA_FACTOR)
-    committer = lake.policy.in_process(path, definition.names, size, overwrite=is_truncated, key=key_types)
+    committer = lake.policy.choose_in_process_committer(
+        path, definition.names, size, overwrite=is_truncated, key=key_types
+    )
     if committer is None:
         return None
-    rows = lake.slice_rows(log, pending.slice_ends, pending.size, every=True)
+    rows = lake.read_slice_rows(log, pending.slice_ends, pending.size, must_exist=True)
     return None if rows is None else FewChanges(rows, committer)
 
 
@@ -114,15 +116,17 @@ class FewChangesWriter:
         assert keyed is not None
         present = self._present_keys(keyed)
         decided = keyed.decide([present.living], empties=False)
-        merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in soft_delete_columns])
+        merge = Merge.from_numbered_columns(
+            key, columns, pending.unchanged, [name for name, _ in soft_delete_columns]
+        )
         source = self._merge_source(changes, schema, keyed, present, decided.net, merge)
         counts = pending.row_counts(decided.net.counts(decided.before))
         if len(present.numbers):
-            commit = Commit(self.end, base=pending.head.version)
+            commit = Commit(self.end, expected_version=pending.head.version)
             self.few_changes.committer.merge(self.path, source, merge, commit)
             return batch_result(self.lake, self.path, pending, self.end, **counts)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
-        rows = pa.table({name: upserts[merge.values[name]] for name in columns})
+        rows = pa.table({name: upserts[merge.value_source_by_column[name]] for name in columns})
         return self._append(rows, counts, changes=decided.changes_rows)
 
     def _present_keys(self, keyed: KeyedChanges) -> PresentKeys:
@@ -146,7 +150,7 @@ class FewChangesWriter:
         merged = merge_source(net, retain_ended=keyed.end_metadata is not None)
         # If an UPDATE moved a row to another key, the replica's row with the former key has the values that were not sent.
         bases = np.flatnonzero(merged.base != NONE)
-        numbers, former_rows = self.few_changes.committer.rows_of(
+        numbers, former_rows = self.few_changes.committer.find_rows(
             self.path, keyed.keys.take(pa.array(merged.base[bases])), schema
         )
         base_rows = np.full(len(merged.keys), NONE)
@@ -168,9 +172,9 @@ class FewChangesWriter:
         keys = present.stored_keys(keyed.keys).take(pa.array(merged.keys))
         return pa.table(
             {
-                **{k: keys[name] for name, k in merge.key.items()},
-                **{v: value(name) for name, v in merge.values.items()},
-                **{u: merged.retains_value[name] for name, u in merge.unknown.items()},
+                **{k: keys[name] for name, k in merge.key_source_by_column.items()},
+                **{v: value(name) for name, v in merge.value_source_by_column.items()},
+                **{u: merged.retains_value[name] for name, u in merge.unsent_flag_by_column.items()},
                 "action": merged.actions,
             }
         )
@@ -191,6 +195,6 @@ class FewChangesWriter:
         """
         truncated = self.pending.truncated_at is not None
         if changes or truncated:
-            commit = Commit(self.end, overwrite=truncated, base=self.pending.head.version)
+            commit = Commit(self.end, overwrite=truncated, expected_version=self.pending.head.version)
             self.few_changes.committer.write(self.path, rows, commit)
         return batch_result(self.lake, self.path, self.pending, self.end, **counts)

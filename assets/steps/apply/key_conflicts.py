@@ -127,10 +127,12 @@ class ConflictSearch:
     def _read_few_changes(self) -> FewChanges | None:
         """Read the changes of the batch. None if they are many, or if this process cannot read the replica's keys."""
         lake, size = self.lake, self.pending.size
-        committer = lake.policy.in_process(self.path, self.definition.names, size)
+        committer = lake.policy.choose_in_process_committer(self.path, self.definition.names, size)
         if committer is None:
             return None
-        rows = lake.slice_rows(self.log, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, every=True)
+        rows = lake.read_slice_rows(
+            self.log, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, must_exist=True
+        )
         return None if rows is None else FewChanges(rows, committer)
 
     def _find_in_process(self, changes: FewChanges) -> KeyConflict | None:

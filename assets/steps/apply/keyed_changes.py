@@ -247,7 +247,7 @@ def stored_changes(
     columns += (
         ["commit_time", *(f"old.{name}" for name, _ in soft_delete_columns)] if soft_delete_columns else []
     )
-    return (store.columns(file, [*columns, "unchanged"] if unsent else columns) for file in files)
+    return (store.read_columns(file, [*columns, "unchanged"] if unsent else columns) for file in files)
 
 
 def keyed_changes(

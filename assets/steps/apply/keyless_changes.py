@@ -44,7 +44,7 @@ DIGEST_COLUMNS = change_columns(pa.struct(DIGEST_SCHEMA))
 
 def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
     """The changes in some row groups of a change history, with digests of their rows; `rows` is the rows' schema."""
-    parts = divide_groups(groups, runner.number)
+    parts = divide_groups(groups, runner.parallelism)
     return runner.run(_DigestTask(store, parts, rows), len(parts), schema=DIGEST_COLUMNS)
 
 

@@ -13,18 +13,18 @@ from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.layout import (
-    FILE_BYTES,
+    DEFAULT_FILE_BYTES,
     FILE_BYTES_PROPERTY,
     PROPERTIES,
-    Name,
-    recorded_properties,
+    TableName,
+    parse_recorded_properties,
 )
 from pgsieve.resources.lake.lake import Lake
 
 
 def follow_layout(
     subscription: Subscription, lake: Lake, states: Iterable[TableState]
-) -> dict[Name, tuple[int, int]]:
+) -> dict[TableName, tuple[int, int]]:
     """Set the properties of the replicas if the layout has changed.
 
     Maps each table with a changed replica to the Delta versions before and after the change.
@@ -35,11 +35,11 @@ def follow_layout(
         return {}
     versions = {}
     # A property that pgsieve.yaml no longer sets gets its default value.
-    defaults = {name: _default_value(name) for name in recorded_properties(state.properties)}
+    defaults = {name: _default_value(name) for name in parse_recorded_properties(state.properties)}
     for table_state in states:
         path = lake.paths.replica(subscription.name, *table_state.name)
         if table_state.applies and lake.records.exists(path):
-            properties = {**defaults, **layout.of(table_state.name).delta()}
+            properties = {**defaults, **layout.table_layout(table_state.name).delta_properties()}
             old_version = retry_after_conflict(lake.set_properties)(path, properties)
             if old_version is not None:
                 versions[table_state.name] = old_version, lake.records.version(path)
@@ -48,4 +48,4 @@ def follow_layout(
 
 
 def _default_value(name: str) -> str:
-    return str(FILE_BYTES) if name == FILE_BYTES_PROPERTY else PROPERTIES[name].default
+    return str(DEFAULT_FILE_BYTES) if name == FILE_BYTES_PROPERTY else PROPERTIES[name].default

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructType
 
 from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_reserved_columns
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.version_guard import with_version_guard
+from pgsieve.resources.lake.version_guard import add_version_guard
 from pgsieve.resources.work import add_costs, engine_of
 
 
@@ -27,7 +27,7 @@ def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
     assert isinstance(kind, StructType)
     conditions = []
     for each in kind:
-        sides = [f"{side}.{quoted(each.name)}" for side in ("t", "s.row")]
+        sides = [f"{side}.{quote_name(each.name)}" for side in ("t", "s.row")]
         # Spark takes 0.0 and -0.0 for equal. Their texts differ, so the texts are compared.
         if (text := _as_text(each.dataType)) is not None:
             sides = [f"cast({side} as {text})" for side in sides]
@@ -55,10 +55,10 @@ def merge_by_spark(
     """
     refuse_reserved_columns(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"
-    with_version_guard(source, path, base, lake.store).createOrReplaceTempView(view)
+    add_version_guard(source, path, base, lake.store).createOrReplaceTempView(view)
     session = lake.spark
     add_costs(engine_of(session), 1, 0)
-    result = session.sql(clauses.statement(f"delta.{quoted(path)}", view)).collect()
+    result = session.sql(clauses.statement(f"delta.{quote_name(path)}", view)).collect()
     session.catalog.dropTempView(view)
     counts = result[0].asDict() if result else {}
     return {kind: counts[f"num_{kind}_rows"] for kind in ("inserted", "updated", "deleted") if counts}

@@ -356,7 +356,7 @@ class _Replicas:
             is_copied = self._cut is None or not self._cut.is_after(state)
             if name not in self._versions or (is_copied and self._versions[name] == versions.get(name)):
                 paths[name] = self._lake.paths.replica(self._subscription.name, *name)
-        heads = dict(zip(paths, self._lake.heads(list(paths.values())), strict=True))
+        heads = dict(zip(paths, self._lake.read_heads(list(paths.values())), strict=True))
         if any((head.position or 0) > lsn for head in heads.values()):
             return False
         # Each check waits for an answer of the store, so the checks run in parallel.

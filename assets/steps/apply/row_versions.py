@@ -43,8 +43,8 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.records import TableHead
-from pgsieve.resources.lake.derived_rows import WrittenRows
-from pgsieve.resources.lake.executors import INLINE
+from pgsieve.resources.lake.derived_rows import RowWriter
+from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
 from pgsieve.resources.work import name_jobs
@@ -65,7 +65,9 @@ class VersionsDuringApply:
     def _path(self, state: TableState) -> str:
         definition = state.definition
         assert definition is not None
-        return self._lake.paths.versions(self._subscription.name, *state.name, definition.history.generation)
+        return self._lake.paths.row_versions(
+            self._subscription.name, *state.name, definition.history.generation
+        )
 
     def begin(
         self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
@@ -144,7 +146,9 @@ class VersionsDuringApply:
         if (lacking := lacking_versions(self._subscription, lake, state, changes)) is None:
             return
         table, pending = lacking
-        log = lake.paths.changes(self._subscription.name, *state.name, table.definition.history.generation)
+        log = lake.paths.change_history(
+            self._subscription.name, *state.name, table.definition.history.generation
+        )
         VersionsWriter(table, log, pending, state.lsn, decided).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
@@ -206,17 +210,17 @@ class VersionsWriter:
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
         table.follow_columns()
-        changes = lake.stored_slices(self.log, pending.slice_ends, every=True)
+        changes = lake.find_stored_slices(self.log, pending.slice_ends, must_exist=True)
         if changes is None:
             raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
-        outcome = self._compute(changes.groups)
+        outcome = self._compute(changes.row_groups)
         ending, until = self._ended_versions(outcome)
         change = VersionChange.of(self._stored, ending, until, outcome.commits, pending.size)
         if (shared := self._shared_rows) is not None and outcome.truncated is None:
             change = replace(change, replica_rows=shared.removed_with(table.columns))
 
         def new() -> list[pa.Table]:
-            return list(self._write_new_versions(outcome, changes.groups))
+            return list(self._write_new_versions(outcome, changes.row_groups))
 
         change.commit(self._stored, new, end, pending.head.version)
 
@@ -228,7 +232,7 @@ class VersionsWriter:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.translate_errors(self.log):
             keyed = self._keyed_changes(files)
-            times = [lake.store.columns(file, ["commit_lsn", "commit_time"]) for file in files]
+            times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.of(pa.concat_tables(times))
         matches = self._present_versions(keyed)
         present = keyed.presence(match.keys for match in matches)
@@ -274,7 +278,7 @@ class VersionsWriter:
         # The first change of a key tells whether the key had a row. The exception is a move of a row that is missing: the
         # new key may have a row, which stays.
         among = (expected, matters) if keyed.changes.is_move.any() else (expected,)
-        matches = committer.key_matches(path, keyed.keys, among, None, VALID_TO_LSN)
+        matches = committer.find_key_matches(path, keyed.keys, among, None, VALID_TO_LSN)
         assert matches is not None
         return present_rows(committer, path, matches)
 
@@ -282,7 +286,7 @@ class VersionsWriter:
         """The present versions that end, by file, and the numbers of the commits that end them."""
         ends = outcome.versions.ends
         if outcome.truncated is None:
-            matches = [match.of_keys(ends != NONE) for match in outcome.matches]
+            matches = [match.select_keys(ends != NONE) for match in outcome.matches]
             matches = [match for match in matches if len(match.rows)]
             return matches, [ends[match.keys] for match in matches]
         of_keys = {match.name: match for match in outcome.matches}
@@ -299,9 +303,9 @@ class VersionsWriter:
     def _write_new_versions(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Write the versions that begin with the batch. Those that the batch also ends get files of their own."""
         table, versions = self.table, outcome.versions
-        lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
+        lake, size = table.lake, self._stored.committer.target_file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
-        runner, is_present = lake.policy.runner(self.pending.size), versions.until == NONE
+        runner, is_present = lake.policy.choose_runner(self.pending.size), versions.until == NONE
         for chosen in (is_present, ~is_present):
             at = np.flatnonzero(chosen)
             at = at[np.argsort(outcome.places[versions.last[at]])]
@@ -319,12 +323,12 @@ class VersionsWriter:
             shared = None if self._shared_rows is None else self._shared_rows.at_places(places, table.columns)
             if shared is not None:
                 batches = [[partial(validity.batches, numbers, rows)] for numbers, rows in shared]
-                written = WrittenRows(lake.store, table.path, table.schema, size, batches, VALIDITY_ENCODINGS)
-                yield written.write_by(INLINE)
+                written = RowWriter(lake.store, table.path, table.schema, size, batches, VALIDITY_ENCODINGS)
+                yield written.write_on(CALLING_THREAD)
                 continue
             read = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):
-                parts = divide_groups(groups, runner.number)
+                parts = divide_groups(groups, runner.parallelism)
                 extent = Extent(self.pending.slice_ends, self.since)
                 of_changes = ChosenRows(extent, stamp, kept, completed, validity=validity)
                 task = RowsTask(

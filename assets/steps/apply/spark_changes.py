@@ -31,7 +31,7 @@ from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_li
 from pgsieve.decoding.changes.net_change import NONE, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.executors import arrow_schema, spark_schema
 from pgsieve.resources.lake.lake import Lake
 
@@ -55,7 +55,7 @@ class SparkChanges:
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _stored_changes(self) -> DataFrame:
-        return self.lake.read_slices(self.log, self.pending.slice_ends, every=True)
+        return self.lake.read_slices(self.log, self.pending.slice_ends, must_exist=True)
 
     def inserted(self) -> DataFrame:
         """The rows of the effective INSERTs."""
@@ -113,9 +113,9 @@ class SparkChanges:
 
         # mapInArrow takes a name with a dot for a path.
         columns = (
-            F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
+            F.col(quote_name(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
         )
-        rows = self.lake.current(self.path).select(*columns)
+        rows = self.lake.read_table(self.path).select(*columns)
         counts = rows.mapInArrow(match_digests, spark_schema(schema)).groupBy("place").count().toArrow()
         numbers[np.asarray(counts["place"])] = np.asarray(counts["count"])
         return numbers
@@ -172,13 +172,15 @@ class SparkChanges:
         Out: the columns k0, k1, … (the key), v0, v1, … (the columns `values`), and `deleted` if deleted rows are kept.
         """
         names = keys.column_names
-        columns = [F.col(quoted(name)).alias(k) for name, k in zip(names, _labels("k", names), strict=True)]
+        columns = [
+            F.col(quote_name(name)).alias(k) for name, k in zip(names, _labels("k", names), strict=True)
+        ]
         columns += [
-            F.col(quoted(name)).alias(v) for name, v in zip(values, _labels("v", values), strict=True)
+            F.col(quote_name(name)).alias(v) for name, v in zip(values, _labels("v", values), strict=True)
         ]
         if (deleted_column := self.definition.deleted_column) is not None:
-            columns.append(F.col(quoted(deleted_column)).alias(_DELETED))
-        rows = self.lake.current(self.path).select(*columns)
+            columns.append(F.col(quote_name(deleted_column)).alias(_DELETED))
+        rows = self.lake.read_table(self.path).select(*columns)
         # `_KeyedRows` compares the keys. These conditions only let Spark skip files by their statistics.
         for name, k in zip(names, _labels("k", names), strict=True) if bounded else ():
             if has_bounds(keys[name].type):
@@ -198,7 +200,7 @@ class SparkChanges:
         - `base`: the number of the key whose row in the replica has the values that no change sent
         - `e0`, `e1`, …: the metadata of a row that has ended
         """
-        unsent, endings = sorted(merge.unknown), _endings(self.definition)
+        unsent, endings = sorted(merge.unsent_flag_by_column), _endings(self.definition)
         merged, present_keys = (
             merge_source(net, retain_ended=keyed.end_metadata is not None),
             present.stored_keys(keyed.keys),
@@ -211,10 +213,13 @@ class SparkChanges:
 
         table = pa.table(
             {
-                **{k: present_keys[name].take(pa.array(merged.keys)) for name, k in merge.key.items()},
+                **{
+                    k: present_keys[name].take(pa.array(merged.keys))
+                    for name, k in merge.key_source_by_column.items()
+                },
                 "base": pa.array(merged.base, mask=merged.base == NONE),
                 **{f"s{i}": place(merged.sent[name]) for i, name in enumerate(unsent)},
-                **{merge.unknown[name]: merged.retains_value[name] for name in unsent},
+                **{merge.unsent_flag_by_column[name]: merged.retains_value[name] for name in unsent},
                 "last": place(merged.last),
                 **{e: metadata[name] for name, e in endings.items()},
                 "is_ended": merged.ended != NONE,
@@ -226,12 +231,13 @@ class SparkChanges:
         bases = np.unique(merged.base[merged.base != NONE])
         changed = self._changed(decided, np.unique(places[sent[sent != NONE]]), keyed.keys, bases, merge)
         ended_values = {
-            v: F.col(endings[name]) if name in endings else F.lit(None) for name, v in merge.values.items()
+            v: F.col(endings[name]) if name in endings else F.lit(None)
+            for name, v in merge.value_source_by_column.items()
         }
         ended_only = decided.where("last is null").select(
-            *merge.key.values(),
+            *merge.key_source_by_column.values(),
             *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended_values.items()),
-            *merge.unknown.values(),
+            *merge.unsent_flag_by_column.values(),
             "action",
         )
         source = changed.unionByName(ended_only)
@@ -250,7 +256,7 @@ class SparkChanges:
         `places` are the places of the changes that have the values. `bases` are the numbers of the keys whose rows in the
         replica have values that no change sent.
         """
-        unsent, endings = sorted(merge.unknown), _endings(self.definition)
+        unsent, endings = sorted(merge.unsent_flag_by_column), _endings(self.definition)
         placed = self._placed(ChosenRows(self.pending.extent, self._stamp, places), "new")
         is_small = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed.join(F.broadcast(decided) if is_small else decided, F.col("place") == F.col("last"))
@@ -267,9 +273,9 @@ class SparkChanges:
         for name, e in endings.items():
             values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
         return rows.select(
-            *merge.key.values(),
-            *(values[name].alias(v) for name, v in merge.values.items()),
-            *merge.unknown.values(),
+            *merge.key_source_by_column.values(),
+            *(values[name].alias(v) for name, v in merge.value_source_by_column.items()),
+            *merge.unsent_flag_by_column.values(),
             "action",
         )
 
@@ -283,11 +289,14 @@ class SparkChanges:
         columns = _labels("k", keys.column_names)
         schema = StructType([row_field for row_field in rows.schema if row_field.name in columns])
         living = rows.mapInArrow(_KeyedRows.of(keys, np.arange(keys.num_rows), columns).others, schema)
-        values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
+        values = {v: F.lit(metadata.get(name)) for name, v in merge.value_source_by_column.items()}
         return living.select(
-            *(F.col(k).alias(merge.key[name]) for name, k in zip(keys.column_names, columns, strict=True)),
+            *(
+                F.col(k).alias(merge.key_source_by_column[name])
+                for name, k in zip(keys.column_names, columns, strict=True)
+            ),
             *(value.cast(source.schema[v].dataType).alias(v) for v, value in values.items()),
-            *(F.lit(False).alias(u) for u in merge.unknown.values()),
+            *(F.lit(False).alias(u) for u in merge.unsent_flag_by_column.values()),
             F.lit("end").alias("action"),
         )
 

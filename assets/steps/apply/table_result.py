@@ -132,7 +132,7 @@ def former_key_until(definition: Definition) -> int:
 def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
     """Maps each of the tables to the Delta version and position of its replica."""
     paths = {name: lake.paths.replica(subscription, *name) for name in names}
-    return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
+    return dict(zip(paths, lake.read_heads(list(paths.values())), strict=True))
 
 
 def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> TableResult:

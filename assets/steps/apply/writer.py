@@ -19,7 +19,7 @@ from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.keys import PresentKeys
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -56,16 +56,16 @@ class ReplicaWriter:
             return self._append_inserted(changes, len(keyed.since_truncate.operations))
         if empties:
             present = PresentKeys.empty(keyed.keys)
-        merge = Merge.flat(
+        merge = Merge.from_numbered_columns(
             self.definition.key, names, pending.unchanged, [name for name, _ in soft_delete_columns]
         )
         source = changes.merge_source(keyed, present, decided.net, merge)
         counts = pending.row_counts(decided.net.counts(decided.before))
         if len(present.numbers) or keyed.truncated_metadata is not None:
-            is_merged = self._merge(checkpoint(source), merge.clauses(quoted))
+            is_merged = self._merge(checkpoint(source), merge.clauses(quote_name))
             return self._result(**(counts if is_merged else {}))
         rows = source.where("action = 'upsert'")
-        rows = rows.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
+        rows = rows.select(*(F.col(v).alias(name) for name, v in merge.value_source_by_column.items()))
         return self._append(rows, counts, changes=decided.changes_rows)
 
     def _merge(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
@@ -112,8 +112,8 @@ class ReplicaWriter:
         """
         truncated, names = self.pending.truncated_at is not None, self.definition.names
         if changes or truncated:
-            commit = Commit(self.end, overwrite=truncated, base=self._base)
-            chosen = rows.select(*(F.col(quoted(c)) for c in names))
+            commit = Commit(self.end, overwrite=truncated, expected_version=self._base)
+            chosen = rows.select(*(F.col(quote_name(c)) for c in names))
             self.lake.write(chosen, self.path, commit, size=self.size)
         return self._result(**counts)
 

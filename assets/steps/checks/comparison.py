@@ -148,7 +148,7 @@ class TableSides:
         return metadata_column(self.soft_delete_columns, DELETED)
 
     def _replica(self) -> DataFrame:
-        rows = self.lake.as_of(self.path, self.version)
+        rows = self.lake.read_version(self.path, self.version)
         return living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
     def _local_reader(self, size: int) -> LocalRecords | None:
@@ -156,13 +156,13 @@ class TableSides:
 
         None if `size` bytes are too many for this process, or if only Spark can read the replica.
         """
-        return self.lake.policy.reader(self.path, size)
+        return self.lake.policy.find_reader(self.path, size)
 
     def _read(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _replica_checksums(self, row_hash: RowHash) -> Checksums:
-        if (reader := self.lake.policy.reader(self.path)) is None:
+        if (reader := self.lake.policy.find_reader(self.path)) is None:
             return replica_checksums(self._replica(), row_hash)
         checksums = Checksums()
         for batch in self._batches(reader):
@@ -172,7 +172,7 @@ class TableSides:
     def _batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
         schema = replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
-            for batch in reader.batches(self.path, self.version):
+            for batch in reader.read_version_batches(self.path, self.version):
                 yield select_living(batch, schema, self._deleted_column)
 
     def _queries(self, segments: ChosenSegments | None) -> list[str]:

@@ -194,14 +194,16 @@ class _FilteredReplica:
 
         deleted_column = self.state.definition.deleted_column if self.state.definition else None
         with lake.access.translate_errors(path):
-            if (reader := lake.policy.reader(path)) is not None:
+            if (reader := lake.policy.find_reader(path)) is not None:
                 batches = (
                     select_living(batch, replica_schema, deleted_column)
-                    for batch in reader.batches(path, reader.version(path))
+                    for batch in reader.read_version_batches(path, reader.version(path))
                 )
                 results = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
             else:
-                rows = number_columns(living_rows(lake.current(path), replica_schema.names, deleted_column))
+                rows = number_columns(
+                    living_rows(lake.read_table(path), replica_schema.names, deleted_column)
+                )
                 results = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
         count, failing = (pc.sum(results[name]).as_py() or 0 for name in ("rows", "failing"))
         keys = sorted(pc.list_flatten(results["keys"]).to_pylist())

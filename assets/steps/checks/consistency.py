@@ -169,7 +169,7 @@ class SubscriptionAtLsn:
         def parallelism(size: int) -> int:
             # If this process reads both sides, it queries the publisher in this many sessions.
             policy = self.lake.policy
-            return policy.parts_in_parallel(size) if policy.reader(path) is None else CHECKSUM_SESSIONS
+            return policy.parts_in_parallel(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
 
         def chunks(expressions: Sequence[str]) -> Chunks:
             return chunk_queries(self.connection, replicated, expressions, self.catalog, parallelism)

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pgsieve.decoding.changes.equality import encoded_rows
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.spark_writes import number_columns
 
 #: The column with the bytes of a row.
@@ -64,7 +64,7 @@ def _encode(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> Data
     """The rows with the columns c0, c1 and so on, and a column with their bytes."""
     # A table may have no columns, and mapInArrow needs at least one.
     numbered_rows = number_columns(
-        frame.select(*(F.col(quoted(name)) for name in columns), F.lit(None).cast("boolean"))
+        frame.select(*(F.col(quote_name(name)) for name in columns), F.lit(None).cast("boolean"))
     )
     return add_octets(numbered_rows, numbered_rows.columns, one_zero=one_zero)
 

@@ -142,7 +142,7 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     """The time of the first commit in the change log at or after an LSN; None if there is none."""
     path = ChangeLog(lake, feed).path
     slices = lake.records.slices(path, applied)
-    first_time = lake.bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
+    first_time = lake.column_bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
     return None if first_time is None else first_time.astimezone(UTC)
 
 
@@ -195,4 +195,4 @@ def _earliest_unread(
     """
     if current_lsn(connection) <= durable:
         return None
-    return lake.written_at(ChangeLog(lake, feed).path)
+    return lake.last_commit_time(ChangeLog(lake, feed).path)

@@ -38,7 +38,7 @@ from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import metadata_type
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
-from pgsieve.resources.lake.delta.records import REPAIRED, quoted
+from pgsieve.resources.lake.delta.records import REPAIRED_KEY, quote_name
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -131,7 +131,7 @@ def _merge(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int, int
         _soft_merge(sides, row_counts) if sides.soft_delete_columns else _hard_merge(sides, row_counts)
     )
     has_deletion_vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
-    with sides.lake.idempotent_writes(None, vectors=has_deletion_vectors, metadata={REPAIRED: lsn}):
+    with sides.lake.idempotent_writes(None, can_mark_rows=has_deletion_vectors, metadata={REPAIRED_KEY: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
     reach(Failpoint.REPLICA_COMMITTED)
     return int(totals["expected"]), int(totals["actual"])
@@ -150,7 +150,9 @@ def _hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
 def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
     """The source and the clauses of a MERGE by key that marks rows as deleted. An insert may revive a deleted row."""
     kinds, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
-    merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))
+    merge = Merge.from_numbered_columns(
+        [c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds)
+    )
     end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
 
     def rows(side: str, action: str) -> DataFrame:
@@ -162,12 +164,12 @@ def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
         }
         values |= {name: F.lit(action == "end") for name, kind in kinds.items() if kind == DELETED}
         return row_counts.where(f"{side} > 0").select(
-            *(values[name].alias(column) for name, column in merge.key.items()),
-            *(values[name].alias(column) for name, column in merge.values.items()),
+            *(values[name].alias(column) for name, column in merge.key_source_by_column.items()),
+            *(values[name].alias(column) for name, column in merge.value_source_by_column.items()),
             F.lit(action).alias("action"),
         )
 
-    key, added_rows = list(merge.key.values()), rows("expected", "upsert")
+    key, added_rows = list(merge.key_source_by_column.values()), rows("expected", "upsert")
     removed_rows = add_octets(rows("actual", "end"), key, one_zero=True)
     ended_rows = removed_rows.join(add_octets(added_rows, key, one_zero=True), OCTETS, "left_anti")
-    return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.clauses(quoted)
+    return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.clauses(quote_name)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.decoding.changes.metadata_columns import mask_living_rows
 from pgsieve.decoding.checksums.segments import Checksums, ChosenSegments, RowHash
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.spark_writes import number_columns
 
 #: A sum of 64-bit hashes is divided into two halves, so that Spark can add the sums without an overflow.
@@ -25,10 +25,10 @@ def living_rows(rows: DataFrame, columns: Sequence[str], deleted: str | None) ->
 
     If the replica keeps deleted rows, the column `deleted` marks them.
     """
-    columns_to_read = [F.col(quoted(name)) for name in columns]
+    columns_to_read = [F.col(quote_name(name)) for name in columns]
     if deleted is None:
         return rows.select(*columns_to_read)
-    numbered_rows = number_columns(rows.select(*columns_to_read, F.col(quoted(deleted))))
+    numbered_rows = number_columns(rows.select(*columns_to_read, F.col(quote_name(deleted))))
     *names, flag = numbered_rows.columns
 
     def select_living_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

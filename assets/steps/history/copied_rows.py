@@ -14,9 +14,9 @@ from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import CopiedRows
-from pgsieve.resources.lake.delta.layout import FILE_BYTES
+from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
+from pgsieve.resources.lake.derived_rows import BatchSource, RowWriter, list_file_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 
@@ -34,25 +34,25 @@ def begin_history(
     """
     definition = state.definition
     assert definition is not None
-    path = lake.paths.changes(subscription, *state.name, definition.history.generation)
+    path = lake.paths.change_history(subscription, *state.name, definition.history.generation)
     position = lake.records.position(path) or 0
     if position >= state.lsn:
         return
     source, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
     size = lake.records.size(source)
-    committer, reader = lake.policy.by_files(path, schema), lake.policy.reader(source)
+    committer, reader = lake.policy.choose_file_committer(path, schema), lake.policy.find_reader(source)
     if committer is None or reader is None:
         _begin_by_spark(lake, source, path, rows, definition, position)
         return
     with lake.access.translate_errors(source):
-        copied = table_rows(reader, source, pa.schema(list(schema.field("new").type)), rows.to_changes)
-    batches: list[Batches] = [partial(_single_batch, rows.begin()), *copied]
-    written = WrittenRows(lake.store, path, schema, FILE_BYTES, [[batch] for batch in batches])
+        copied = list_file_rows(reader, source, pa.schema(list(schema.field("new").type)), rows.to_changes)
+    batches: list[BatchSource] = [partial(_single_batch, rows.begin()), *copied]
+    written = RowWriter(lake.store, path, schema, DEFAULT_FILE_BYTES, [[batch] for batch in batches])
     committer.commit(
-        lambda: written.write_by(lake.policy.runner(size)),
+        lambda: written.write_on(lake.policy.choose_runner(size)),
         path,
         schema,
-        Commit(state.lsn, after=position, properties=CHANGES_PROPERTIES),
+        Commit(state.lsn, expected_position=position, properties=CHANGES_PROPERTIES),
     )
 
 
@@ -65,8 +65,8 @@ def _begin_by_spark(
 ) -> None:
     ddl, names = changes_ddl(definition.columns), list(lake.columns(source))
     begin = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
-    copied = number_columns(lake.current(source)).mapInArrow(_make_change_function(rows, names), ddl)
-    commit = Commit(rows.lsn, after=position, properties=CHANGES_PROPERTIES)
+    copied = number_columns(lake.read_table(source)).mapInArrow(_make_change_function(rows, names), ddl)
+    commit = Commit(rows.lsn, expected_position=position, properties=CHANGES_PROPERTIES)
     lake.write(begin.unionByName(copied), path, commit)
 
 

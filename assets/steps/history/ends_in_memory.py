@@ -15,7 +15,7 @@ from pgsieve.assets.steps.history.shared_rows import NumberedRows
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.decoding.changes.versions import VALID_FROM, VALID_FROM_LSN, Commits, end_versions
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.derived_rows import rows_at
+from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 
@@ -67,7 +67,7 @@ class EndsInMemory:
         for match, until in ended:
             is_one = match.name in of_one_commit
             at = match.rows[:1] if is_one else match.rows
-            batches = [batch for _, batch in rows_at(store, join_path(folder, match.name), begin, at)]
+            batches = [batch for _, batch in read_rows(store, join_path(folder, match.name), begin, at)]
             parts.append(pa.Table.from_batches(batches, begin))
             begin_of[match.keys] = number + (0 if is_one else np.arange(len(at)))
             until_of[match.keys] = until

@@ -37,7 +37,7 @@ def expected_histories(
     if kept.scd2:
         yield from _expected_versions(subscription, lake, present, newest, is_copied=copied is not None)
     elif copied is not None and copied.definition is not None:
-        path = lake.paths.versions(subscription.name, *name, copied.definition.history.generation)
+        path = lake.paths.row_versions(subscription.name, *name, copied.definition.history.generation)
         if lake.records.exists(path):
             yield f'the versions of its rows in "{path}" stay as they are: new ones are no longer kept'
 

@@ -40,8 +40,8 @@ from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
-from pgsieve.resources.lake.executors import INLINE
+from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows, read_rows
+from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Store, join_path
@@ -75,7 +75,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
             f"it has a column {quote_identifier(taken[0])} of its own",
             "rename the column, or publish a column list without it",
         )
-    if lake.policy.local_writer(replica) is None:
+    if lake.policy.find_local_writer(replica) is None:
         return (
             "only Spark writes its replica",
             "leave `scd2` out for it; the change history has all versions of its rows",
@@ -94,7 +94,7 @@ class StoredVersions:
     @cached_property
     def committer(self) -> FileCommitter:
         """The committer of the table; raises LakeError if another writer has altered the table."""
-        committer = self.lake.policy.by_files(self.path, self.schema)
+        committer = self.lake.policy.choose_file_committer(self.path, self.schema)
         if committer is None:
             raise _altered(self.path)
         return committer
@@ -126,7 +126,7 @@ class VersionTable:
     def path(self) -> str:
         """The path of the table."""
         generation = self.definition.history.generation
-        return self.lake.paths.versions(self.subscription, *self.name, generation)
+        return self.lake.paths.row_versions(self.subscription, *self.name, generation)
 
     @property
     def schema(self) -> pa.Schema:
@@ -141,7 +141,7 @@ class VersionTable:
     def follow_columns(self) -> None:
         """Add the replica's new columns to the table; they are NULL in the versions that it has already."""
         lake = self.lake
-        if not lake.records.exists(self.path) or (local := lake.policy.local_writer(self.path)) is None:
+        if not lake.records.exists(self.path) or (local := lake.policy.find_local_writer(self.path)) is None:
             return
         if not set(self.schema.names) <= set(lake.columns(self.path)):
             with lake.access.translate_errors(self.path):
@@ -175,11 +175,11 @@ class VersionTable:
         if reached and once:
             return False
         replica = lake.paths.replica(self.subscription, *self.name)
-        local = lake.policy.reader(replica)
+        local = lake.policy.find_reader(replica)
         if local is None:
             raise _altered(replica)
         with lake.access.translate_errors(replica):
-            opened = table_rows(
+            opened = list_file_rows(
                 local, replica, self.columns, OpenedVersions(lsn, time, self.schema).to_versions
             )
         stored = self.as_stored
@@ -187,14 +187,14 @@ class VersionTable:
 
         def written() -> list[pa.Table]:
             size = lake.records.size(replica)
-            rows = WrittenRows(
+            rows = RowWriter(
                 lake.store,
                 self.path,
                 self.schema,
-                stored.committer.file_bytes(self.path, {}),
+                stored.committer.target_file_bytes(self.path, {}),
                 [[each] for each in opened],
             )
-            return [rows.write_by(lake.policy.runner(size))]
+            return [rows.write_on(lake.policy.choose_runner(size))]
 
         change.commit(stored, written, None if reached else lsn, head.version)
         return True
@@ -204,7 +204,7 @@ class VersionTable:
         generation = self.definition.history.generation
         if not generation:
             return
-        path = self.lake.paths.versions(self.subscription, *self.name, generation - 1)
+        path = self.lake.paths.row_versions(self.subscription, *self.name, generation - 1)
         if not self.lake.records.exists(path):
             return
 
@@ -244,7 +244,7 @@ def present_rows(
 
     If `among` is None, these are all present versions of the table, in order, and their key numbers are 0.
     """
-    return committer.flagged_rows(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
+    return committer.find_flagged_rows(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
 
 
 #: The versions in a file that end, and for each version the number of the commit that ends it.
@@ -284,7 +284,7 @@ class _EndingTask:
         if file.is_replaced:
             yield from self._rewrite(file, guard)
             return
-        batches = rows_at(self.store, join_path(self.folder, file.name), self.schema, file.rows)
+        batches = read_rows(self.store, join_path(self.folder, file.name), self.schema, file.rows)
         yield from self._write(
             guard(end_versions(rows, file.until[numbers], self.commits) for numbers, rows in batches)
         )
@@ -294,7 +294,7 @@ class _EndingTask:
 
         def others() -> Iterator[pa.RecordBatch]:
             begin = size = 0
-            for batch in guard(self.store.batches(join_path(self.folder, file.name), self.schema)):
+            for batch in guard(self.store.read_batches(join_path(self.folder, file.name), self.schema)):
                 first, last = np.searchsorted(file.rows, (begin, begin + batch.num_rows))
                 at, begin = file.rows[first:last] - begin, begin + batch.num_rows
                 if len(at):
@@ -347,7 +347,7 @@ class VersionChange:
         lake, committer = table.lake, table.committer
         with lake.access.translate_errors(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        deleted_rows = RowDeletion(lake, committer, table.path, columns, size, _MAX_REWRITTEN_BYTES).of(
+        deleted_rows = RowDeletion(lake, committer, table.path, columns, size, _MAX_REWRITTEN_BYTES).decide(
             matches
         )
         if deleted_rows is None:
@@ -379,25 +379,27 @@ class VersionChange:
         def written() -> pa.Table:
             # Only the table of versions has the values of former columns of the replica. If there are such columns, the
             # rows have to be read.
-            has_all = self.ended_rows.marked and set(schema.names) == set(table.schema.names)
+            has_all = self.ended_rows.are_marked and set(schema.names) == set(table.schema.names)
             of_memory, of_files = self._divide(self.replica_rows if has_all else ())
-            size, files = committer.file_bytes(path, {}), list(starmap(self._file_with_ends, of_files))
+            size, files = committer.target_file_bytes(path, {}), list(starmap(self._file_with_ends, of_files))
             ending_task = _EndingTask(lake.store, path, schema, size, self.commits, files)
-            runner = lake.policy.runner(sum(match.size for match, _ in of_files))
+            runner = lake.policy.choose_runner(sum(match.size for match, _ in of_files))
             ended = [runner.run(ending_task, len(files))] if files else []
             if of_memory:
-                begun = committer.local.files_of_one_value(path, VALID_FROM_LSN)
+                begun = committer.local.find_single_value_files(path, VALID_FROM_LSN)
                 rows = self.replica_rows
                 ends = EndsInMemory.of(lake.store, path, schema, rows, of_memory, begun, self.commits)
                 ended.append(
-                    WrittenRows(lake.store, path, schema, size, [[ends]], VALIDITY_ENCODINGS).write_by(INLINE)
+                    RowWriter(lake.store, path, schema, size, [[ends]], VALIDITY_ENCODINGS).write_on(
+                        CALLING_THREAD
+                    )
                 )
             return pa.concat_tables([FILE_SCHEMA.empty_table(), *ended, *new()])
 
         schema = committer.schema(path) if lake.records.exists(path) else table.schema
-        if not self.ended_rows.marked:
+        if not self.ended_rows.are_marked:
             removed = {match.path: match.size for match in self.ended_rows.matches}
-            committer.commit(written, path, table.schema, Commit(position, base=base), removed)
+            committer.commit(written, path, table.schema, Commit(position, expected_version=base), removed)
             return
         marked = committer.marked_files(path, self.ended_rows.matches, base)
         if marked is None:
@@ -414,4 +416,4 @@ class VersionChange:
         return of_memory, [each for each in ends if not has_row[each[0].keys].all()]
 
     def _file_with_ends(self, match: FileMatches, until: Numbers) -> _FileWithEnds:
-        return _FileWithEnds(match.name, match.rows, until, not self.ended_rows.marked)
+        return _FileWithEnds(match.name, match.rows, until, not self.ended_rows.are_marked)

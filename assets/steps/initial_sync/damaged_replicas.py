@@ -11,7 +11,7 @@ from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.maintenance import table_maintenance
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ReplacedReplica:
     @property
     def history(self) -> str:
         """The path of the change history."""
-        return self.lake.paths.changes(self.subscription, *self.name, self.generation)
+        return self.lake.paths.change_history(self.subscription, *self.name, self.generation)
 
     def damage(self) -> Damage:
         """Find what would prevent the copy.
@@ -62,7 +62,7 @@ class ReplacedReplica:
         """
         lake, paths = self.lake, [self.path, self.history]
         if self.has_versions:
-            paths.append(lake.paths.versions(self.subscription, *self.name, self.generation))
+            paths.append(lake.paths.row_versions(self.subscription, *self.name, self.generation))
         versions = {path: _version(lake, path) for path in paths}
         version = versions[self.path]
         newest_version = -1 if version is None else version
@@ -87,7 +87,7 @@ class ReplacedReplica:
         if damage.in_cuts:
             cuts = Cuts(lake, self.subscription).path
             with lake.access.translate_errors(cuts):
-                retry_after_conflict(lambda: maintenance(lake, cuts).delete("true"))()
+                retry_after_conflict(lambda: table_maintenance(lake, cuts).delete("true"))()
         for path in damage.logs:
             lake.remove_log(path)
 

@@ -220,7 +220,7 @@ class SnapshotCopy:
         selected_rows = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
         committer = self._committer(planned, selected_rows, chunks.bytes)
         with translate_errors(self.subscription.feed.source.name, f'copy table "{table.qualified_name}"'):
-            properties = self.subscription.layout.of((table.schema, table.name)).delta()
+            properties = self.subscription.layout.table_layout((table.schema, table.name)).delta_properties()
             progress = Progress(table.qualified_name, len(chunks.queries), chunks.bytes, self.log)
             with name_jobs(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
                 commit = Commit(
@@ -252,7 +252,9 @@ class SnapshotCopy:
         def choose_committer() -> Committer:
             self._refuse_position(replica.path, table)
             _check_names(rows.columns)
-            return lake.policy.committer(replica.path, schema.names, size, lambda: schema, overwrite=True)
+            return lake.policy.choose_committer(
+                replica.path, schema.names, size, lambda: schema, overwrite=True
+            )
 
         with lake.consistent_read(replica.path, replica.history, Cuts(lake, self.subscription.name).path):
             damage = replica.damage()
@@ -312,7 +314,7 @@ class SnapshotCopy:
         self, path: str, committer: FileCommitter, rows: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
         """Let the executors write the rows into files, and commit the files in this process."""
-        size = committer.file_bytes(path, commit.properties)
+        size = committer.target_file_bytes(path, commit.properties)
 
         def write_files() -> pa.Table:
             with self.reading:
@@ -331,7 +333,7 @@ class SnapshotCopy:
             self.lake.write(
                 frame.observe(observation, *metrics), path, replace(commit, properties=properties)
             )
-            return int(observed_metrics(observation, metrics, lambda: self.lake.current(path))["rows"])
+            return int(observed_metrics(observation, metrics, lambda: self.lake.read_table(path))["rows"])
 
 
 def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
@@ -342,7 +344,7 @@ def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError
     if is_of_foreign_table(error):
         problem = f'cannot read table "{replicated.table.qualified_name}" ({error.message})'
         return ForeignServerError(problem, hint=error.hint, sqlstate=error.sqlstate)
-    kind = error.kind if isinstance(error, ExecutorError) else type(error).__name__
+    kind = error.class_name if isinstance(error, ExecutorError) else type(error).__name__
     if kind != SourceError.__name__ or error.hint:
         return error
     remedy = "correct the value at the publisher, or leave its column out by a column list"

@@ -22,9 +22,9 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import IS_CHANGE, IS_SNAPSHOT
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.clones import files_of
+from pgsieve.resources.lake.delta.clones import list_files
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.records import APPLICATION
+from pgsieve.resources.lake.delta.records import APPLICATION_ID
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import join_path
 
@@ -142,7 +142,9 @@ class _Search:
             and not is_copied_since
             and self.before.lsn == self.moment.lsn
         ):
-            state = self._fitting_state(name, states, ready_state, self._lake.columns_at(path, cut_version))
+            state = self._fitting_state(
+                name, states, ready_state, self._lake.columns_of_version(path, cut_version)
+            )
             return Base(path, cut_version, state, self.moment.lsn, self._history(name, state))
         return self._with_changes(name, path, states, ready_state, None if is_copied_since else cut_version)
 
@@ -161,7 +163,7 @@ class _Search:
             raise self._unreadable(name, "its replica's version of that time is gone")
         if cut_version != version:
             self._refuse_vacuumed(name, delta_rs, path, version)
-        state = self._fitting_state(name, states, ready_state, self._lake.columns_at(path, version))
+        state = self._fitting_state(name, states, ready_state, self._lake.columns_of_version(path, version))
         since_lsn = (
             max(position, self.before.lsn)
             if self.before is not None and cut_version is not None
@@ -266,7 +268,7 @@ class _Search:
         """The position of a version; -1 if it has none, or if its log entry was deleted."""
         if version not in positions:
             try:
-                position = delta_rs.as_of(path, version).transaction_version(APPLICATION)
+                position = delta_rs.open_version(path, version).transaction_version(APPLICATION_ID)
             except DeltaError:
                 position = None
             positions[version] = -1 if position is None else position
@@ -278,7 +280,7 @@ class _Search:
         Vacuum keeps only the files of recent versions, and of versions that are in cuts.
         """
         with self._lake.access.translate_errors(path):
-            files = files_of(delta_rs.as_of(path, version))
+            files = list_files(delta_rs.open_version(path, version))
         if not all(self._lake.store.has_file(join_path(path, file)) for file in files):
             raise self._unreadable(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
@@ -308,11 +310,13 @@ class _Search:
 
     def _history(self, name: Name, state: TableState) -> str:
         assert state.definition is not None
-        return self._lake.paths.changes(self.moment.subscription, *name, state.definition.history.generation)
+        return self._lake.paths.change_history(
+            self.moment.subscription, *name, state.definition.history.generation
+        )
 
     def _local(self, name: Name) -> LocalRecords:
         reason = "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there"
-        return self._lake.local_or(self._unreadable(name, reason, "0A000"))
+        return self._lake.require_local(self._unreadable(name, reason, "0A000"))
 
     def _unreadable(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         """The error that a table cannot be read at the moment, with the reason."""

@@ -72,7 +72,7 @@ def _time(text: str) -> datetime:
 def _lsn_at(states: TableStates, time: datetime) -> int:
     """The LSN before which the transactions of a time committed."""
     lake, subscription = states.lake, states.subscription
-    changes = history_paths(lake.paths.changes, subscription, states.newest())
+    changes = history_paths(lake.paths.change_history, subscription, states.newest())
     paths = [path for path in changes if lake.records.exists(path)]
     micros = round(time.timestamp() * 1_000_000)
     later_lsns = _bounds(lake, paths, "min", "commit_time > {time}", micros)
@@ -102,8 +102,8 @@ def _bounds(
     """For each history that has changes which meet a condition, the least or the greatest commit LSN of these changes."""
     bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
-        time = _SPARK_TIME if lake.policy.reader(path) is None else _TIME
-        lsn = lake.bound(bound, path, "commit_lsn", condition.format(time=time.format(micros)))
+        time = _SPARK_TIME if lake.policy.find_reader(path) is None else _TIME
+        lsn = lake.column_bound(bound, path, "commit_lsn", condition.format(time=time.format(micros)))
         if lsn is not None:
             bounds.append(int(lsn))
     return bounds

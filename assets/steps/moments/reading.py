@@ -60,18 +60,18 @@ class TableAt:
 
     def frame(self) -> DataFrame:
         """The table's rows for Spark."""
-        return self.lake.as_of(self.path, self.version)
+        return self.lake.read_version(self.path, self.version)
 
     def table(self) -> DeltaTable:
         """The table for delta-rs. Raises MomentError if delta-rs cannot reach the lake."""
-        delta_rs = self.lake.local_or(
+        delta_rs = self.lake.require_local(
             MomentError(
                 f'table "{self.qualified_name}": only Spark reaches its lake',
                 hint="read it with `read_at`, in Spark",
                 sqlstate="0A000",
             )
         )
-        return delta_rs.as_of(self.path, self.version)
+        return delta_rs.open_version(self.path, self.version)
 
     def schema(self) -> pa.Schema:
         """The table's columns as an Arrow schema."""
@@ -79,16 +79,16 @@ class TableAt:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the table in batches. delta-rs reads them, or Spark if delta-rs cannot."""
-        delta_rs = self.lake.policy.reader(self.path)
+        delta_rs = self.lake.policy.find_reader(self.path)
         with self.lake.access.translate_errors(self.path):
             if delta_rs is not None:
-                yield from delta_rs.batches(self.path, self.version)
+                yield from delta_rs.read_version_batches(self.path, self.version)
             else:
                 yield from self.frame().toArrow().to_batches()
 
     def count(self) -> int:
         """The number of the table's rows."""
-        if self.lake.policy.reader(self.path) is None:
+        if self.lake.policy.find_reader(self.path) is None:
             return self.frame().count()
         return sum(batch.num_rows for batch in self.batches())
 
@@ -129,7 +129,7 @@ def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = No
             tables.append(TableAt(base.name, lake, base.path, base.version))
     if not bases_with_changes:
         return tables
-    target = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
+    target = lake.with_address(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
     return [*tables, *clone_up_to(moment, bases_with_changes, target)]
 
 
@@ -174,7 +174,7 @@ def _clone(moment: Moment, target: Lake, base: Base) -> list[TableChanges]:
     with lake.access.translate_errors(base.path), target.access.translate_errors(path):
         table = TableAt(base.name, lake, base.path, base.version).table()
         clone(table, base.path, lake.store, path, target.store)
-    history = target.paths.changes(subscription, *base.name, base.definition.history.generation)
+    history = target.paths.change_history(subscription, *base.name, base.definition.history.generation)
     changes = [copy_slice(lake, target, base, end, moment.lsn, history) for end in base.slices]
     return [each for each in changes if each.has_changes]
 

@@ -21,8 +21,8 @@ from pgsieve.resources.lake.stores.storage import is_uri
 def restore(moment: Moment, folder: str) -> list[TableAt]:
     """Restore the tables of a subscription, as they were at a moment, into a folder."""
     lake, subscription = moment.lake, moment.subscription
-    target = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
-    if lake.by_spark_alone or target.by_spark_alone:
+    target = lake.with_address(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
+    if lake.is_reached_by_spark_only or target.is_reached_by_spark_only:
         raise MomentError(
             f'subscription "{subscription}" cannot be restored to "{folder}": Spark alone reaches one of them',
             hint="read the tables with `read_at`, and write them with Spark",
@@ -58,7 +58,7 @@ def _refuse_occupied(lake: Lake, target: Lake) -> None:
             sqlstate="22023",
         )
     with target.access.translate_errors(target.uri):
-        names = target.store.names(target.uri)
+        names = target.store.file_names(target.uri)
     if names:
         raise MomentError(
             f'folder "{target.uri}" is not empty',

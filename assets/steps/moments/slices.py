@@ -64,8 +64,8 @@ def copy_slice(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history
     If `lsn` is earlier than `end`, the copied slice ends at `lsn`. Returns the record about these rows that a run would
     write.
     """
-    stored = lake.stored_slices(base.history, [end], every=True)
-    committer = None if stored is None else target.policy.by_files(history, stored.schema)
+    stored = lake.find_stored_slices(base.history, [end], must_exist=True)
+    committer = None if stored is None else target.policy.choose_file_committer(history, stored.schema)
     if stored is None or committer is None:
         return _copy_by_spark(lake, target, base, end, lsn, history)
     part = _CopiedPart(min(end, lsn), lsn, base.definition.key)
@@ -81,14 +81,14 @@ def copy_slice(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history
 def _rows(lake: Lake, stored: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
     assert stored.schema.names[0] == "slice"
-    for _, read in lake.store.readers(stored.groups):
+    for _, read in lake.store.readers(stored.row_groups):
         rows = read(stored.schema.names)
         if (part := rows.filter(pc.equal(rows["slice"], end))).num_rows:
             yield from conform(part, stored.schema).to_batches()
 
 
 def _copy_by_spark(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
-    rows = lake.read_slices(base.history, [end], every=True)
+    rows = lake.read_slices(base.history, [end], must_exist=True)
     part, schema = _CopiedPart(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
 
     def copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -70,7 +70,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
             if path != states.path:
                 lake.remove_log(path)
         if record.path in damaged_paths:
-            record.set(SubscriptionState(folders=lake.paths.folders_of(name), deleted_up_to=None))
+            record.set(SubscriptionState(folders=lake.paths.folder_template(name), deleted_up_to=None))
     return damaged_paths
 
 

@@ -69,7 +69,7 @@ def drop_subscription(
     """
     feed, name = subscription.feed, subscription.name
     if delete_tables:
-        lake.local_or(
+        lake.require_local(
             PgsieveError(
                 f'subscription "{name}": a lake that only Spark reaches cannot be deleted from here',
                 hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",

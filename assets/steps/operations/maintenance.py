@@ -43,7 +43,7 @@ from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
+from pgsieve.resources.lake.maintenance import TableMaintenance, table_maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 #: After a cut was deleted, its files stay for this time, so that readers can finish.
@@ -162,7 +162,7 @@ class _SubscriptionTables:
     ) -> None:
         """Delete expired changes from change histories; and compact and vacuum these, and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
-        paths = list(history_paths(self.lake.paths.changes, name, states))
+        paths = list(history_paths(self.lake.paths.change_history, name, states))
         ends_by_path = {path: maintainer.expired(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
         # If it is not recorded, earlier maintenance may have deleted any change that was applied.
@@ -170,7 +170,7 @@ class _SubscriptionTables:
         record.note_deleted(max((*ends_by_path.values(), possibly_deleted)))
         for path, end in ends_by_path.items():
             maintainer.maintain(path, f"slice <= {end:d}" if end else None, record=False)
-        for path in history_paths(self.lake.paths.versions, name, states):
+        for path in history_paths(self.lake.paths.row_versions, name, states):
             maintainer.compact(path)
             maintainer.vacuum(path)
 
@@ -300,7 +300,9 @@ class _Maintainer:
         if retention is None or not self._lake.records.exists(path):
             return 0
         if retention:
-            return min(applied_lsn, maintenance(self._lake, path).last_slice_before(self._now - retention))
+            return min(
+                applied_lsn, table_maintenance(self._lake, path).last_slice_before(self._now - retention)
+            )
         # The result is the end of a slice, and not the position up to which changes are applied. If there is no slice,
         # nothing is deleted, and no subscription that lacks these changes has to be copied again.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
@@ -313,7 +315,7 @@ class _Maintainer:
         """
         if not self._lake.records.exists(path):
             return None
-        return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
+        return f"at < {{since}} or lsn < {table_maintenance(self._lake, path).last_lsn_before(since):d}"
 
     def exists(self, path: str) -> bool:
         """True if there is such a table."""
@@ -322,7 +324,7 @@ class _Maintainer:
     def files(self, path: str) -> list[File]:
         """The files of a table."""
         with self._lake.access.translate_errors(path):
-            return maintenance(self._lake, path).files()
+            return table_maintenance(self._lake, path).files()
 
     def maintain(
         self,
@@ -359,7 +361,7 @@ class _Maintainer:
     def _retry(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
             with self._lake.access.translate_errors(path):
-                return work(maintenance(self._lake, path))
+                return work(table_maintenance(self._lake, path))
 
         return retry_after_conflict(attempt)()
 

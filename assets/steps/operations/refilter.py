@@ -209,7 +209,7 @@ class Refilter:
         A copy would have these values.
         """
         deleted_up_to = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
-        path = self.lake.paths.changes(source.name, *state.name, source_definition.history.generation)
+        path = self.lake.paths.change_history(source.name, *state.name, source_definition.history.generation)
         if deleted_up_to is None or deleted_up_to > state.lsn or source_definition.history.generation:
             raise PgsieveError(
                 "it is no longer known whether UPDATEs became INSERTs without their unchanged values"
@@ -217,7 +217,7 @@ class Refilter:
         if not self.lake.records.exists(path):
             return
         condition = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
-        if self.lake.bound("min", path, "commit_lsn", condition) is not None:
+        if self.lake.column_bound("min", path, "commit_lsn", condition) is not None:
             raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _filters(
@@ -277,7 +277,7 @@ class Refilter:
             source,
             RowChange(selection.names, selection, selection.schema, ddl(new_definition.columns)),
             head.version if head.version >= 0 else None,
-            into=path,
+            target_path=path,
             position=lsn if (head.position or 0) < lsn else None,
         )
         if path != source and lake.records.head(source) != former_version:

@@ -16,8 +16,8 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.access import SPARK_ERRORS
-from pgsieve.resources.lake.catalog import SparkCatalog, is_at, quoted_name
-from pgsieve.resources.lake.catalog_names import CatalogName, catalog_name
+from pgsieve.resources.lake.catalog import SparkCatalog, is_location_of, quote_table_name
+from pgsieve.resources.lake.catalog_names import CatalogName, format_catalog_name
 from pgsieve.resources.lake.delta.errors import spark_message
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
@@ -70,26 +70,26 @@ class Registration:
             # Names are recorded before they are registered. After a crash in between, the next run registers them.
             record.note(list(new_names.items()), registered=True)
             for catalog_entry, path in new_names.items():
-                if not is_at(catalog.location(catalog_entry), path):
+                if not is_location_of(catalog.location(catalog_entry), path):
                     self._register(catalog, catalog_entry, path)
         if taken_names:
-            names = ", ".join(map(quoted_name, taken_names))
+            names = ", ".join(map(quote_table_name, taken_names))
             raise CatalogNameError(
                 f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it',
                 hint="choose other `names` in `catalog` of pgsieve.yaml, or remove the existing entry from the catalog",
                 sqlstate="42P07",
             )
-        return tuple(map(quoted_name, new_names))
+        return tuple(map(quote_table_name, new_names))
 
     def _register(self, catalog: SparkCatalog, name: CatalogName, path: str) -> None:
         try:
             catalog.register(name, path)
         except SPARK_ERRORS as error:
-            self.lake.access.refuse_unavailable(error)
-            if is_at(catalog.location(name), path):
+            self.lake.access.raise_if_unavailable(error)
+            if is_location_of(catalog.location(name), path):
                 return  # Another run has registered the name at the same time.
             raise CatalogNameError(
-                f'subscription "{self.subscription.name}": the catalog does not take {quoted_name(name)}: {spark_message(error)}',
+                f'subscription "{self.subscription.name}": the catalog does not take {quote_table_name(name)}: {spark_message(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
                 " that this user may create tables and databases there",
             ) from error
@@ -99,13 +99,13 @@ class Registration:
         names: dict[CatalogName, str] = {}
         tables_by_folded: dict[CatalogName, Name] = {}
         for table in sorted(replicas):
-            catalog_entry = catalog_name(self.template, self.subscription.name, *table)
+            catalog_entry = format_catalog_name(self.template, self.subscription.name, *table)
             # Catalogs do not distinguish upper and lower case.
             first_table = tables_by_folded.setdefault(tuple(part.lower() for part in catalog_entry), table)
             if first_table != table:
                 raise CatalogNameError(
                     f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be'
-                    f" {quoted_name(catalog_entry)} in the catalog",
+                    f" {quote_table_name(catalog_entry)} in the catalog",
                     hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
@@ -114,7 +114,7 @@ class Registration:
 
     def _comment(self, replicas: list[Name]) -> None:
         """Set the comments in the Delta metadata of replicas to those of the publisher."""
-        if self.lake.by_spark_alone or not replicas:
+        if self.lake.is_reached_by_spark_only or not replicas:
             return
         with self.subscription.feed.source.connect() as connection:
             comments: Mapping[Name, Comments] = read_comments(connection, replicas)
@@ -125,7 +125,7 @@ class Registration:
                     self.subscription.replica_name(column): text
                     for column, text in table_comments.columns.items()
                 }
-                self.lake.comment(path, table_comments.table, columns)
+                self.lake.set_comments(path, table_comments.table, columns)
 
 
 def _is_there(state: SyncState) -> bool:
@@ -142,8 +142,10 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
         return ()
     with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)
-        present_names = [name for name, path in paths_by_name.items() if is_at(catalog.location(name), path)]
+        present_names = [
+            name for name, path in paths_by_name.items() if is_location_of(catalog.location(name), path)
+        ]
         for name in present_names:
             catalog.unregister(name)
     record.note(list(paths_by_name.items()), registered=False)
-    return tuple(map(quoted_name, present_names))
+    return tuple(map(quote_table_name, present_names))

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
-from pgsieve.resources.lake.delta.records import version_of
+from pgsieve.resources.lake.delta.records import get_commit_version
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.alterations import (
     CatalogFingerprint,
@@ -266,7 +266,7 @@ class Catalogs:
         """The row of the catalog that was recorded last, up to an LSN if one is given; None if there is none."""
         return max(
             (row for row in self.lake.records.rows(self.path) if lsn is None or row["lsn"] <= lsn),
-            key=lambda row: (int(row["lsn"]), version_of(row)),
+            key=lambda row: (int(row["lsn"]), get_commit_version(row)),
             default=None,
         )
 
@@ -337,7 +337,7 @@ class AlteredSlices:
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.altered(self.feed.name)
+        return self.lake.paths.altered_slices(self.feed.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:
         """List a slice for which the publisher decided which changes a subscription gets.

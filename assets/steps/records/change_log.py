@@ -49,5 +49,7 @@ class ChangeLog:
 
         Raises OvertakenError if the position of the table is not `after`, or if its version is not `base`.
         """
-        self.lake.records.append(self.path, CHANGE_LOG.empty_table(), position, base=base, after=after)
+        self.lake.records.append(
+            self.path, CHANGE_LOG.empty_table(), position, expected_version=base, expected_position=after
+        )
         reach(Failpoint.POSITION_RECORDED)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 
 #: The order key of a change: the LSN of the commit record of its transaction, and its place in the transaction.
 Order = tuple[int, int]
@@ -13,12 +13,12 @@ Order = tuple[int, int]
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Write columns as a schema in Spark's DDL. Each column is a name and a Spark type."""
-    return ", ".join(f"{quoted(name)} {spark}" for name, spark in columns)
+    return ", ".join(f"{quote_name(name)} {spark}" for name, spark in columns)
 
 
 def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Write columns as a struct type in Spark's DDL. Each column is a name and a Spark type."""
-    return f"struct<{', '.join(f'{quoted(name)}: {spark}' for name, spark in columns)}>"
+    return f"struct<{', '.join(f'{quote_name(name)}: {spark}' for name, spark in columns)}>"
 
 
 def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:

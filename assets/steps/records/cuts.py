@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged_table_error
-from pgsieve.resources.lake.delta.records import version_of
+from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, damaged_table_error
+from pgsieve.resources.lake.delta.records import get_commit_version
 from pgsieve.resources.lake.lake import Lake
 
 CUTS = pa.schema(
@@ -67,7 +67,7 @@ class Cut:
         `position` is its present position; 0 if there is no history.
         """
         if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
-            raise damaged_table_error(path, PUT_BACK)
+            raise damaged_table_error(path, PUT_BACK_PROBLEM)
 
     def is_after(self, state: TableState) -> bool:
         """True if the table already had this state when the cut was made.
@@ -82,7 +82,7 @@ class Cut:
         """Raise DamagedTableError if the table states have an earlier version than the one from which the cut was made."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
-            raise damaged_table_error(path, PUT_BACK)
+            raise damaged_table_error(path, PUT_BACK_PROBLEM)
 
 
 def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
@@ -109,7 +109,7 @@ class Cuts:
 
     def last(self) -> Cut | None:
         """The newest cut; None if there is none."""
-        return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
+        return next(reversed(_cuts(self.lake.records.newest_rows(self.path, "lsn"))), None)
 
     def newest(self, lsn: str | None = None) -> Cut:
         """The newest cut. With `lsn`, the newest cut at or before this LSN. Raises LakeError if there is none."""
@@ -124,7 +124,7 @@ class Cuts:
     def frames(self, cut: Cut) -> dict[str, DataFrame]:
         """Maps the name of each table to its replica at a cut, as a Spark DataFrame."""
         return {
-            quote_qualified(*name): self.lake.as_of(self._replica(name), version)
+            quote_qualified(*name): self.lake.read_version(self._replica(name), version)
             for name, version in cut.tables.items()
         }
 
@@ -133,7 +133,7 @@ class Cuts:
 
         Raises LakeError if delta-rs cannot reach the lake.
         """
-        self.lake.local_or(
+        self.lake.require_local(
             LakeError(
                 f'only Spark reaches the lake of subscription "{self.subscription}"',
                 hint="read it with `read_at_cut`",
@@ -195,7 +195,7 @@ class Cuts:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[int, int, datetime]:
-    return int(row["lsn"]), version_of(row), row["at"]
+    return int(row["lsn"]), get_commit_version(row), row["at"]
 
 
 def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:

@@ -26,9 +26,9 @@ from pgsieve.resources.lake.delta.errors import (
     RefusedTableError,
     SparkLostError,
     StoreUnavailableError,
-    illegible_file,
-    missing_file,
-    raise_executor_error,
+    find_illegible_file,
+    find_missing_file,
+    raise_if_executor_error,
     spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
@@ -62,7 +62,7 @@ def is_transient(error: BaseException) -> bool:
     Another attempt may succeed.
     """
     if isinstance(error, ExecutorError):
-        return error.kind in {kind.__name__ for kind in _TRANSIENT}
+        return error.class_name in {kind.__name__ for kind in _TRANSIENT}
     return isinstance(error, (*_TRANSIENT, SparkLostError, StoreUnavailableError))
 
 
@@ -78,7 +78,7 @@ def is_of_foreign_table(error: PgsieveError) -> bool:
 
 def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
     """True if the error is of this kind, or an executor of Spark has reported an error of this kind."""
-    return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.kind == kind.__name__)
+    return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.class_name == kind.__name__)
 
 
 def reason(lake: Lake, error: Exception) -> str:
@@ -92,9 +92,9 @@ def reason(lake: Lake, error: Exception) -> str:
         return f"{error.message} [{error.sqlstate}]"  # If Spark evaluates the filter, the reason has this form, too.
     if isinstance(error, PgsieveError):
         return error.message
-    lake.access.refuse_unavailable(error)
+    lake.access.raise_if_unavailable(error)
     try:
-        raise_executor_error(error)
+        raise_if_executor_error(error)
     except ExecutorError as executor_error:
         if is_transient(executor_error):
             raise
@@ -116,7 +116,7 @@ def _remedy(error: Exception) -> str | None:
     if isinstance(error, PgsieveError):
         return None if isinstance(error, CURED_BY_COPY) else error.hint
     try:
-        raise_executor_error(error)
+        raise_if_executor_error(error)
     except ExecutorError as executor_error:
         return executor_error.hint
     return None
@@ -129,8 +129,8 @@ def is_damage(error: Exception) -> bool:
     """
     return (
         isinstance(error, DamagedTableError)
-        or missing_file(error) is not None
-        or illegible_file(error) is not None
+        or find_missing_file(error) is not None
+        or find_illegible_file(error) is not None
     )
 
 

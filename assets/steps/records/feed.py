@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.resources.lake.delta.records import by_version, version_of
+from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
 #: There are two kinds of rows. A row of the first kind has `system_identifier`, `timeline` and `given_up`, which is
@@ -70,7 +70,7 @@ class FeedRecord:
     def newest(self) -> Mapping[str, Any]:
         """The newest row that has a cluster; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
-        return next(reversed(by_version(rows)), {})
+        return next(reversed(sort_by_version(rows)), {})
 
     def counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count.
@@ -78,8 +78,10 @@ class FeedRecord:
         These are the newest row that has a cluster, and the row with the greatest deleted LSN.
         """
         rows = self.lake.records.rows(self.path)
-        deletion_row = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
-        return {version_of(row) for row in (self.newest(), deletion_row)}
+        deletion_row = max(
+            rows, key=lambda row: (row.get("deleted_up_to") or 0, get_commit_version(row)), default={}
+        )
+        return {get_commit_version(row) for row in (self.newest(), deletion_row)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
         """Record the cluster and timeline of all later LSNs, and whether the slot was dropped (`given_up`)."""

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged_table_error
+from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, damaged_table_error
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -49,7 +49,7 @@ def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int
 def refuse_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> None:
     """Raise DamagedTableError if a table has an earlier version than in one of the cuts."""
     for path in put_back_tables(lake, paths, cuts):
-        raise damaged_table_error(path, PUT_BACK)
+        raise damaged_table_error(path, PUT_BACK_PROBLEM)
 
 
 def put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:

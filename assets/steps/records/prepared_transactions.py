@@ -39,7 +39,7 @@ class PreparedTransactions:
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.prepared(self.feed.name)
+        return self.lake.paths.prepared_transactions(self.feed.name)
 
     def position(self) -> int | None:
         """The LSN up to which the table has the prepared transactions; None if there is no table."""
@@ -51,7 +51,7 @@ class PreparedTransactions:
         with self.lake.access.translate_errors(self.path):
             if not delta_rs.exists(self.path):
                 return ()
-            rows = delta_rs.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
+            rows = delta_rs.read_all_rows(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
         for prepare in pc.unique(rows["prepare"]):
             is_of_transaction = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
             messages = rows.filter(is_of_transaction).select(SPOOL_SCHEMA.names)
@@ -86,7 +86,7 @@ class PreparedTransactions:
         self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:
-        return self.lake.local_or(
+        return self.lake.require_local(
             PgsieveError(
                 f'source "{self.feed.source.name}": replication slot "{self.feed.slot}" sends prepared transactions, which cannot be'
                 " kept in a lake at a URI",

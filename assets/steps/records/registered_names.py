@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from pgsieve.resources.lake.catalog_names import CatalogName
-from pgsieve.resources.lake.delta.records import by_version
+from pgsieve.resources.lake.delta.records import sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
 #: The column `name` has the parts of the name as a JSON list.
@@ -31,11 +31,11 @@ class RegisteredNames:
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.registered(self.subscription)
+        return self.lake.paths.registered_names(self.subscription)
 
     def names(self) -> dict[CatalogName, str]:
         """Maps each registered name to the path of its table."""
-        newest_rows = {row["name"]: row for row in by_version(self.lake.records.rows(self.path))}
+        newest_rows = {row["name"]: row for row in sort_by_version(self.lake.records.rows(self.path))}
         return {
             tuple(json.loads(name)): row["path"] for name, row in newest_rows.items() if row["registered"]
         }

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.records import by_version, version_of
+from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sequences import Name, SequenceValue
 
@@ -65,10 +65,12 @@ class Sequences:
 
     def counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count."""
-        return {version_of(row) for row in self._rows().values()}
+        return {get_commit_version(row) for row in self._rows().values()}
 
     def _rows(self) -> dict[Name, Any]:
-        return {(row["schema"], row["name"]): row for row in by_version(self.lake.records.rows(self.path))}
+        return {
+            (row["schema"], row["name"]): row for row in sort_by_version(self.lake.records.rows(self.path))
+        }
 
     def append(
         self, values: Collection[SequenceValue], unpublished: Collection[SequenceValue], base: int
@@ -93,7 +95,9 @@ class Sequences:
             for value in group
         ]
         if rows:
-            self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, SEQUENCES), base=base)
+            self.lake.records.append_versioned(
+                self.path, pa.Table.from_pylist(rows, SEQUENCES), expected_version=base
+            )
 
 
 def unread_sequences(values: Iterable[SequenceValue]) -> list[str]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.lake.delta.layout import FOLDERS
-from pgsieve.resources.lake.delta.records import by_version, version_of
+from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
+from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
 #: The newest row counts. The column `version`, by which rows are ordered, is added when they are written.
@@ -97,7 +97,7 @@ class SubscriptionRecord:
         rows = self.lake.records.rows(self.path)
         if not rows:
             return SubscriptionState()
-        newest_row = by_version(rows)[-1]
+        newest_row = sort_by_version(rows)[-1]
         return SubscriptionState(
             newest_row["enabled"],
             newest_row["reason"],
@@ -112,7 +112,7 @@ class SubscriptionRecord:
 
     def newest_version(self) -> int:
         """The Delta version of the newest row; -1 if there is none."""
-        return max((version_of(row) for row in self.lake.records.rows(self.path)), default=-1)
+        return max((get_commit_version(row) for row in self.lake.records.rows(self.path)), default=-1)
 
     def set(self, state: SubscriptionState) -> None:
         """Record a state, unless it equals the newest one."""
@@ -138,8 +138,8 @@ class SubscriptionRecord:
 
     def record_folders(self) -> None:
         """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
-        state, folders = self.refuse_other_folders(), self.lake.paths.folders_of(self.subscription)
-        if (state.folders or FOLDERS) != folders:
+        state, folders = self.refuse_other_folders(), self.lake.paths.folder_template(self.subscription)
+        if (state.folders or DEFAULT_FOLDER_TEMPLATE) != folders:
             self.set(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
@@ -148,7 +148,10 @@ class SubscriptionRecord:
         These are folders of another template than the lake has now.
         """
         state = self.state()
-        recorded_template, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
+        recorded_template, folders = (
+            state.folders or DEFAULT_FOLDER_TEMPLATE,
+            self.lake.paths.folder_template(self.subscription),
+        )
         if recorded_template == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
             return state
         raise FoldersChangedError(

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.records import by_version, version_of
+from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -142,7 +142,7 @@ def _state(row: Mapping[str, Any]) -> TableState:
         definition=Definition.from_json(row["definition"]) if row["definition"] else None,
         reason=row["reason"],
         at=row["at"],
-        version=version_of(row),
+        version=get_commit_version(row),
     )
 
 
@@ -210,7 +210,7 @@ class TableStates:
         A row without a definition gets the definition of the row before it.
         """
         rows_by_table: dict[Name, list[Mapping[str, Any]]] = {}
-        for row in by_version(self.lake.records.rows(self.path)):
+        for row in sort_by_version(self.lake.records.rows(self.path)):
             rows = rows_by_table.setdefault((row["schema"], row["table"]), [])
             rows.append(
                 {**row, "definition": row["definition"] or (rows[-1]["definition"] if rows else None)}
@@ -262,13 +262,13 @@ class TableStates:
         `moments` are earlier Delta versions of `_table_states`. The rows that counted at these versions count, too.
         """
         versions: dict[Name, tuple[list[int], list[int]]] = {}
-        for row in by_version(self.lake.records.rows(self.path)):
+        for row in sort_by_version(self.lake.records.rows(self.path)):
             all_versions, versions_with_definition = versions.setdefault(
                 (row["schema"], row["table"]), ([], [])
             )
-            all_versions.append(version_of(row))
+            all_versions.append(get_commit_version(row))
             if row["definition"]:
-                versions_with_definition.append(version_of(row))
+                versions_with_definition.append(get_commit_version(row))
         ascending = [numbers for number_lists in versions.values() for numbers in number_lists if numbers]
         limits = {*moments, *(numbers[-1] for numbers in ascending)}
         return {
@@ -300,4 +300,6 @@ class TableStates:
         if any(state.transforms for state in newest_states):
             self.lake.access.make_durable()
         if rows:
-            self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, TABLE_STATES), base=base)
+            self.lake.records.append_versioned(
+                self.path, pa.Table.from_pylist(rows, TABLE_STATES), expected_version=base
+            )

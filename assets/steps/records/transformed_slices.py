@@ -149,7 +149,7 @@ class TransformedSlices:
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.transformed(self.subscription)
+        return self.lake.paths.transformed_slices(self.subscription)
 
     def position(self) -> int:
         """The LSN up to which the changes of the change log have been transformed for the subscription."""
@@ -164,7 +164,7 @@ class TransformedSlices:
         rows = pa.Table.from_pylist(
             [table_changes.row() for table_changes in changes] or [{"slice": end}], TRANSFORMED
         )
-        self.lake.records.append(self.path, rows, end, base=base)
+        self.lake.records.append(self.path, rows, end, expected_version=base)
 
     def fence(self) -> int:
         """Commit no rows, so that the commit of any other process fails that is transforming a slice now.

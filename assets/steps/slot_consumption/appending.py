@@ -148,7 +148,10 @@ def commit_slice(lake: Lake, feed: Feed, written_slice: WrittenSlice, after: int
     path = ChangeLog(lake, feed).path
     reach(Failpoint.SLICE_WRITTEN)
     lake.commit_files(
-        path, CHANGE_LOG, written_slice.files, Commit(written_slice.end, base=base, after=after)
+        path,
+        CHANGE_LOG,
+        written_slice.files,
+        Commit(written_slice.end, expected_version=base, expected_position=after),
     )
     reach(Failpoint.SLICE_COMMITTED)
     Slices(lake, feed).append(written_slice.end, written_slice.summary)
@@ -164,7 +167,7 @@ def append_slices(
     or its version is not `base`. Raises UnprovenError before the first slice that has changes which `unaltered` does
     not cover.
     """
-    if lake.by_spark_alone:
+    if lake.is_reached_by_spark_only:
         (end,) = reading.ends
         yield end, _append_by_executor(lake, reading.peek, reading.begin, end, after, base)
         return
@@ -271,7 +274,7 @@ def _append_by_spark(lake: Lake, peek: Peek, begin: int, end: int, after: int, b
     """Let Spark append the slice of a slot that has changes. Returns true."""
     feed = peek.feed
     noted_rows = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
-    path, commit = ChangeLog(lake, feed).path, Commit(end, base=base, after=after)
+    path, commit = ChangeLog(lake, feed).path, Commit(end, expected_version=base, expected_position=after)
     summary = noted_rows.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
     # If Spark does not return the summary, it is made when the slice is read.
     if summary is not None:

@@ -78,7 +78,7 @@ class StreamedFeed:
     def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
         version = feed.source.check_ready()
         lake.access.check_writable()
-        if lake.by_spark_alone:
+        if lake.is_reached_by_spark_only:
             raise PgsieveError(
                 f'source "{feed.source.name}": a lake at a URI cannot be written continuously',
                 hint="run `pgsieve run` on a schedule, or use a lake in the file system",

@@ -40,7 +40,7 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     As long as a prepared transaction waits for its second phase, there are none, because it was received as captured.
     """
     path = PreparedTransactions(lake, feed).path
-    if not lake.by_spark_alone and lake.records.exists(path) and lake.records.count(path):
+    if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count(path):
         return ()
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 
@@ -60,7 +60,7 @@ def version_to_append_to(
         return head.version
     if reached_position > end:
         raise OvertakenError(path)
-    lake.records.append(path, CHANGE_LOG.empty_table(), base=head.version)
+    lake.records.append(path, CHANGE_LOG.empty_table(), expected_version=head.version)
     return head.version + 1
 
 

@@ -181,7 +181,7 @@ class _SlotReader:
         """Append and confirm the next slices. Returns false if the last one is empty and ends at the target."""
         begin = self.position
         publisher_decides = self._unaltered is None or self._is_unproven
-        is_single = publisher_decides or self._keeps_prepared or self._lake.by_spark_alone
+        is_single = publisher_decides or self._keeps_prepared or self._lake.is_reached_by_spark_only
         ends = self._stride.next_ends(begin, self._target, single=is_single)
         self._end = ends[-1]
         publisher_decides = publisher_decides or self._must_publisher_decide()
@@ -317,7 +317,7 @@ class _SlotReader:
         If only Spark writes the lake, this method peeks at the slice. Otherwise a slice is examined when it is read.
         """
         unaltered = self._unaltered
-        if self._lake.by_spark_alone and unaltered is not None and not unaltered.covers_all:
+        if self._lake.is_reached_by_spark_only and unaltered is not None and not unaltered.covers_all:
             query = self._peek.query(self._end)
             xids, relation_ids = transactions_and_relations(
                 self._connection, self._feed.source.name, self._feed.slot, query

@@ -137,7 +137,7 @@ class ReadableChanges:
         shares = [
             (transformation, source)
             for transformation, messages in self.read
-            for source in messages.sources(runner.number)
+            for source in messages.sources(runner.parallelism)
         ]
         if all(isinstance(messages, FewMessages) for _, messages in self.read):
             return [shares]
@@ -170,7 +170,7 @@ class SentChanges:
         `columns` are as in `rows`.
         """
         if (readable := self.readable) is not None:
-            return readable.attempt(lake.policy.runner(size))
+            return readable.attempt(lake.policy.choose_runner(size))
         return ChangeCounts.sum(self.rows(lake, columns).notes())
 
     def rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:

@@ -310,17 +310,18 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
 
     Raises DamagedTableError if a slice is lost.
     """
-    table = lake.slice_rows(path, ends, size, every=True)
+    table = lake.read_slice_rows(path, ends, size, must_exist=True)
 
     def frame() -> DataFrame:
-        return lake.read_slices(path, ends, every=True)
+        return lake.read_slices(path, ends, must_exist=True)
 
     if table is not None:
         return Messages(frame, table)
     # The slices are looked up now, so that a lost slice is reported by this call.
-    if (stored := lake.stored_slices(path, ends, every=True)) is not None:
+    if (stored := lake.find_stored_slices(path, ends, must_exist=True)) is not None:
         return Messages(
-            frame, stored=StoredMessages(lake.store, stored.groups, frozenset(ends), shared=shared_reads())
+            frame,
+            stored=StoredMessages(lake.store, stored.row_groups, frozenset(ends), shared=shared_reads()),
         )
     messages = frame()
     return Messages(lambda: messages)

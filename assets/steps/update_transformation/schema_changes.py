@@ -159,7 +159,7 @@ class SchemaChanges:
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
         path = lake.paths.replica(name, *state.name)
-        history = lake.paths.changes(name, *state.name, state.definition.history.generation)
+        history = lake.paths.change_history(name, *state.name, state.definition.history.generation)
         position = max(state.lsn, lake.records.position(path) or 0)
         versions = VersionTable.of_state(self.subscription, lake, state)
         if versions is not None and lake.records.exists(versions.path):

@@ -98,7 +98,10 @@ def is_partly_transformed(states: TableStates, transformed: int) -> bool:
     """
     lake = states.lake
     histories = (
-        (lake.paths.changes(states.subscription, *state.name, state.definition.history.generation), state.lsn)
+        (
+            lake.paths.change_history(states.subscription, *state.name, state.definition.history.generation),
+            state.lsn,
+        )
         for state in states.newest().values()
         if state.definition
     )

@@ -82,7 +82,7 @@ def slices_to_read(
         # slice is read that is about to be listed.
         durable = ChangeLog(lake, feed).position() or 0
         altered = AlteredSlices(lake, feed).ends(name, durable)
-        appended_ends = lake.records.slices(ChangeLog(lake, feed).path, after=after)
+        appended_ends = lake.records.slices(ChangeLog(lake, feed).path, after_lsn=after)
     for end in sorted({*appended_ends, *(end for end in altered if end > after)}):
         if end in altered:
             yield end, decided_subscription, present
@@ -125,9 +125,9 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
     # The size of the slice is not recorded without a summary, so the size of the whole change log is used.
-    size = None if lake.by_spark_alone else lake.records.size(path)
+    size = None if lake.is_reached_by_spark_only else lake.records.size(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
-    rows = lake.slice_rows(path, [end], size, columns=columns)
+    rows = lake.read_slice_rows(path, [end], size, columns=columns)
     if rows is None:
         return summary_of(notes_of(lake.read_slices(path, [end]).select(*columns), _summarized))
     summary = SliceSummary(lake.policy.prepare_runner)

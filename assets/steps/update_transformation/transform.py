@@ -274,7 +274,9 @@ class _SliceTransformation:
         )
         if not readings and not truncates:
             return result
-        path = lake.paths.changes(subscription.name, state.schema, state.table, definition.history.generation)
+        path = lake.paths.change_history(
+            subscription.name, state.schema, state.table, definition.history.generation
+        )
         schema = (
             readings[0].transformation.schema
             if readings
@@ -282,7 +284,7 @@ class _SliceTransformation:
         )
         with lake.consistent_read():
             position = lake.records.position(path) or 0
-            committer = lake.policy.by_files(path, schema)
+            committer = lake.policy.choose_file_committer(path, schema)
         if self.reached.cut is not None:
             self.reached.cut.refuse_earlier_history(path, state, position)
         # If the history begins with the copied rows, its position is at least that of the copy.
@@ -315,11 +317,11 @@ def _write_files(
 
     def write_files() -> pa.Table:
         nonlocal counts
-        written_changes = changes.write(lake.policy.runner(result.size), path, lake.store)
+        written_changes = changes.write(lake.policy.choose_runner(result.size), path, lake.store)
         counts = written_changes.counts
         return written_changes.files
 
-    commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
+    commit = Commit(result.slice, expected_position=position, properties=CHANGES_PROPERTIES)
     committer.commit(write_files, path, changes.slice.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
     return _with_counts(result, counts)
@@ -335,7 +337,7 @@ def _write_by_spark(
 ) -> TableChanges:
     """Let Spark write the changes of a table, and count them while it writes."""
     noted_rows = changes.rows(lake, definition.columns)
-    commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
+    commit = Commit(result.slice, expected_position=position, properties=CHANGES_PROPERTIES)
     counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
     return _with_counts(result, ChangeCounts.sum(noted_rows.notes() if counts is None else counts))
@@ -343,12 +345,12 @@ def _write_by_spark(
 
 def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """The tally of a slice's changes that a run had written before it died."""
-    stored_slices = lake.stored_slices(path, [end])
+    stored_slices = lake.find_stored_slices(path, [end])
     if stored_slices is None:
         return stored_tally(lake.read_slices(path, [end]), key)
     tally = empty_tally()
     with lake.access.translate_errors(path):
-        for _, read in lake.store.readers(stored_slices.groups):
+        for _, read in lake.store.readers(stored_slices.row_groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
             )

@@ -12,7 +12,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.resources.lake.delta.layout import FOLDERS
+from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
 from pgsieve.resources.lake.paths import replica_folder
 
 
@@ -32,12 +32,14 @@ def clustering_columns(
     `columns` are the columns of the table, with their Spark types. If the layout for all tables names columns, it
     applies only to tables that have all of these columns.
     """
-    cluster_columns = tuple(map(subscription.replica_name, subscription.layout.of(name).cluster_by or ()))
+    cluster_columns = tuple(
+        map(subscription.replica_name, subscription.layout.table_layout(name).cluster_by or ())
+    )
     types = dict(columns)
     unfit_columns = [column for column in cluster_columns if types.get(column, "array<").startswith("array<")]
     if not unfit_columns:
         return cluster_columns
-    table_layout = subscription.layout.tables.get(name)
+    table_layout = subscription.layout.layout_by_table.get(name)
     if table_layout is None or table_layout.cluster_by is None:
         return ()
     column_names = ", ".join(map(quote_identifier, unfit_columns))
@@ -52,7 +54,7 @@ def clustering_columns(
 def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
     """Maps each table that would share its folder with another table to an error."""
     template = subscription.layout.folders
-    if template == FOLDERS:
+    if template == DEFAULT_FOLDER_TEMPLATE:
         return {}
     names_by_folder: dict[str, list[Name]] = {}
     for name in sorted(names):
@@ -83,13 +85,13 @@ def layout_problems(
             subscription.refuse_shared_names(replicated.table)
         except PgsieveError as error:
             yield error
-        if subscription.layout.of(name).cluster_by:
+        if subscription.layout.table_layout(name).cluster_by:
             types = ((column, kind.spark) for column, kind in subscription.replica_types(replicated).items())
             try:
                 clustering_columns(subscription, name, types)
             except ClusteringError as error:
                 yield error
-    for name in subscription.layout.tables:
+    for name in subscription.layout.layout_by_table:
         if name not in tables:
             yield PgsieveError(
                 f'subscription "{subscription.name}" does not replicate table {quote_qualified(*name)}, which its layout names',

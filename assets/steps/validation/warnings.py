@@ -16,7 +16,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, PublicationError, Table
 from pgsieve.decoding.publications.replica_identity import leaves_without_root_key
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.resources.lake.spark_writes import column_mapping
+from pgsieve.resources.lake.spark_writes import column_mapping_property
 
 #: A warning lists at most this many names.
 _MAX_NAMES = 5
@@ -81,7 +81,7 @@ def warnings_of_names(
     with suppress(PublicationError):
         for table, replicated in subscription.tables(catalog).items():
             names_in_replica = map(subscription.replica_name, replicated.columns)
-            if names := [name for name in names_in_replica if column_mapping([name])]:
+            if names := [name for name in names_in_replica if column_mapping_property([name])]:
                 readers = (
                     "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
                     if is_mapped(table)

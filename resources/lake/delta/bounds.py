@@ -27,14 +27,19 @@ import pyarrow.compute as pc
 from deltalake import ColumnProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
-from pgsieve.resources.lake.delta.parquet_files import COMPRESSION_LEVEL, ROW_GROUP, has_dictionary, leaves
+from pgsieve.resources.lake.delta.parquet_files import (
+    COMPRESSION_LEVEL,
+    ROW_GROUP_ROWS,
+    has_dictionary,
+    leaf_columns,
+)
 
 Result = TypeVar("Result")
 
 #: The last date that the library chrono can represent, which delta-rs uses: 262142-12-31, as days since
 #: 1970-01-01.
 _LAST_DAY = 95_026_236
-_PANIC = "`NaiveDate + TimeDelta` overflowed"
+_PANIC_MESSAGE = "`NaiveDate + TimeDelta` overflowed"
 #: A decimal with at most this many digits is not changed by a conversion to floating point.
 _EXACT_DIGITS = 15
 #: The length of the bounds of texts. It is also delta-rs's default, but the default does not apply to a write with
@@ -51,50 +56,50 @@ def write_with_bounds(
     that crashed has committed nothing. `rows` are the rows to write, or some of them.
     """
     if rows is not None and any(map(_has_late_date, rows.columns)):
-        return write(writer_properties(schema, dates=False))
+        return write(writer_properties(schema, date_bounds=False))
     try:
         return write(writer_properties(schema))
     except DeltaError as error:
-        if _PANIC not in str(error):
+        if _PANIC_MESSAGE not in str(error):
             raise
-        return write(writer_properties(schema, dates=False))
+        return write(writer_properties(schema, date_bounds=False))
 
 
-def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
+def writer_properties(schema: pa.Schema, *, date_bounds: bool = True) -> WriterProperties:
     """The properties for files of this schema. Bounds that delta-rs computes wrongly are left out.
 
-    `dates` says whether columns of dates have bounds.
+    `date_bounds` says whether columns of dates have bounds.
     """
     fields = list(schema)
-    unsafe = [field for field in fields if _has_unsafe_bounds(field.type, dates=dates)]
+    unsafe_fields = [field for field in fields if _has_unsafe_bounds(field.type, date_bounds=date_bounds)]
     # The properties can only name top-level columns. So if the bounds of a struct's field are unsafe, no struct gets
     # bounds.
-    no_structs = any(pa.types.is_nested(field.type) for field in unsafe)
+    omits_structs = any(pa.types.is_nested(field.type) for field in unsafe_fields)
     return WriterProperties(
-        max_row_group_size=ROW_GROUP,
+        max_row_group_size=ROW_GROUP_ROWS,
         compression="ZSTD",
         compression_level=COMPRESSION_LEVEL,
         statistics_truncate_length=_BOUND_BYTES,
         default_column_properties=ColumnProperties(
-            dictionary_enabled=False, statistics_enabled="NONE" if no_structs else None
+            dictionary_enabled=False, statistics_enabled="NONE" if omits_structs else None
         ),
         column_properties={
             field.name: ColumnProperties(
                 dictionary_enabled=has_dictionary(field.type),
-                statistics_enabled="NONE" if field in unsafe else "CHUNK" if no_structs else None,
+                statistics_enabled="NONE" if field in unsafe_fields else "CHUNK" if omits_structs else None,
             )
             for field in fields
         },
     )
 
 
-def _has_unsafe_bounds(kind: pa.DataType, *, dates: bool) -> bool:
+def _has_unsafe_bounds(kind: pa.DataType, *, date_bounds: bool) -> bool:
     """True if delta-rs computes wrong bounds for a type, or for a type that is nested in it."""
     return any(
         pa.types.is_floating(leaf)
         or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
-        or (pa.types.is_date(leaf) and not dates)
-        for _, leaf in leaves("", kind)
+        or (pa.types.is_date(leaf) and not date_bounds)
+        for _, leaf in leaf_columns("", kind)
     )
 
 

@@ -21,25 +21,25 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.resources.lake.delta.bounds import write_with_bounds, writer_properties
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
-from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.layout import target_file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
-from pgsieve.resources.lake.delta.queries import quoted_column
+from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.records import (
-    APPLICATION,
-    VERSION_APPLICATION,
+    APPLICATION_ID,
+    VERSION_APPLICATION_ID,
     Commit,
     TableHead,
+    add_version_column,
     commit_metadata,
-    unchanged_metadata,
-    with_version,
+    kept_position_metadata,
 )
 from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
 from pgsieve.resources.lake.stores.store import Store
 
 #: The key of the comment in the metadata of a column. Spark uses the same key.
-COMMENT = "comment"
+COMMENT_KEY = "comment"
 #: The characters that delta-rs does not encode in a path of the log, besides letters and digits.
-_NOT_ENCODED = "!$&'()+,-./:;=@_~"
+_UNENCODED_CHARACTERS = "!$&'()+,-./:;=@_~"
 
 
 class Commits:
@@ -53,13 +53,13 @@ class Commits:
         """True if a Delta table exists."""
         return self._tables.exists(path)
 
-    def table_at(self, path: str) -> DeltaTable:
+    def open_table(self, path: str) -> DeltaTable:
         """The newest version of a table."""
         return self._tables.open(path)
 
-    def table_as_of(self, path: str, version: int) -> DeltaTable:
-        """A table at one of its versions."""
-        return self._tables.as_of(path, version)
+    def open_version(self, path: str, version: int) -> DeltaTable:
+        """A table at one of its versions. It does not change when the table gets a new version."""
+        return self._tables.open_version(path, version)
 
     def append(
         self,
@@ -67,19 +67,23 @@ class Commits:
         rows: pa.Table,
         position: int | None = None,
         *,
-        base: int | None = None,
-        after: int | None = None,
+        expected_version: int | None = None,
+        expected_position: int | None = None,
     ) -> None:
         """Append rows in one commit. With a position, the rows are appended only once per position."""
-        self.write(path, rows, Commit(position, base=base, after=after))
+        self.write(
+            path,
+            rows,
+            Commit(position, expected_version=expected_version, expected_position=expected_position),
+        )
 
-    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+    def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows, with the Delta version of their commit. Raises CommitFailedError if another writer was faster."""
-        table = self.open_if_exists(path) or self._create(path, with_version(rows, 0).schema)
+        table = self.open_if_exists(path) or self._create(path, add_version_column(rows, 0).schema)
         version = table.version() + 1
-        if base not in {None, table.version()}:
+        if expected_version not in {None, table.version()}:
             raise OvertakenError(path)
-        versioned = with_version(rows, version)
+        versioned = add_version_column(rows, version)
         write_deltalake(
             table,
             versioned,
@@ -89,7 +93,7 @@ class Commits:
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": commit_metadata(None)},
                 max_commit_retries=0,
-                app_transactions=[Transaction(VERSION_APPLICATION, version)],
+                app_transactions=[Transaction(VERSION_APPLICATION_ID, version)],
             ),
         )
 
@@ -103,7 +107,7 @@ class Commits:
         overwrite = commit.overwrite
 
         def attempt(table: DeltaTable | None) -> None:
-            if has_position(path, self.head_of(path, table), commit):
+            if has_position(path, self.table_head(path, table), commit):
                 return
 
             if table is None:
@@ -117,9 +121,9 @@ class Commits:
                     schema_mode=("overwrite" if overwrite else "merge") if table else None,
                     configuration=None if table else commit.properties,
                     storage_options=self._tables.options if table is None else None,
-                    target_file_size=file_bytes(_configuration(table, commit.properties)),
+                    target_file_size=target_file_bytes(_table_properties(table, commit.properties)),
                     writer_properties=properties,
-                    commit_properties=_commit_properties(commit, on_opened_version=table is None),
+                    commit_properties=_commit_properties(commit, must_follow_opened=table is None),
                 )
 
             if isinstance(rows, pa.Table):
@@ -127,7 +131,7 @@ class Commits:
             else:
                 write_once(writer_properties(rows.schema))
 
-        self.commit_with_retries(path, attempt, commit, once=not isinstance(rows, pa.Table))
+        self.commit_with_retries(path, attempt, commit, is_single_attempt=not isinstance(rows, pa.Table))
 
     def commit(
         self,
@@ -135,23 +139,26 @@ class Commits:
         schema: pa.Schema,
         files: Iterable[Mapping[str, Any]],
         commit: Commit,
-        removed: Mapping[str, int] | None = None,
+        removed_size_by_path: Mapping[str, int] | None = None,
     ) -> None:
         """Add files that `parquet_files` has written to a table, in one commit.
 
         If the table does not exist, create it first.
 
-        If another writer was faster, the commit is repeated. `removed` are files to remove: it maps their paths in
+        If another writer was faster, the commit is repeated. `removed_size_by_path` are files to remove: it maps their paths in
         the log to their sizes, at the version from which the commit was planned.
         """
-        now = time.time_ns() // 1_000_000
+        now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
-            AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
+            AddAction(f["path"], f["size"], {}, now_ms, True, f["stats"]) for f in files
         ]
-        actions += [removal(name, size, now, changes=True) for name, size in (removed or {}).items()]
+        actions += [
+            make_removal(name, size, now_ms, changes=True)
+            for name, size in (removed_size_by_path or {}).items()
+        ]
 
         def attempt(table: DeltaTable | None) -> None:
-            if has_position(path, self.head_of(path, table), commit):
+            if has_position(path, self.table_head(path, table), commit):
                 return
             if table is None:
                 self._tables.expect_creation(path)
@@ -180,35 +187,35 @@ class Commits:
         attempt: Callable[[DeltaTable | None], None],
         commit: Commit,
         *,
-        once: bool = False,
+        is_single_attempt: bool = False,
     ) -> None:
         """Call `attempt` with the newest version of the table. If another writer was faster, call it again.
 
-        It is not called again if the commit has a `base`, or with `once`.
+        It is not called again if the commit has an `expected_version`, or with `is_single_attempt`.
         """
-        base, position = commit.base, commit.position
+        expected_version, position = commit.expected_version, commit.position
 
         def commit_once() -> None:
             table = self.open_if_exists(path)
-            head = self.head_of(path, table)
+            head = self.table_head(path, table)
             # If another writer commits after this check, this commit fails.
-            commit.refuse_overtaken(path, head)
+            commit.raise_if_overtaken(path, head)
             try:
                 attempt(table)
                 # Cache the position only if the table has just the next version. With a later version, other writers
                 # have committed, too.
                 if table is not None and position is not None and table.version() == head.version + 1:
-                    self._tables.record_answer(path, table, "position", [{"position": position}])
+                    self._tables.cache_rows(path, table, "position", [{"position": position}])
             except DeltaError as error:
                 # Perhaps the commit has succeeded, and only a later step has failed. In that case the new plan will
                 # notice that the commit is there.
-                if base is not None and self.head(path).version != base:
+                if expected_version is not None and self.head(path).version != expected_version:
                     raise OvertakenError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
                     raise CommitFailedError(str(error)) from error
                 raise
 
-        if once or base is not None:
+        if is_single_attempt or expected_version is not None:
             commit_once()
         else:
             retry_commit(commit_once)()
@@ -221,7 +228,7 @@ class Commits:
         commit: Commit,
     ) -> None:
         """Merge a net change into a table that has a key, in one commit. It is made only once per position."""
-        clauses = merge.clauses(quoted_column)
+        clauses = merge.clauses(quote_column)
 
         def attempt(table: DeltaTable | None) -> None:
             assert table is not None
@@ -230,18 +237,18 @@ class Commits:
             def merge_once(properties: WriterProperties) -> Mapping[str, Any]:
                 merger = target.merge(
                     source,
-                    clauses.on,
+                    clauses.match_condition,
                     source_alias="s",
                     target_alias="t",
                     writer_properties=properties,
                     commit_properties=_commit_properties(commit),
                 )
                 merger = merger.when_matched_delete(clauses.delete_condition)
-                if clauses.close:
-                    merger = merger.when_matched_update(dict(clauses.close), clauses.close_condition)
+                if clauses.end_values:
+                    merger = merger.when_matched_update(dict(clauses.end_values), clauses.end_condition)
                 result: Mapping[str, Any] = (
-                    merger.when_matched_update(dict(clauses.update))
-                    .when_not_matched_insert(dict(clauses.insert), clauses.insert_condition)
+                    merger.when_matched_update(dict(clauses.update_values))
+                    .when_not_matched_insert(dict(clauses.insert_values), clauses.insert_condition)
                     .execute()
                 )
                 return result
@@ -254,38 +261,40 @@ class Commits:
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
         """The descriptions that a table lacks: its own (None if it has it), and those of its columns, by their names."""
-        table = self.table_at(path)
-        comments = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
-        missing = {
+        table = self.open_table(path)
+        comments = {
+            field.name: (field.metadata or {}).get(COMMENT_KEY, "") for field in table.schema().fields
+        }
+        missing_column_comments = {
             name: columns.get(name, "")
             for name, comment in comments.items()
             if columns.get(name, "") != comment
         }
         new_description = description or ""
         has_description = (table.metadata().description or "") == new_description
-        return None if has_description else new_description, missing
+        return None if has_description else new_description, missing_column_comments
 
-    def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
+    def set_comments(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
-        table = self.table_at(path)
-        user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
+        table = self.open_table(path)
+        user_metadata = {"userMetadata": kept_position_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=user_metadata)
         if description is not None:
             table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
             if field.name in columns:
                 # Keep the other metadata. With column mapping they have the number of the column, and its name in files.
-                metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
+                metadata = {**(field.metadata or {}), COMMENT_KEY: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:
         """The Delta properties of a table. Empty if the table does not exist."""
-        return _configuration(self.open_if_exists(path), None)
+        return _table_properties(self.open_if_exists(path), None)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         """Set Delta properties of a table. Its rows and its position stay as they are."""
-        user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
-        self.table_at(path).alter.set_table_properties(
+        user_metadata = {"userMetadata": kept_position_metadata(self.position(path))}
+        self.open_table(path).alter.set_table_properties(
             dict(properties),
             raise_if_not_exists=False,
             commit_properties=CommitProperties(custom_metadata=user_metadata),
@@ -293,9 +302,9 @@ class Commits:
 
     def drop_constraints(self, path: str, names: Iterable[str]) -> None:
         """Drop CHECK constraints of a table. Its rows and its position stay as they are."""
-        user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
+        user_metadata = {"userMetadata": kept_position_metadata(self.position(path))}
         for name in names:
-            self.table_at(path).alter.drop_constraint(
+            self.open_table(path).alter.drop_constraint(
                 name, commit_properties=CommitProperties(custom_metadata=user_metadata)
             )
 
@@ -305,15 +314,15 @@ class Commits:
 
     def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, both read at the same moment."""
-        return self.head_of(path, self.open_if_exists(path))
+        return self.table_head(path, self.open_if_exists(path))
 
-    def head_of(self, path: str, table: DeltaTable | None) -> TableHead:
+    def table_head(self, path: str, table: DeltaTable | None) -> TableHead:
         """The same as `head`, for a table that is open. None stands for a table that does not exist."""
         if table is None:
             return TableHead()
         # The position is cached, because delta-rs reads the whole log to find it.
         (row,) = self._tables.cached_rows(
-            path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
+            path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION_ID)}]
         )
         return TableHead(table.version(), row["position"])
 
@@ -332,18 +341,18 @@ class Commits:
             return table  # Another writer has created it.
 
 
-def writable_rows(rows: pa.Table) -> pa.Table:
+def make_writable(rows: pa.Table) -> pa.Table:
     """Rows that Spark has made, in a form that delta-rs can write.
 
     All columns and fields become nullable. Otherwise Delta would enforce NOT NULL even after PostgreSQL has
     dropped it. All buffers are copied, because Spark leaves out the offsets of empty lists, and delta-rs reads
     them.
     """
-    cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
+    cast = rows.cast(pa.schema([_make_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
 
 
-def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
+def _table_properties(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
     """The Delta properties of a table. If there is no table yet, the properties of the new table."""
     if table is None:
         return properties or {}
@@ -353,10 +362,10 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
 
 def is_removable(path: str) -> bool:
     """True if `removal` encodes the path of a file as the log has it. Other writers may encode other characters."""
-    return quote(unquote(path), safe=_NOT_ENCODED) == path
+    return quote(unquote(path), safe=_UNENCODED_CHARACTERS) == path
 
 
-def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
+def make_removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
     """The action that removes a file from a table. `path` is the path of the file in the log.
 
     `changes` says whether the removal changes rows. The path is decoded here, because delta-rs encodes it again.
@@ -365,13 +374,13 @@ def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveActio
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 
 
-def _nullable(field: pa.Field) -> pa.Field:
+def _make_nullable(field: pa.Field) -> pa.Field:
     """The field, in which the field itself and all nested fields are nullable."""
     kind = field.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_nullable(inner) for inner in kind])
+        kind = pa.struct([_make_nullable(inner) for inner in kind])
     elif pa.types.is_list(kind):
-        kind = pa.list_(_nullable(kind.value_field))
+        kind = pa.list_(_make_nullable(kind.value_field))
     return pa.field(field.name, kind, nullable=True)
 
 
@@ -388,18 +397,20 @@ def has_position(path: str, head: TableHead, commit: Commit) -> bool:
     return head.position >= commit.position
 
 
-def _commit_properties(commit: Commit, *, on_opened_version: bool = False) -> CommitProperties:
+def _commit_properties(commit: Commit, *, must_follow_opened: bool = False) -> CommitProperties:
     """The properties of a commit. They say whether delta-rs may repeat the commit after commits of other writers.
 
-    With `on_opened_version`, and for most kinds of commits, the commit must follow the version that was opened.
+    With `must_follow_opened`, and for most kinds of commits, the commit must follow the version that was opened.
     Otherwise delta-rs would let an overwrite follow a compaction after this version, and the compacted rows would
     stay. It would also let the first commit of a table follow another first commit, because neither has read
     anything with which the other could conflict.
     """
     position = commit.position
-    must_follow = on_opened_version or commit.overwrite or commit.base is not None or position is not None
+    must_follow = (
+        must_follow_opened or commit.overwrite or commit.expected_version is not None or position is not None
+    )
     return CommitProperties(
         custom_metadata={"userMetadata": commit.user_metadata},
         max_commit_retries=0 if must_follow else None,
-        app_transactions=None if position is None else [Transaction(APPLICATION, position)],
+        app_transactions=None if position is None else [Transaction(APPLICATION_ID, position)],
     )

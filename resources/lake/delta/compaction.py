@@ -26,18 +26,18 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.commits import is_removable, removal
+from pgsieve.resources.lake.delta.commits import is_removable, make_removal
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
-from pgsieve.resources.lake.delta.layout import file_bytes
-from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
-from pgsieve.resources.lake.delta.records import unchanged_metadata
+from pgsieve.resources.lake.delta.layout import target_file_bytes
+from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP_ROWS, write_files
+from pgsieve.resources.lake.delta.records import kept_position_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import sort_by_z_order
 from pgsieve.resources.lake.stores.store import join_path
 
 #: Maps the path of a file in the log to the size of the file in bytes.
-Files = Mapping[str, int]
+SizeByPath = Mapping[str, int]
 #: The largest size of a row group in memory, in bytes.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
@@ -49,41 +49,43 @@ def compact(local: LocalRecords, path: str) -> int:
     The rows of only one row group are in memory at a time.
     """
     return sum(
-        _replace(local, path, removed, _rows(local, path, removed))
-        for removed in _groups(_files(local.table_at(path)), file_bytes(local.properties(path)))
+        _replace_files(local, path, removed, _read_rows(local, path, removed))
+        for removed in _group_files(
+            _replaceable_files(local.open_table(path)), target_file_bytes(local.properties(path))
+        )
     )
 
 
-def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
+def cluster(local: LocalRecords, path: str, columns: Sequence[str]) -> int:
     """Write all files again, with the rows in Z-order of some columns, in one commit.
 
     Returns by how much the number of files has decreased. All rows are in memory, so the table must be small.
     """
-    removed = _files(local.table_at(path))
+    removed = _replaceable_files(local.open_table(path))
     if not removed:
         return 0
-    rows = pa.Table.from_batches(_rows(local, path, removed), local.arrow_schema(path))
-    return _replace(local, path, removed, sort_by_z_order(rows, by).to_batches())
+    rows = pa.Table.from_batches(_read_rows(local, path, removed), local.arrow_schema(path))
+    return _replace_files(local, path, removed, sort_by_z_order(rows, columns).to_batches())
 
 
-def _files(table: DeltaTable) -> Files:
+def _replaceable_files(table: DeltaTable) -> SizeByPath:
     """The files of a table that can be replaced, ordered by the time at which they were written."""
     files = pa.table(table.get_add_actions()).select(["modification_time", "path", "size_bytes"])
     rows = files.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist()
     return {row["path"]: row["size_bytes"] for row in rows if is_removable(row["path"])}
 
 
-def _groups(files: Files, target: int) -> Iterator[Files]:
+def _group_files(files: SizeByPath, target_bytes: int) -> Iterator[SizeByPath]:
     """Divide small files into groups of at least two files and about the target size.
 
     The files of a group were written one after the other, because such files often have similar values.
     """
     group, size = dict[str, int](), 0
     for name, bytes_ in files.items():
-        if bytes_ < target:
+        if bytes_ < target_bytes:
             group[name] = bytes_
             size += bytes_
-        if size >= target:
+        if size >= target_bytes:
             if len(group) > 1:
                 yield group
             group, size = {}, 0
@@ -91,11 +93,11 @@ def _groups(files: Files, target: int) -> Iterator[Files]:
         yield group
 
 
-def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def _read_rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """The rows of some files of a table, with the present columns of the table."""
     schema = local.arrow_schema(path)
     for name in files:
-        yield from local.store.batches(join_path(path, unquote(name)), schema)
+        yield from local.store.read_batches(join_path(path, unquote(name)), schema)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
@@ -105,22 +107,24 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
         if batch is not None:
             waiting_batches.append(batch)
             rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-        if batch is None or rows >= ROW_GROUP or nbytes >= size:
-            max_rows = min(ROW_GROUP, rows * size // max(nbytes, 1))
+        if batch is None or rows >= ROW_GROUP_ROWS or nbytes >= size:
+            max_rows = min(ROW_GROUP_ROWS, rows * size // max(nbytes, 1))
             yield from (
                 pa.Table.from_batches(waiting_batches, schema).combine_chunks().to_batches(max(max_rows, 1))
             )
             waiting_batches, rows, nbytes = [], 0, 0
 
 
-def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
+def _replace_files(
+    local: LocalRecords, path: str, removed: SizeByPath, batches: Iterable[pa.RecordBatch]
+) -> int:
     """Commit files with these rows, which replace the `removed` files.
 
     Return by how much the number of files has decreased.
     """
-    schema, size, now = (
+    schema, size, now_ms = (
         local.arrow_schema(path),
-        file_bytes(local.properties(path)),
+        target_file_bytes(local.properties(path)),
         time.time_ns() // 1_000_000,
     )
     groups = _row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
@@ -130,17 +134,17 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
         for file in row.to_pylist()
     ]
     actions: list[AddAction | RemoveAction] = [
-        AddAction(file["path"], file["size"], {}, now, False, file["stats"]) for file in added
+        AddAction(file["path"], file["size"], {}, now_ms, False, file["stats"]) for file in added
     ]
-    actions += [removal(name, bytes_, now, changes=False) for name, bytes_ in removed.items()]
+    actions += [make_removal(name, bytes_, now_ms, changes=False) for name, bytes_ in removed.items()]
 
     def commit() -> None:
-        metadata = unchanged_metadata(local.position(path))
+        metadata = kept_position_metadata(local.position(path))
         # The commit must follow this version, because only this version is checked.
-        table = local.table_at(path)
+        table = local.open_table(path)
         # If another process has marked some rows of a file as deleted, the file still has the same name. So check also
         # that the table has no marked rows.
-        if not (removed.keys() <= _files(table).keys() and is_plain(table)):
+        if not (removed.keys() <= _replaceable_files(table).keys() and is_plain(table)):
             raise OvertakenError(path)
         table.create_write_transaction(
             actions,

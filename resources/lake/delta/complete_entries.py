@@ -12,11 +12,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pgsieve.resources.lake.delta.records import APPLICATION, position_in
+from pgsieve.resources.lake.delta.records import APPLICATION_ID, parse_position
 
 #: The names of delta-rs's metrics for the number of files that a commit adds: for a write, and for a MERGE. The
 #: metric for a MERGE also counts the files of the change data feed.
-_ADDED = ("num_added_files", "num_target_files_added")
+_ADDED_FILE_METRICS = ("num_added_files", "num_target_files_added")
 NO_ACTIONS = "has no actions"
 _CUT_OFF = "is cut off"
 
@@ -35,20 +35,22 @@ def find_defect(content: bytes) -> str | None:
         return NO_ACTIONS
     if not all(isinstance(action, dict) for action in actions):
         return _CUT_OFF
-    information = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-    if information is None:
+    commit_info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+    if commit_info is None:
         return _CUT_OFF
-    position, is_kept = position_in(information.get("userMetadata"))
-    positions = [action["txn"]["version"] for action in actions if _is_of_pgsieve(action)]
+    position, is_kept = parse_position(commit_info.get("userMetadata"))
+    positions = [action["txn"]["version"] for action in actions if _is_position_action(action)]
     if position is not None and not is_kept and positions != [position]:
         return f"{_CUT_OFF}: it lacks its position"
-    metrics = information.get("operationMetrics") or {}
-    added = max((metrics[name] for name in _ADDED if isinstance(metrics.get(name), int)), default=0)
-    if sum("add" in action or "cdc" in action for action in actions) < added:
+    metrics = commit_info.get("operationMetrics") or {}
+    added_file_count = max(
+        (metrics[name] for name in _ADDED_FILE_METRICS if isinstance(metrics.get(name), int)), default=0
+    )
+    if sum("add" in action or "cdc" in action for action in actions) < added_file_count:
         return f"{_CUT_OFF}: it lacks files that it adds"
     return None
 
 
-def _is_of_pgsieve(action: dict[str, Any]) -> bool:
+def _is_position_action(action: dict[str, Any]) -> bool:
     """True if an action is a txn action with a position of pgsieve."""
-    return "txn" in action and action["txn"].get("appId") == APPLICATION
+    return "txn" in action and action["txn"].get("appId") == APPLICATION_ID

@@ -33,12 +33,12 @@ def _conform(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_struct(kind):
         return values.cast(kind)
     children = [
-        _conform(pc.struct_field(values, [place]), field.type)
-        if (place := values.type.get_field_index(field.name)) >= 0
+        _conform(pc.struct_field(values, [field_index]), field.type)
+        if (field_index := values.type.get_field_index(field.name)) >= 0
         else pa.nulls(len(values), field.type)
         for field in kind
     ]
-    mask = values.is_null()
+    null_mask = values.is_null()
     if not children:
         return pa.nulls(len(values), kind)
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=null_mask)

@@ -36,9 +36,9 @@ from pgsieve.resources.lake.delta.log import Action, Log, UnmarkableError
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: The numbers of rows in a file.
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
-FEATURE, PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
+VECTORS_FEATURE, VECTORS_PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
 #: The digits of base 85, as Python uses them (RFC 1924) and as Delta uses them (Z85 of ZeroMQ).
@@ -46,11 +46,11 @@ _RFC_1924 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 #: The fields of `add` actions that are read from a checkpoint.
-_ADDED = frozenset(
+_ADD_FIELDS = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"}
 )
 #: The fields that identify a file with its marked rows in the log.
-_IDENTITY = ("path", "partitionValues", "size", "deletionVector")
+_IDENTITY_FIELDS = ("path", "partitionValues", "size", "deletionVector")
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,23 @@ class MarkedFile:
     of the vector.
     """
 
-    added: Action
-    rows: Rows | None
+    add_action: Action
+    rows: RowNumbers | None
     vector: Action | None = None
 
     @property
     def is_fully_deleted(self) -> bool:
         """True if all rows of the file are deleted."""
-        return self._count == row_count(self.added)
+        return self._deleted_count == row_count(self.add_action)
 
     @property
-    def _count(self) -> int:
+    def _deleted_count(self) -> int:
         return int((self.vector or {}).get("cardinality", 0)) if self.rows is None else len(self.rows)
 
 
-def row_count(added: Action) -> int:
+def row_count(add_action: Action) -> int:
     """The number of rows in the file of an `add` action. Rows that are marked as deleted are counted, too."""
-    return int(json.loads(added["stats"])["numRecords"])
+    return int(json.loads(add_action["stats"])["numRecords"])
 
 
 def is_vector_file(name: str) -> bool:
@@ -85,7 +85,7 @@ def is_vector_file(name: str) -> bool:
     return name.startswith("deletion_vector_") and name.endswith(".bin")
 
 
-def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
+def deleted_rows_by_file(table: DeltaTable) -> dict[str, RowNumbers]:
     """Maps the names of files to the numbers of their rows that are marked as deleted. Raises DeltaError.
 
     The names are relative to the table's folder.
@@ -112,21 +112,21 @@ def _file_name(path: str, names: Collection[str]) -> str:
 def commit_marked(
     log: Log,
     version: int,
-    marked: Sequence[MarkedFile],
-    added: Sequence[Action],
-    others: Sequence[Action],
+    marked_files: Sequence[MarkedFile],
+    add_actions: Sequence[Action],
+    other_actions: Sequence[Action],
     time_ms: int,
 ) -> None:
     """Commit the version after `version`.
 
-    It marks rows, adds the files of the `add` actions `added`, and contains `others`.
+    It marks rows, adds the files of the `add` actions `add_actions`, and contains `other_actions`.
 
     Raises CommitFailedError if another writer was faster.
     """
-    partly_deleted = [file for file in marked if not file.is_fully_deleted]
-    actions = [*others, *({"add": each} for each in added)]
-    for file in marked:
-        identity = {key: file.added[key] for key in _IDENTITY if key in file.added}
+    partly_deleted = [file for file in marked_files if not file.is_fully_deleted]
+    actions = [*other_actions, *({"add": each} for each in add_actions)]
+    for file in marked_files:
+        identity = {key: file.add_action[key] for key in _IDENTITY_FIELDS if key in file.add_action}
         actions.append(
             {
                 "remove": {
@@ -141,28 +141,30 @@ def commit_marked(
     for file in partly_deleted:
         vector = file.vector if file.rows is None else next(vectors)
         # The remaining rows are still within the bounds, but may no longer reach them.
-        stats = json.dumps({**json.loads(file.added["stats"]), "tightBounds": False})
-        actions.append({"add": {**file.added, "dataChange": True, "stats": stats, "deletionVector": vector}})
+        stats = json.dumps({**json.loads(file.add_action["stats"]), "tightBounds": False})
+        actions.append(
+            {"add": {**file.add_action, "dataChange": True, "stats": stats, "deletionVector": vector}}
+        )
     log.commit(version + 1, actions)
 
 
-def _write_vectors(log: Log, rows: Sequence[Rows]) -> list[Action]:
+def _write_vectors(log: Log, rows: Sequence[RowNumbers]) -> list[Action]:
     """Write the deletion vectors of several files into one new file. Return the descriptor of each vector."""
     if not rows:
         return []
-    name, content, descriptors = _vectors(rows)
+    name, content, descriptors = _serialize_vectors(rows)
     log.files.write(name, content)
     return descriptors
 
 
-def write_vector(store: Store, path: str, rows: Rows) -> Action:
+def write_vector(store: Store, path: str, rows: RowNumbers) -> Action:
     """Write the deletion vector of a file of a table, on any machine. Return the descriptor of the vector."""
-    name, content, (descriptor,) = _vectors([rows])
+    name, content, (descriptor,) = _serialize_vectors([rows])
     store.write(join_path(path, name), content)
     return descriptor
 
 
-def _vectors(rows: Sequence[Rows]) -> tuple[str, bytes, list[Action]]:
+def _serialize_vectors(rows: Sequence[RowNumbers]) -> tuple[str, bytes, list[Action]]:
     """A file with the deletion vectors of several files: its name, its content, and the descriptor of each vector."""
     identity, descriptors = uuid.uuid4(), list[Action]()
     digits = base64.b85encode(identity.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode()
@@ -182,31 +184,31 @@ def _vectors(rows: Sequence[Rows]) -> tuple[str, bytes, list[Action]]:
     return f"deletion_vector_{identity}.bin", bytes(content), descriptors
 
 
-def read_vector(store: Store, path: str, descriptor: Action | None) -> Rows:
+def read_vector(store: Store, path: str, descriptor: Action | None) -> RowNumbers:
     """The rows that a deletion vector marks, in ascending order.
 
     Empty if there is no vector in a file of the table's folder.
 
     Raises OSError and ValueError.
     """
-    if (file := vector_file(descriptor)) is None or descriptor is None:
+    if (file := parse_vector_file(descriptor)) is None or descriptor is None:
         return np.empty(0, np.int64)
     name, end = file
     # The size of the vector comes before the vector. The vector begins with the magic number. After it comes a checksum.
     begin = int(descriptor.get("offset") or 0) + 4
-    octets = store.part(join_path(path, name), begin, end - 4 - begin)
+    octets = store.read_part(join_path(path, name), begin, end - 4 - begin)
     if int.from_bytes(octets[:4], "little") != _MAGIC:
         raise ValueError(f"{name} has no deletion vector at {begin}")
     return deserialize(octets[4:])
 
 
-def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:
+def find_add_actions(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:
     """Maps the names of some files of a version to their last `add` actions. The names are relative to the table's folder.
 
     Raises UnmarkableError if an action is missing, or has no statistics.
     """
     files = dict[str, Action]()
-    for actions in log.backwards(version, "add", _ADDED):
+    for actions in log.read_backwards(version, "add", _ADD_FIELDS):
         if files.keys() == set(wanted):
             break
         # If a commit changes the marked rows of a file, it removes and adds the file. The order of these actions does not
@@ -220,35 +222,35 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
     return files
 
 
-def enable(log: Log, table: DeltaTable, information: Action) -> None:
+def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
     """Enable deletion vectors in a table, by a commit that changes only its properties and features.
 
-    `information` is the commitInfo of the commit. delta-rs is not used, because it would also add the feature of
+    `commit_info` is the commitInfo of the commit. delta-rs is not used, because it would also add the feature of
     variants, which many readers do not support. Raises OSError, CommitFailedError and UnmarkableError.
     """
     version, protocol = table.version(), table.protocol()
-    newest_metadata = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
+    newest_metadata = next((a for each in log.read_backwards(version, "metaData", None) for a in each), None)
     if newest_metadata is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
-    configuration = {**dict(newest_metadata.get("configuration") or {}), PROPERTY: "true"}
+    configuration = {**dict(newest_metadata.get("configuration") or {}), VECTORS_PROPERTY: "true"}
     # A table without a list of features has writer version 1 or 2. Version 2 implies these two features (Delta protocol,
     # Writer Version Requirements).
-    writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
+    writer_features = set(protocol.writer_features or ("appendOnly", "invariants")) | {VECTORS_FEATURE}
     features = {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
-        "readerFeatures": sorted({*(protocol.reader_features or ()), FEATURE}),
-        "writerFeatures": sorted(writers),
+        "readerFeatures": sorted({*(protocol.reader_features or ()), VECTORS_FEATURE}),
+        "writerFeatures": sorted(writer_features),
     }
     actions = [
-        {"commitInfo": information},
+        {"commitInfo": commit_info},
         {"protocol": features},
         {"metaData": {**newest_metadata, "configuration": configuration}},
     ]
     log.commit(version + 1, actions)
 
 
-def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
+def parse_vector_file(descriptor: Action | None) -> tuple[str, int] | None:
     """The file of a deletion vector, relative to the folder of its table, and the least size of this file in bytes.
 
     None if there is no vector, or if its file is not in this folder.

@@ -16,17 +16,17 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.commits import Commits
-from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
+from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import (
     FileMatches,
     Flag,
-    files_of_one_value,
-    flagged_rows,
-    matches_among,
-    rows_of,
+    find_flagged_rows,
+    find_key_matches,
+    find_rows,
+    find_single_value_files,
 )
-from pgsieve.resources.lake.delta.queries import query_table, quoted_column
-from pgsieve.resources.lake.delta.records import LAST_COMMITS, has_repair, version_with
+from pgsieve.resources.lake.delta.queries import query_table, quote_column
+from pgsieve.resources.lake.delta.records import SEARCHED_COMMITS, find_version_of_position, has_repair
 from pgsieve.resources.lake.delta.slices import Slices
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -36,50 +36,54 @@ from pgsieve.resources.lake.stores.store import join_path
 class LocalRecords(Commits):
     """Delta tables that delta-rs can reach from this process."""
 
-    def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[npt.NDArray[np.int64], pa.Table]:
+    def find_rows(
+        self, path: str, keys: pa.Table, schema: pa.Schema
+    ) -> tuple[npt.NDArray[np.int64], pa.Table]:
         """Find the rows of a table that have one of these keys.
 
         Returns the indices of the keys that the table has, and the rows with these keys in the same order. The
         columns of `keys` and `schema` have the names of the table's columns. The rows have the columns of
         `schema`.
         """
-        return rows_of(self.table_at(path), path, self.store, keys, schema)
+        return find_rows(self.open_table(path), path, self.store, keys, schema)
 
-    def matches(
+    def find_key_matches(
         self,
         path: str,
         keys: pa.Table,
-        among: Iterable[npt.NDArray[np.bool_]],
+        key_masks: Iterable[npt.NDArray[np.bool_]],
         max_bytes: int | None,
         null_column: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table that have one of these keys, file by file. See `key_lookup.matches_among`."""
-        return matches_among(self.table_at(path), path, self.store, keys, among, max_bytes, null_column)
+        """The rows of a table that have one of these keys, file by file. See `key_lookup.find_key_matches`."""
+        return find_key_matches(
+            self.open_table(path), path, self.store, keys, key_masks, max_bytes, null_column
+        )
 
-    def flagged_rows(
-        self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None
+    def find_flagged_rows(
+        self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows that have a flag, file by file. See `key_lookup.flagged_rows`."""
-        return flagged_rows(self.table_at(path), path, self.store, flag, among)
+        """The rows that have a flag, file by file. See `key_lookup.find_flagged_rows`."""
+        return find_flagged_rows(self.open_table(path), path, self.store, flag, candidates)
 
-    def files_of_one_value(self, path: str, column: str) -> set[str]:
+    def find_single_value_files(self, path: str, column: str) -> set[str]:
         """The files of a table in which all rows have the same integer in a column.
 
         The names are relative to the table's folder.
         """
-        return files_of_one_value(self.table_at(path), column)
+        return find_single_value_files(self.open_table(path), column)
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table, as an Arrow schema."""
-        return arrow_schema(self.table_at(path))
+        return arrow_schema(self.open_table(path))
 
     def columns(self, path: str) -> list[str]:
         """The names of the columns of a table."""
-        return [field.name for field in self.table_at(path).schema().fields]
+        return [field.name for field in self.open_table(path).schema().fields]
 
     def remove(self, folder: str) -> bool:
         """Remove a folder and all tables in it. Return False if the folder does not exist."""
-        self._tables.forget()
+        self._tables.forget_all()
         return self.store.remove(folder)
 
     def release_tables(self) -> None:
@@ -89,52 +93,48 @@ class LocalRecords(Commits):
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
         table = self.open_if_exists(path)
-        return [] if table is None else self._rows(path, table, where)
+        return [] if table is None else self._query_rows(path, table, where)
 
-    def _rows(self, path: str, table: DeltaTable, where: str) -> list[dict[str, Any]]:
+    def _query_rows(self, path: str, table: DeltaTable, where: str) -> list[dict[str, Any]]:
         query = f"select * from t where {where}"
         return self._tables.cached_rows(path, table, query, lambda: query_table(table, query).to_pylist())
 
-    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+    def newest_rows(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column. Empty if there is no table."""
         if (table := self.open_if_exists(path)) is None:
             return []
         return self._tables.cached_rows(
-            path, table, f"newest {column}", lambda: self._newest(path, table, column)
+            path, table, f"newest {column}", lambda: self._query_newest_rows(path, table, column)
         )
 
-    def _newest(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
+    def _query_newest_rows(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
         # The statistics of the files have the greatest number. So only the files that may contain it are read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
             return []
         if greatest.null_count:
-            greatest = query_table(table, f"select {quoted_column(column)} from t")[column]
-        return self._rows(path, table, f"{quoted_column(column)} = {pc.max(greatest).as_py():d}")
+            greatest = query_table(table, f"select {quote_column(column)} from t")[column]
+        return self._query_rows(path, table, f"{quote_column(column)} = {pc.max(greatest).as_py():d}")
 
-    def table(self, path: str) -> pa.Table:
+    def read_all_rows(self, path: str) -> pa.Table:
         """All rows of a table. The table must be small."""
-        return query_table(self.table_at(path), "select * from t")
+        return query_table(self.open_table(path), "select * from t")
 
-    def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
+    def read_version_batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
         """The rows of a table at one of its versions, batch by batch."""
-        query = QueryBuilder().register("t", self.table_as_of(path, version)).execute("select * from t")
+        query = QueryBuilder().register("t", self.open_version(path, version)).execute("select * from t")
         yield from pa.RecordBatchReader.from_stream(query)
-
-    def as_of(self, path: str, version: int) -> DeltaTable:
-        """A table at one of its versions. It does not change when the table gets a new version."""
-        return self._tables.as_of(path, version)
 
     def can_add_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
         """True if `commit` can add files with this schema to a table.
 
-        This is so if the table does not exist yet, or if `requirements.allows_files`.
+        This is so if the table does not exist yet, or if `requirements.can_add_files`.
         """
         table = self.open_if_exists(path)
-        return table is None or requirements.allows_files(table, schema, overwrite=overwrite)
+        return table is None or requirements.can_add_files(table, schema, overwrite=overwrite)
 
-    def permutes(self, path: str, columns: Sequence[str]) -> bool:
+    def has_permuted_columns(self, path: str, columns: Sequence[str]) -> bool:
         """True if a table has these columns, but in another order. An overwrite by delta-rs would keep the table's order."""
         if not self.exists(path):
             return False
@@ -155,7 +155,7 @@ class LocalRecords(Commits):
         If the protocol of a table has a list of features, delta-rs adds the feature for the variant type to the
         list, and few readers support this feature.
         """
-        table = self.table_at(path)
+        table = self.open_table(path)
         return (
             requirements.is_unmapped(table)
             and requirements.can_write(table)
@@ -172,81 +172,83 @@ class LocalRecords(Commits):
             return None
         entry = join_path(path, f"_delta_log/{table.version():020d}.json")
         (row,) = self._tables.cached_rows(
-            path, table, "written", lambda: [{"written": self.store.written_at(entry)}]
+            path, table, "written", lambda: [{"written": self.store.modification_time_ns(entry)}]
         )
         return f"{table.metadata().id} {row['written']}", table.version()
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
-        return self.table_at(path).version()
+        return self.open_table(path).version()
 
     def entry_bytes(self, path: str, version: int) -> int | None:
         """The size in bytes of the log entry of a version. None on an object store, where this would take a request."""
-        return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
+        return None if is_uri(path) else self._tables.log_entries(path).entry_bytes(version)
 
-    def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
+    def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
         """True if a table was set back, as `Records` describes. If the version is the newest, only two files are checked."""
-        log = self._tables.log_of(path)
-        entries = log.since(since, since)
-        if since in entries:
-            log.refuse_damaged(since, entries[since], entry_bytes)
-        if {since, since + 1} & entries.keys() == {since}:
+        log_entries = self._tables.log_entries(path)
+        entries = log_entries.stamps_since(since_version, since_version)
+        if since_version in entries:
+            log_entries.raise_if_damaged(since_version, entries[since_version], entry_bytes)
+        if {since_version, since_version + 1} & entries.keys() == {since_version}:
             return False
-        table = self.table_at(path)
-        later_versions = table.version() - since
-        for between in range(since + 1, table.version()):
-            if (stamp := entries.get(between) or log.stamp(between)) is not None:
-                log.refuse_damaged(between, stamp)
+        table = self.open_table(path)
+        later_versions = table.version() - since_version
+        for later_version in range(since_version + 1, table.version()):
+            if (stamp := entries.get(later_version) or log_entries.stamp(later_version)) is not None:
+                log_entries.raise_if_damaged(later_version, stamp)
         return later_versions < 0 or any(
             c.get("operation") == "RESTORE" for c in table.history(later_versions) if later_versions
         )
 
-    def is_repaired(self, path: str, since: int) -> bool:
+    def is_repaired(self, path: str, since_version: int) -> bool:
         """True if a table was repaired, as `Records` describes. If the version is the newest, only two files are checked."""
-        if {since, since + 1} & self._tables.log_of(path).since(since, since).keys() == {since}:
+        if {since_version, since_version + 1} & self._tables.log_entries(path).stamps_since(
+            since_version, since_version
+        ).keys() == {since_version}:
             return False
-        table = self.table_at(path)
-        later_versions = table.version() - since
+        table = self.open_table(path)
+        later_versions = table.version() - since_version
         return later_versions > 0 and has_repair(table.history(later_versions))
 
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""
-        return version_with(self.table_at(path).history(LAST_COMMITS), position)
+        return find_version_of_position(self.open_table(path).history(SEARCHED_COMMITS), position)
 
     def size(self, path: str) -> int:
         """The bytes of all files of a table."""
-        return sum(pa.table(self.table_at(path).get_add_actions())["size_bytes"].to_pylist())
+        return sum(pa.table(self.open_table(path).get_add_actions())["size_bytes"].to_pylist())
 
     def count(self, path: str) -> int:
         """The number of rows of a table."""
-        return int(query_table(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
+        return int(query_table(self.open_table(path), "select count(*) as rows from t")["rows"][0].as_py())
 
-    def written_at(self, path: str) -> datetime:
+    def last_commit_time(self, path: str) -> datetime:
         """The time of the newest commit of a table."""
-        (newest,) = self.table_at(path).history(1)
+        (newest,) = self.open_table(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
     def least(self, path: str, column: str, where: str) -> Any:
         """The least value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         least = query_table(
-            self.table_at(path), f"select min({quoted_column(column)}) as m from t where {where}"
+            self.open_table(path), f"select min({quote_column(column)}) as m from t where {where}"
         )["m"]
         return least[0].as_py()
 
     def greatest(self, path: str, column: str, where: str) -> Any:
         """The greatest value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         greatest = query_table(
-            self.table_at(path), f"select max({quoted_column(column)}) as m from t where {where}"
+            self.open_table(path), f"select max({quote_column(column)}) as m from t where {where}"
         )["m"]
         return greatest[0].as_py()
 
-    def change_log(self, path: str) -> Slices:
+    def open_slices(self, path: str) -> Slices:
         """The slices in the newest version of a change log or of a change history."""
-        return Slices(self.table_at(path), path, self.store)
+        return Slices(self.open_table(path), path, self.store)
 
-    def slices(self, path: str, after: int) -> Sequence[int]:
+    def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order. Empty if there is no table."""
-        return [] if (self.position(path) or 0) <= after else self.change_log(path).ends(after)
+        return [] if (self.position(path) or 0) <= after_lsn else self.open_slices(path).ends_after(after_lsn)
 
     def is_readable(self, path: str) -> bool:
         """True if delta-rs and Arrow can read the rows of a table.
@@ -254,7 +256,7 @@ class LocalRecords(Commits):
         The table must have no column mapping and no partitions, and must not require a feature that delta-rs
         lacks.
         """
-        table = self.table_at(path)
+        table = self.open_table(path)
         return (
             requirements.is_unmapped(table)
             and requirements.can_read(table)
@@ -273,9 +275,9 @@ class LocalRecords(Commits):
 
     def can_read(self, path: str) -> bool:
         """True if delta-rs supports all features that a table requires of its readers."""
-        return requirements.can_read(self.table_at(path))
+        return requirements.can_read(self.open_table(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
-        setting = self.table_at(path).metadata().configuration.get(PROPERTY)
+        setting = self.open_table(path).metadata().configuration.get(VECTORS_PROPERTY)
         return None if setting is None else setting.lower() == "true"

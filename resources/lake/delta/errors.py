@@ -23,7 +23,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords
 
 #: Maps the operating system's messages about refused writes to their codes.
-_REFUSALS = {
+_CODE_BY_MESSAGE = {
     os.strerror(code): code
     for code in (
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENFILE, errno.EMFILE),
@@ -33,11 +33,11 @@ _REFUSALS = {
 #: The codes of refusals that may concern only one folder.
 _FOLDER_REFUSALS = {errno.EROFS, errno.EACCES, errno.EPERM}
 #: Messages of SQLite about the same errors. Dagster writes its own records with SQLite.
-_SQLITE_REFUSALS = {
+_CODE_BY_SQLITE_MESSAGE = {
     "database or disk is full": errno.ENOSPC,
     "attempt to write a readonly database": errno.EROFS,
 }
-_REFUSAL_WORDS = "|".join(map(re.escape, [*_REFUSALS, *_SQLITE_REFUSALS]))
+_REFUSAL_WORDS = "|".join(map(re.escape, [*_CODE_BY_MESSAGE, *_CODE_BY_SQLITE_MESSAGE]))
 #: A message of the operating system, in the form in which delta-rs, Python, Arrow, the JVM and SQLite quote it. In
 #: another form the same words may come from a cell.
 _SYSTEM_MESSAGE = re.compile(
@@ -53,7 +53,7 @@ _SPARK_LOST = re.compile(
 )
 #: The messages of Spark, delta-rs and Arrow about a file that does not exist.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
-_NOT_FOUND = ("not found", "FILE_NOT_EXIST", "No such file or directory")
+_NOT_FOUND_WORDS = ("not found", "FILE_NOT_EXIST", "No such file or directory")
 #: The messages of delta-rs about a log that lacks an entry or a checkpoint. They also occur for a moment while old
 #: entries are removed.
 _MISSING_ENTRY = re.compile(
@@ -90,7 +90,7 @@ _ARROW_LINE = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
 #: A request. After the server, its address contains a signature, and names of objects, which may contain values of
 #: cells.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
-_STATUS = re.compile(r"\d{3} [A-Z]")
+_STATUS_LINE = re.compile(r"\d{3} [A-Z]")
 #: The answer of a store, after its status code.
 _ANSWER_BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _ANSWER_CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -151,7 +151,7 @@ class RefusedTableError(LakeError):
 
 
 #: The problem of a table whose newest log entries no longer exist.
-PUT_BACK = "it was put back to an earlier version"
+PUT_BACK_PROBLEM = "it was put back to an earlier version"
 
 
 def damaged_table_error(path: str, problem: str) -> DamagedTableError:
@@ -169,11 +169,11 @@ def damaged_log_error(path: str, problem: str) -> DamagedTableError:
 
 
 class ExecutorError(PgsieveError):
-    """An error of pgsieve that was raised on an executor of Spark. `kind` is the name of its class."""
+    """An error of pgsieve that was raised on an executor of Spark. `class_name` is the name of its class."""
 
-    def __init__(self, message: str, *, kind: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, class_name: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
-        self.kind = kind
+        self.class_name = class_name
 
 
 def is_arrow_error(error: BaseException) -> bool:
@@ -198,10 +198,10 @@ retry_after_conflict = retry(
 retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, stop=_RETRY_STOP, reraise=True)
 
 
-def refusal_code(error: BaseException) -> int | None:
+def find_refusal_code(error: BaseException) -> int | None:
     """The errno of a write that the storage has refused, from an error or one of its causes. None for any other error."""
     for each in causes(error):
-        if isinstance(each, OSError) and each.errno in _REFUSALS.values():
+        if isinstance(each, OSError) and each.errno in _CODE_BY_MESSAGE.values():
             return each.errno
         text = str(each)
         if (
@@ -209,9 +209,13 @@ def refusal_code(error: BaseException) -> int | None:
         ):  # The message of a data exception may contain a cell, with any words in it.
             continue
         for match in _SYSTEM_MESSAGE.finditer(text):
-            number = match["rust"] or match["python"]
-            code = int(number) if number else {**_REFUSALS, **_SQLITE_REFUSALS}[match["words"]]
-            if code in _REFUSALS.values():
+            code_text = match["rust"] or match["python"]
+            code = (
+                int(code_text)
+                if code_text
+                else {**_CODE_BY_MESSAGE, **_CODE_BY_SQLITE_MESSAGE}[match["words"]]
+            )
+            if code in _CODE_BY_MESSAGE.values():
                 return code
     return None
 
@@ -246,13 +250,13 @@ def is_folder_refusal(code: int) -> bool:
     return code in _FOLDER_REFUSALS
 
 
-def missing_file(error: BaseException) -> str | None:
+def find_missing_file(error: BaseException) -> str | None:
     """The Parquet file that an engine has not found. None for any other error."""
     for each in causes(error):
         text = str(each)
         if isinstance(each, FileNotFoundError) and (file_match := re.search(r"/[^'\"]*\.parquet", text)):
             return file_match[0]
-        if any(words in text for words in _NOT_FOUND) and (match := _MISSING_FILE.search(text)):
+        if any(words in text for words in _NOT_FOUND_WORDS) and (match := _MISSING_FILE.search(text)):
             return match[1]
     return None
 
@@ -262,7 +266,7 @@ def has_missing_entries(error: BaseException) -> bool:
     return isinstance(error, DeltaError) and _MISSING_ENTRY.search(str(error)) is not None
 
 
-def is_illegible(error: BaseException) -> bool:
+def has_illegible_log(error: BaseException) -> bool:
     """True if delta-rs cannot read an entry or a checkpoint of a table's log."""
     if not isinstance(error, DeltaError):
         return False
@@ -272,7 +276,7 @@ def is_illegible(error: BaseException) -> bool:
     )
 
 
-def illegible_file(error: BaseException) -> str | None:
+def find_illegible_file(error: BaseException) -> str | None:
     """The Parquet file that an engine cannot read because the file is empty, cut off, or corrupt.
 
     "" if the engine does not name the file. None for any other error.
@@ -297,14 +301,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
     An error that is raised again may be the cause of its own cause.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    seen_ids: set[int] = set()
+    while error is not None and id(error) not in seen_ids:
+        seen_ids.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
-def first_line(error: BaseException) -> str:
+def first_message_line(error: BaseException) -> str:
     """The first line of an engine's message, without values of cells.
 
     For a data exception it is only the name of the exception, because the message may contain cells. For an error
@@ -327,7 +331,7 @@ def _store_message(lines: Sequence[str]) -> str:
     """
     words = [lines[0]]
     for line in lines[1:]:
-        if not (arrow := _ARROW_LINE.match(line)) or "<" in line or _STATUS.match(words[-1]):
+        if not (arrow := _ARROW_LINE.match(line)) or "<" in line or _STATUS_LINE.match(words[-1]):
             break
         words.append(line[arrow.end() :])
     text = _REQUEST.sub(r"\1", ": ".join(word.partition("<")[0].strip().rstrip(":") for word in words))
@@ -342,7 +346,7 @@ def spark_message(error: BaseException) -> str:
     For an error in the data it is the name of Spark's error condition, or PostgreSQL's message and SQLSTATE.
     """
     if isinstance(error, AnalysisException):
-        return first_line(error)
+        return first_message_line(error)
     filter_error = _FILTER_ERROR.search(str(error))
     if filter_error:
         return conceal_passwords(filter_error.group(1))
@@ -350,11 +354,11 @@ def spark_message(error: BaseException) -> str:
     return f"Spark's error {match.group(1)}" if match else f"Spark's {type(error).__name__}"
 
 
-def raise_executor_error(error: BaseException) -> None:
+def raise_if_executor_error(error: BaseException) -> None:
     """Raise ExecutorError if an error of Spark contains an error of pgsieve."""
     lines = [line.strip() for line in str(error).splitlines()]
-    for line, after in reversed(list(zip(lines, [*lines[1:], ""], strict=True))):
+    for line, next_line in reversed(list(zip(lines, [*lines[1:], ""], strict=True))):
         match = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line)
         if match:
-            hint = after.removeprefix("hint: ") if after.startswith("hint: ") else None
-            raise ExecutorError(match.group(2), kind=match.group(1), hint=hint) from error
+            hint = next_line.removeprefix("hint: ") if next_line.startswith("hint: ") else None
+            raise ExecutorError(match.group(2), class_name=match.group(1), hint=hint) from error

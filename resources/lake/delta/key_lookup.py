@@ -25,8 +25,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.decoding.changes.keys import SoughtKeys, equal_rows, has_bounds, is_text
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
-from pgsieve.resources.lake.delta.queries import quoted_column
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows_by_file
+from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_path
 
@@ -41,7 +41,7 @@ _PARALLEL_FILES = 2
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
-def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
+def key_bounds(keys: pa.Table) -> Mapping[str, Bounds]:
     """Maps the names of key columns to the bounds of the keys.
 
     Columns whose statistics in files cannot be compared are left out.
@@ -54,7 +54,7 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
     return bounds
 
 
-def rows_of(
+def find_rows(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
     """Find the rows of a table that have one of these keys.
@@ -62,14 +62,16 @@ def rows_of(
     Returns the indices of the keys that the table has, and the rows with these keys in the same order. The columns
     of `keys` and `schema` have the names of the table's columns. The rows have the columns of `schema`.
     """
-    numbers, parts = [np.empty(0, np.int64)], [schema.empty_table()]
+    key_indices, row_parts = [np.empty(0, np.int64)], [schema.empty_table()]
     labels = [f"k{number}" for number in range(keys.num_columns)]
     labelled_keys = keys.rename_columns(labels)
-    for rows in _candidates(table, path, store, keys, schema):
-        row, key = equal_rows(rows.select(keys.column_names).rename_columns(labels), labelled_keys)
-        numbers.append(key)
-        parts.append(rows.take(pa.array(row)))
-    return np.concatenate(numbers), pa.concat_tables(parts)
+    for rows in _read_candidates(table, path, store, keys, schema):
+        matched_rows, matched_keys = equal_rows(
+            rows.select(keys.column_names).rename_columns(labels), labelled_keys
+        )
+        key_indices.append(matched_keys)
+        row_parts.append(rows.take(pa.array(matched_rows)))
+    return np.concatenate(key_indices), pa.concat_tables(row_parts)
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,24 @@ class FileMatches:
     keys: npt.NDArray[np.int64]
     deleted: npt.NDArray[np.int64]
 
-    def of_keys(self, mask: npt.NDArray[np.bool_]) -> "FileMatches":
+    def select_keys(self, mask: npt.NDArray[np.bool_]) -> "FileMatches":
         """The matches of those keys that the mask selects."""
         is_selected = mask[self.keys]
         return replace(self, rows=self.rows[is_selected], keys=self.keys[is_selected])
 
 
-def matches_among(
+def find_key_matches(
     table: DeltaTable,
     path: str,
     store: Store,
     keys: pa.Table,
-    among: Iterable[npt.NDArray[np.bool_]],
+    key_masks: Iterable[npt.NDArray[np.bool_]],
     max_bytes: int | None,
     null_column: str | None = None,
 ) -> list[FileMatches] | None:
     """The rows of a table that have one of these keys, file by file. None if too many bytes of files would be needed.
 
-    `among` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a group,
+    `key_masks` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a group,
     and if it may have a NULL in the column `null_column` (None: any file). With `max_bytes` the result is None in
     three cases:
 
@@ -118,12 +120,12 @@ def matches_among(
 
     Without `max_bytes` there is no limit, and files may have deletion vectors.
     """
-    groups = [keys.filter(pa.array(mask)) for mask in among if mask.any()]
-    names = {name for group in groups for name in files_within(table, bounds_of(group), null_column)}
+    groups = [keys.filter(pa.array(mask)) for mask in key_masks if mask.any()]
+    names = {name for group in groups for name in find_files_within(table, key_bounds(group), null_column)}
     if not names:
         return []
     if max_bytes is None:
-        return list(_matched_files(table, path, store, keys, names, deleted_rows(table)))
+        return list(_matched_files(table, path, store, keys, names, deleted_rows_by_file(table)))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
     if not is_plain(table) or size > 2 * max_bytes:
@@ -156,16 +158,16 @@ def _matched_files(
     sought, no_rows = SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
 
     def matches_in(name: str, log_path: str, size: int) -> FileMatches:
-        rows = pa.Table.from_batches(store.batches(join_path(path, name), keys.schema), keys.schema)
-        row, key = sought.within(rows.rename_columns(labels))
-        if (np.diff(row) < 0).any():
-            order = np.argsort(row)
-            row, key = row[order], key[order]
+        rows = pa.Table.from_batches(store.read_batches(join_path(path, name), keys.schema), keys.schema)
+        row_numbers, key_indices = sought.within(rows.rename_columns(labels))
+        if (np.diff(row_numbers) < 0).any():
+            order = np.argsort(row_numbers)
+            row_numbers, key_indices = row_numbers[order], key_indices[order]
         marked = deleted.get(name, no_rows)
         is_present = np.ones(rows.num_rows, np.bool_)
         is_present[marked] = False
-        is_match = is_present[row]
-        return FileMatches(name, log_path, size, row[is_match], key[is_match], marked)
+        is_match = is_present[row_numbers]
+        return FileMatches(name, log_path, size, row_numbers[is_match], key_indices[is_match], marked)
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
@@ -191,23 +193,23 @@ class Flag:
     null_column: str | None = None
 
 
-def flagged_rows(
-    table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
+def find_flagged_rows(
+    table: DeltaTable, path: str, store: Store, flag: Flag, candidates: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
     """The rows that have a flag, file by file, in order. All of them have the key 0.
 
-    `among` are the rows that are searched; None means the whole table. With `among`, rows keep their keys.
+    `candidates` are the rows that are searched; None means the whole table. With `candidates`, rows keep their keys.
     """
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
-    row_counts = {} if flag.null_column is None else _files_of_nulls(table, flag.null_column)
-    for match in every_file(table, flag.null_column) if among is None else among:
+    row_counts = {} if flag.null_column is None else _row_count_by_null_file(table, flag.null_column)
+    for match in list_all_files(table, flag.null_column) if candidates is None else candidates:
         if match.name in row_counts:
             is_selected = np.ones(row_counts[match.name], np.bool_)
         else:
-            flags = [batch.column(0) for batch in store.batches(join_path(path, match.name), schema)]
+            flags = [batch.column(0) for batch in store.read_batches(join_path(path, match.name), schema)]
             is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
             is_selected = is_set == flag.is_set
-        if among is None:
+        if candidates is None:
             rows = np.setdiff1d(np.flatnonzero(is_selected), match.deleted)
             matches.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
         else:
@@ -219,7 +221,7 @@ def flagged_rows(
     return [match for match in matches if len(match.rows)]
 
 
-def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
+def _row_count_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
     """Maps those files that have only NULLs in a column, by their statistics, to their numbers of rows."""
     files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
     if nulls not in files.column_names:
@@ -233,20 +235,20 @@ def _files_of_nulls(table: DeltaTable, column: str) -> dict[str, int]:
     }
 
 
-def files_of_one_value(table: DeltaTable, column: str) -> set[str]:
+def find_single_value_files(table: DeltaTable, column: str) -> set[str]:
     """The files in which all rows have the same integer in a column, by their statistics."""
     files = pa.table(table.get_add_actions(flatten=True))
     least, greatest, nulls = f"min.{column}", f"max.{column}", f"null_count.{column}"
     if not {least, greatest, nulls} <= set(files.column_names):
         return set()
-    is_one = pc.and_kleene(pc.equal(files[least], files[greatest]), pc.equal(files[nulls], 0))
-    return {unquote(path) for path in files["path"].filter(pc.fill_null(is_one, False)).to_pylist()}
+    has_one_value = pc.and_kleene(pc.equal(files[least], files[greatest]), pc.equal(files[nulls], 0))
+    return {unquote(path) for path in files["path"].filter(pc.fill_null(has_one_value, False)).to_pylist()}
 
 
-def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
+def list_all_files(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `null_column`, as matches without rows. None means all files."""
-    deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
-    possible_names = None if null_column is None else set(files_within(table, {}, null_column))
+    deleted, no_rows = deleted_rows_by_file(table), np.empty(0, np.int64)
+    possible_names = None if null_column is None else set(find_files_within(table, {}, null_column))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
     return [
@@ -256,20 +258,20 @@ def every_file(table: DeltaTable, null_column: str | None = None) -> list[FileMa
     ]
 
 
-def _candidates(
+def _read_candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """All rows that have one of the keys, and perhaps other rows, with the columns of a schema."""
-    bounds = bounds_of(keys)
-    if not keys.num_rows or not (files := files_within(table, bounds)):
+    bounds = key_bounds(keys)
+    if not keys.num_rows or not (files := find_files_within(table, bounds)):
         return
     first_column = keys.column_names[0]
-    for batch in _batches(table, store, [join_path(path, file) for file in files], schema, bounds):
+    for batch in _read_batches(table, store, [join_path(path, file) for file in files], schema, bounds):
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
         yield rows.filter(pc.is_in(to_comparable(rows[first_column]), to_comparable(keys[first_column])))
 
 
-def files_within(
+def find_files_within(
     table: DeltaTable, bounds: Mapping[str, Bounds], null_column: str | None = None
 ) -> list[str]:
     """The files that may have a key within the bounds, and a NULL in `null_column`.
@@ -301,18 +303,18 @@ class StoredFile(NamedTuple):
     - `name`: the name relative to the table's folder
     - `path`: the path in the table's log
     - `size`: the bytes of the file
-    - `rows`: the number of rows; None if it is unknown
+    - `row_count`: the number of rows; None if it is unknown
     """
 
     name: str
     path: str
     size: int
-    rows: int | None
+    row_count: int | None
 
 
-def files_of(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[StoredFile]:
+def find_stored_files(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[StoredFile]:
     """The files of a table that may have a key within at least one of the bounds."""
-    names = {name for each in bounds for name in files_within(table, each)}
+    names = {name for each in bounds for name in find_files_within(table, each)}
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes", "num_records"]).to_pylist()
     stored_files = (
         StoredFile(unquote(f["path"]), f["path"], f["size_bytes"], f["num_records"]) for f in files
@@ -320,7 +322,7 @@ def files_of(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[
     return [file for file in stored_files if file.name in names]
 
 
-def _batches(
+def _read_batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of these files within the bounds, and perhaps other rows, with the columns of the schema.
@@ -329,7 +331,7 @@ def _batches(
     """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
     if marked or table.metadata().partition_columns or has_dataset_names(schema.names):
-        select_list = ", ".join(map(quoted_column, schema.names))
+        select_list = ", ".join(map(quote_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
@@ -340,7 +342,7 @@ def _batches(
     condition = conditions[0] if conditions else None
     for further_condition in conditions[1:]:
         condition = condition & further_condition
-    systems, paths = zip(*map(store.system, files), strict=True)
+    systems, paths = zip(*map(store.file_system, files), strict=True)
     # With the schema, columns that an older file lacks are NULL.
     dataset = ds.dataset(list(paths), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)

@@ -12,36 +12,36 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Name = tuple[str, str]
+TableName = tuple[str, str]
 
 #: The default template of the folder of a replica, relative to the folder of its subscription.
-FOLDERS = "{schema}/{table}"
+DEFAULT_FOLDER_TEMPLATE = "{schema}/{table}"
 #: The placeholders that a template for folders may have in braces.
-FOLDER_FIELDS = ("schema", "table")
+FOLDER_PLACEHOLDERS = ("schema", "table")
 
 
 @dataclass(frozen=True)
-class Property:
+class LayoutProperty:
     """A Delta property that a layout may set.
 
     - `meaning`: the values that are allowed, in words
-    - `values`: the same values as a pattern
+    - `pattern`: the same values as a pattern
     - `default`: the default value
     """
 
     meaning: str
-    values: str
+    pattern: str
     default: str
 
 
 #: The properties that each writer of replicas respects. The writers are delta-rs, Spark, and executors that write
 #: files.
 PROPERTIES = {
-    "delta.enableChangeDataFeed": Property("true or false", "true|false", "false"),
-    "delta.checkpointInterval": Property("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
+    "delta.enableChangeDataFeed": LayoutProperty("true or false", "true|false", "false"),
+    "delta.checkpointInterval": LayoutProperty("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
 }
 #: The size in bytes that files shall have by default.
-FILE_BYTES = 128 * 1024 * 1024
+DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 #: The property for the size that files shall have. delta-rs, pgsieve's own writers and the maintenance read it.
 FILE_BYTES_PROPERTY = "delta.targetFileSize"
 
@@ -62,17 +62,17 @@ class TableLayout:
     columns: Mapping[str, str] | None = None
     keeps_deleted: bool | None = None
 
-    def with_defaults(self, other: "TableLayout") -> "TableLayout":
+    def with_defaults(self, defaults: "TableLayout") -> "TableLayout":
         """The values of this layout. Where this layout has None, the value of the other layout."""
         return TableLayout(
-            other.cluster_by if self.cluster_by is None else self.cluster_by,
-            {**other.properties, **self.properties},
-            self.file_bytes or other.file_bytes,
-            other.columns if self.columns is None else self.columns,
-            other.keeps_deleted if self.keeps_deleted is None else self.keeps_deleted,
+            defaults.cluster_by if self.cluster_by is None else self.cluster_by,
+            {**defaults.properties, **self.properties},
+            self.file_bytes or defaults.file_bytes,
+            defaults.columns if self.columns is None else self.columns,
+            defaults.keeps_deleted if self.keeps_deleted is None else self.keeps_deleted,
         )
 
-    def delta(self) -> dict[str, str]:
+    def delta_properties(self) -> dict[str, str]:
         """The Delta properties of the table."""
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
         return {**self.properties, **size}
@@ -83,37 +83,40 @@ class SubscriptionLayout:
     """The layout of the replicas of a subscription.
 
     - `folders`: the template of the replicas' folders
-    - `every`: the layout of each table
-    - `tables`: exceptions for some tables
+    - `default_layout`: the layout of each table
+    - `layout_by_table`: exceptions for some tables
     - `plain_names`: whether columns get names that consist of `a-z`, `0-9` and `_`, and are derived from the
       publisher's names
     """
 
-    folders: str = FOLDERS
-    every: TableLayout = field(default_factory=TableLayout)
-    tables: Mapping[Name, TableLayout] = field(default_factory=dict)
+    folders: str = DEFAULT_FOLDER_TEMPLATE
+    default_layout: TableLayout = field(default_factory=TableLayout)
+    layout_by_table: Mapping[TableName, TableLayout] = field(default_factory=dict)
     plain_names: bool = False
 
-    def of(self, name: Name) -> TableLayout:
+    def table_layout(self, name: TableName) -> TableLayout:
         """The layout of one table."""
-        table = self.tables.get(name)
-        return self.every if table is None else table.with_defaults(self.every)
+        table = self.layout_by_table.get(name)
+        return self.default_layout if table is None else table.with_defaults(self.default_layout)
 
     def delta_json(self) -> str | None:
         """The Delta properties of all tables as JSON, to be compared with a record. None if no property is set."""
-        tables = {json.dumps(name): self.of(name).delta() for name in sorted(self.tables)}
-        if not self.every.delta() and not any(tables.values()):
+        tables = {
+            json.dumps(name): self.table_layout(name).delta_properties()
+            for name in sorted(self.layout_by_table)
+        }
+        if not self.default_layout.delta_properties() and not any(tables.values()):
             return None
-        return json.dumps({"every": self.every.delta(), "tables": tables}, sort_keys=True)
+        return json.dumps({"every": self.default_layout.delta_properties(), "tables": tables}, sort_keys=True)
 
 
-def file_bytes(properties: Mapping[str, str]) -> int:
+def target_file_bytes(properties: Mapping[str, str]) -> int:
     """The size in bytes that files shall have in a table with these properties. For an invalid value it is the default."""
     size = properties.get(FILE_BYTES_PROPERTY, "")
-    return int(size) if size.isascii() and size.isdigit() else FILE_BYTES
+    return int(size) if size.isascii() and size.isdigit() else DEFAULT_FILE_BYTES
 
 
-def recorded_properties(text: str | None) -> set[str]:
+def parse_recorded_properties(text: str | None) -> set[str]:
     """The names of the properties in a result of `delta_json` that was recorded."""
     if text is None:
         return set()

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import LocalFileSystem
 
-from pgsieve.resources.lake.stores.objects import Objects, is_transient, objects_at
+from pgsieve.resources.lake.stores.objects import Objects, is_transient, open_objects
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: An action of the log, or the content of an action.
@@ -35,9 +35,9 @@ Action = dict[str, Any]
 _PARALLEL_READS = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The fields of actions whose values are maps.
-_MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
+_MAP_FIELDS = frozenset({"partitionValues", "tags", "configuration", "options"})
 #: The errors of os.link on file systems that have no hard links.
-UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
+NO_LINK_ERRORS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 class UnmarkableError(Exception):
@@ -76,7 +76,7 @@ class FolderFiles:
             file.touch()
             os.link(file, link)
         except OSError as error:
-            if error.errno not in UNLINKABLE:
+            if error.errno not in NO_LINK_ERRORS:
                 raise
             raise UnmarkableError(f"{self._folder}: {error.strerror}") from error
         finally:
@@ -147,12 +147,12 @@ class Log:
         self.path, self._store, self.files = path, store, files
 
     @classmethod
-    def of(cls, path: str, store: Store) -> "Log | None":
+    def open(cls, path: str, store: Store) -> "Log | None":
         """The log of a table. None if this process cannot add entries to it."""
-        system, inner_path = store.system(path)
+        system, inner_path = store.file_system(path)
         if isinstance(system, LocalFileSystem):
             return cls(path, store, FolderFiles(Path(inner_path)))
-        objects = objects_at(path, store.options)
+        objects = open_objects(path, store.options)
         return None if objects is None else cls(path, store, StoreFiles(objects, inner_path))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:
@@ -165,14 +165,14 @@ class Log:
         ordered_actions = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered_actions)
         try:
-            self.files.create(_entry(version), "".join(lines).encode())
+            self.files.create(_entry_name(version), "".join(lines).encode())
         except FileExistsError:
             raise CommitFailedError(
                 f"version {version} of {self.path} was committed by another writer"
             ) from None
 
-    def backwards(
-        self, version: int, kind: str, fields: Collection[str] | None
+    def read_backwards(
+        self, version: int, action_kind: str, fields: Collection[str] | None
     ) -> Iterator[Iterable[Action]]:
         """For each entry from a version backwards its actions of one kind; then such actions of the last checkpoint.
 
@@ -183,17 +183,19 @@ class Log:
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
             # Read only a few entries at a time, because the caller may stop before the last one.
             for begin in range(version, checkpoint_version, -_PARALLEL_READS):
-                numbers = range(begin, max(begin - _PARALLEL_READS, checkpoint_version), -1)
-                for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
+                entry_versions = range(begin, max(begin - _PARALLEL_READS, checkpoint_version), -1)
+                for entry_version, entry in zip(
+                    entry_versions, pool.map(self._read_entry, entry_versions), strict=True
+                ):
                     if entry is None:
-                        raise UnmarkableError(f"version {number} is missing in the log of {self.path}")
-                    yield [action[kind] for action in entry if kind in action]
+                        raise UnmarkableError(f"version {entry_version} is missing in the log of {self.path}")
+                    yield [action[action_kind] for action in entry if action_kind in action]
         if checkpoint_version >= 0:
-            yield self._checkpoint_actions(checkpoint_version, kind, fields)
+            yield self._checkpoint_actions(checkpoint_version, action_kind, fields)
 
-    def _entry(self, version: int) -> Sequence[Action] | None:
+    def _read_entry(self, version: int) -> Sequence[Action] | None:
         """The actions of the log entry of a version. None if there is no such entry."""
-        content = self.files.read(_entry(version))
+        content = self.files.read(_entry_name(version))
         return (
             None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
         )
@@ -212,10 +214,10 @@ class Log:
         return checkpoint_version if is_classic and checkpoint_version <= version else -1
 
     def _checkpoint_actions(
-        self, version: int, kind: str, fields: Collection[str] | None
+        self, version: int, action_kind: str, fields: Collection[str] | None
     ) -> Iterator[Action]:
         """The actions of one kind in the checkpoint of a version, with some fields."""
-        files, inner_path = self._store.system(
+        files, inner_path = self._store.file_system(
             join_path(self.path, f"_delta_log/{version:020}.checkpoint.parquet")
         )
         try:
@@ -223,24 +225,26 @@ class Log:
         except FileNotFoundError:
             raise UnmarkableError(f"checkpoint {version} is missing in the log of {self.path}") from None
         with stream, pq.ParquetFile(stream) as file:
-            names = [field.name for field in file.schema_arrow.field(kind).type]
-            columns = [f"{kind}.{name}" for name in names if fields is None or name in fields]
+            names = [field.name for field in file.schema_arrow.field(action_kind).type]
+            columns = [f"{action_kind}.{name}" for name in names if fields is None or name in fields]
             for batch in file.iter_batches(columns=columns):
-                actions = batch.column(kind)
-                yield from map(_as_in_json, actions.filter(pc.is_valid(actions)).to_pylist())
+                actions = batch.column(action_kind)
+                yield from map(_to_json_action, actions.filter(pc.is_valid(actions)).to_pylist())
 
 
-def _entry(version: int) -> str:
+def _entry_name(version: int) -> str:
     """The name of the log entry of a version, relative to the table's folder."""
     return f"_delta_log/{version:020}.json"
 
 
-def _as_in_json(action: Mapping[str, Any]) -> Action:
+def _to_json_action(action: Mapping[str, Any]) -> Action:
     """An action of a checkpoint in the format of log entries: maps are objects, and NULLs are left out."""
     json_action = {key: value for key, value in action.items() if value is not None}
     for key, value in json_action.items():
-        if key in _MAPS:
+        if key in _MAP_FIELDS:
             json_action[key] = dict(value)
         elif isinstance(value, dict):
-            json_action[key] = {k: dict(v) if k in _MAPS else v for k, v in value.items() if v is not None}
+            json_action[key] = {
+                k: dict(v) if k in _MAP_FIELDS else v for k, v in value.items() if v is not None
+            }
     return json_action

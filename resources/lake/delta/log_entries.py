@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pgsieve.resources.lake.delta.complete_entries import NO_ACTIONS, find_defect
 from pgsieve.resources.lake.delta.errors import damaged_log_error
-from pgsieve.resources.lake.stores.objects import Objects, objects_at
+from pgsieve.resources.lake.stores.objects import Objects, open_objects
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
@@ -33,9 +33,9 @@ class LogEntries:
         self._path, self._log = path, f"{path}/_delta_log"
         self._store, self._is_uri = store, is_uri(path)
         self._folder = urlsplit(self._log).path.strip("/")
-        self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
+        self._objects: Objects | None = open_objects(path, store.options) if self._is_uri else None
 
-    def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
+    def stamps_since(self, version: int, newest: int) -> Mapping[int, Stamp]:
         """The stamps of the entries of `version`, and of the version after `newest`, if these entries exist.
 
         The result may contain other entries, too.
@@ -44,7 +44,9 @@ class LogEntries:
             stamps = ((each, self.stamp(each)) for each in (version, newest + 1))
             return {each: stamp for each, stamp in stamps if stamp is not None}
         # The order of the names is the order of the versions.
-        stamps_by_name = self._objects.stamps(self._folder, after=_name(version - 1) if version else None)
+        stamps_by_name = self._objects.stamps(
+            self._folder, after_name=_entry_name(version - 1) if version else None
+        )
         entries: dict[int, Stamp] = {
             int(match[1]): stamp
             for name, stamp in stamps_by_name.items()
@@ -57,45 +59,45 @@ class LogEntries:
     def stamp(self, version: int) -> Stamp | None:
         """The stamp of the entry of a version. None if the entry does not exist."""
         if self._objects is not None:
-            return self._objects.stamp(f"{self._folder}/{_name(version)}")
+            return self._objects.stamp(f"{self._folder}/{_entry_name(version)}")
         if self._is_uri:
-            return self._store.stamp(f"{self._log}/{_name(version)}")
+            return self._store.stamp(f"{self._log}/{_entry_name(version)}")
         try:
-            entry = Path(self._log, _name(version)).stat()
+            entry = Path(self._log, _entry_name(version)).stat()
         except OSError:
             return None
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
-    def bytes_of(self, version: int) -> int | None:
+    def entry_bytes(self, version: int) -> int | None:
         """The size in bytes of the entry of a version. None if the entry does not exist."""
         stamp = self.stamp(version)
-        return None if stamp is None else _bytes(stamp)
+        return None if stamp is None else _stamp_bytes(stamp)
 
-    def refuse_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
+    def raise_if_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
         """Raise DamagedTableError if an entry is incomplete, or if its size is not `entry_bytes`."""
-        if not _bytes(stamp):
+        if not _stamp_bytes(stamp):
             defect: str | None = NO_ACTIONS
         elif entry_bytes is not None:
-            defect = None if _bytes(stamp) == entry_bytes else "is another than was written"
+            defect = None if _stamp_bytes(stamp) == entry_bytes else "is another than was written"
         elif self._is_uri:
             return
         else:
-            defect = find_defect(Path(self._log, _name(version)).read_bytes())
+            defect = find_defect(Path(self._log, _entry_name(version)).read_bytes())
         if defect is not None:
             raise damaged_log_error(self._path, f"its entry {version} {defect}")
 
-    def any(self) -> bool:
+    def has_entries(self) -> bool:
         """True if there may be a log on an object store. If only delta-rs can reach the store, it is always true."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 
-def _bytes(stamp: Stamp) -> int:
+def _stamp_bytes(stamp: Stamp) -> int:
     """The size in bytes of the entry with this stamp."""
     size = stamp[-1]
     assert isinstance(size, int)
     return size
 
 
-def _name(version: int) -> str:
+def _entry_name(version: int) -> str:
     """The name of the log entry of a version."""
     return f"{version:020d}.json"

@@ -28,10 +28,10 @@ class NamedRecords:
         with self._translate_errors(path):
             return self._records.rows(path, where)
 
-    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+    def newest_rows(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column. Empty if there is no table."""
         with self._translate_errors(path):
-            return self._records.newest(path, column)
+            return self._records.newest_rows(path, column)
 
     def append(
         self,
@@ -39,24 +39,26 @@ class NamedRecords:
         rows: pa.Table,
         position: int | None = None,
         *,
-        base: int | None = None,
-        after: int | None = None,
+        expected_version: int | None = None,
+        expected_position: int | None = None,
     ) -> None:
         """Append rows in one commit. With a position, the rows are appended only once per position."""
         with self._translate_errors(path):
-            self._records.append(path, rows, position, base=base, after=after)
+            self._records.append(
+                path, rows, position, expected_version=expected_version, expected_position=expected_position
+            )
 
-    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+    def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows, with the Delta version of their commit. If another writer was faster, this is repeated.
 
-        With a `base` it is not repeated, because the base is outdated once another writer has committed.
+        With a `expected_version` it is not repeated, because the base is outdated once another writer has committed.
         """
 
         def attempt() -> None:
             with self._translate_errors(path):
-                self._records.append_versioned(path, rows, base)
+                self._records.append_versioned(path, rows, expected_version)
 
-        if base is None:
+        if expected_version is None:
             retry_after_conflict(attempt)()
         else:
             attempt()
@@ -84,15 +86,15 @@ class NamedRecords:
         with self._translate_errors(path):
             return self._records.version(path)
 
-    def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
+    def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
         """True if a table was set back to a version before this one."""
         with self._translate_errors(path):
-            return self._records.is_restored(path, since, entry_bytes)
+            return self._records.is_restored(path, since_version, entry_bytes)
 
-    def is_repaired(self, path: str, since: int) -> bool:
+    def is_repaired(self, path: str, since_version: int) -> bool:
         """True if a commit after this version is a repair."""
         with self._translate_errors(path):
-            return self._records.is_repaired(path, since)
+            return self._records.is_repaired(path, since_version)
 
     def entry_bytes(self, path: str, version: int) -> int | None:
         """The size in bytes of the log entry of a version. None if a request to an object store would be needed."""
@@ -114,10 +116,10 @@ class NamedRecords:
         with self._translate_errors(path):
             return self._records.count(path)
 
-    def slices(self, path: str, after: int) -> Sequence[int]:
+    def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order."""
         with self._translate_errors(path):
-            return self._records.slices(path, after)
+            return self._records.slices(path, after_lsn)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgsieve.resources.lake.delta.layout import FILE_BYTES
+from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` does
@@ -30,14 +30,14 @@ FILE_DDL = "path string, size bigint, stats string, tally string"
 
 #: The number of rows in a row group. Several cores can decode the row groups of a file at the same time; but on an
 #: object store each row group takes more requests.
-ROW_GROUP = 128 * 1024
+ROW_GROUP_ROWS = 128 * 1024
 #: The compression level of Zstandard. At level 1 files have half the size of files that are compressed with
 #: Snappy. Higher levels take longer, and make files only a little smaller.
 COMPRESSION_LEVEL = 1
 #: About the largest size of a row group in bytes. A row group is in memory until it is written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
-_FOLDER = Store()
+_LOCAL_STORE = Store()
 
 #: Only this many columns, the first ones, have statistics. That is Delta's default. Columns of integers always
 #: have statistics, because they cost little.
@@ -53,8 +53,8 @@ def write_files(
     folder: str,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
-    store: Store = _FOLDER,
-    size: int = FILE_BYTES,
+    store: Store = _LOCAL_STORE,
+    size: int = DEFAULT_FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files in the folder of a table. Yield one row (`FILE_SCHEMA`) per file.
@@ -62,11 +62,11 @@ def write_files(
     Once a file has `size` bytes, it gets no further row group. `encodings` maps columns that have no dictionary to
     encodings of Parquet; by default the encoding is plain. Raises OSError.
     """
-    remaining = _row_groups(batches, min(_GROUP_BYTES, size))
-    group = next(remaining, None)
+    remaining_groups = _row_groups(batches, min(_GROUP_BYTES, size))
+    group = next(remaining_groups, None)
     while group is not None:
         name = f"part-{uuid.uuid4()}.parquet"
-        files, path = store.system(join_path(folder, name))
+        files, path = store.file_system(join_path(folder, name))
         files.create_dir(path.rpartition("/")[0])
         with (
             files.open_output_stream(path) as stream,
@@ -83,8 +83,8 @@ def write_files(
             # A file gets at least one row group, however small `size` is.
             while group is not None:
                 # Spark may declare fields as not nullable, but the table's fields are nullable.
-                writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
-                group = next(remaining, None)
+                writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP_ROWS)
+                group = next(remaining_groups, None)
                 if stream.tell() >= size:
                     break
             writer.close()
@@ -94,7 +94,7 @@ def write_files(
         # A metadata_collector would have the footer, too. But if a write has failed, it would raise its own error, and
         # hide the error of the write.
         footer: pq.FileMetaData = writer.writer.metadata
-        row = {"path": name, "size": file_bytes, "stats": _statistics(footer)}
+        row = {"path": name, "size": file_bytes, "stats": _statistics_json(footer)}
         yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 
@@ -105,7 +105,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[l
         # Leave out batches without rows. A row group without rows has no bounds, and its file would have no bounds then.
         if not batch.num_rows:
             continue
-        if group and rows + batch.num_rows > ROW_GROUP:
+        if group and rows + batch.num_rows > ROW_GROUP_ROWS:
             yield group
             group, rows, size = [], 0, 0
         group.append(batch)
@@ -124,8 +124,8 @@ def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
     after every number.
     """
     columns = _columns(schema)
-    bounded = [path for path, kind in columns if not pa.types.is_floating(kind)]
-    return True if len(bounded) == len(columns) else bounded
+    bounded_columns = [path for path, kind in columns if not pa.types.is_floating(kind)]
+    return True if len(bounded_columns) == len(columns) else bounded_columns
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
@@ -143,21 +143,21 @@ def has_dictionary(kind: pa.DataType) -> bool:
 
 def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     """All Parquet columns of a schema, as pairs of a path and a type."""
-    return [leaf for field in schema for leaf in leaves(field.name, field.type)]
+    return [leaf for field in schema for leaf in leaf_columns(field.name, field.type)]
 
 
-def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+def leaf_columns(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """The Parquet columns of one column, as pairs of a path and a type."""
     if pa.types.is_struct(kind):
         for field in kind:
-            yield from leaves(f"{path}.{field.name}", field.type)
+            yield from leaf_columns(f"{path}.{field.name}", field.type)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from leaves(f"{path}.list.element", kind.value_type)
+        yield from leaf_columns(f"{path}.list.element", kind.value_type)
     else:
         yield path, kind
 
 
-def _statistics(metadata: pq.FileMetaData) -> str:
+def _statistics_json(metadata: pq.FileMetaData) -> str:
     """Delta's statistics of a file, as JSON.
 
     They are the number of rows and, for columns that are not nested, the number of NULLs and exact bounds. Long
@@ -172,32 +172,32 @@ def _statistics(metadata: pq.FileMetaData) -> str:
             continue
         if i < _INDEXED_COLUMNS and all(s.has_null_count for s in statistics):
             nulls[column.name] = str(sum(s.null_count for s in statistics))
-        if (read := _bound(column, i)) is None or not all(s.has_min_max for s in statistics):
+        if (read_bound := _bound_reader(column, i)) is None or not all(s.has_min_max for s in statistics):
             continue
-        low, high = [read(s.min_raw) for s in statistics], [read(s.max_raw) for s in statistics]
+        low, high = [read_bound(s.min_raw) for s in statistics], [read_bound(s.max_raw) for s in statistics]
         if None not in (*low, *high):
-            least[column.name], greatest[column.name] = _json(min(low)), _json(max(high))
-    return _json_object(
+            least[column.name], greatest[column.name] = _to_json(min(low)), _to_json(max(high))
+    return _to_json_object(
         {
             "numRecords": str(metadata.num_rows),
-            "minValues": _json_object(least),
-            "maxValues": _json_object(greatest),
-            "nullCount": _json_object(nulls),
+            "minValues": _to_json_object(least),
+            "maxValues": _to_json_object(greatest),
+            "nullCount": _to_json_object(nulls),
         }
     )
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     """A value as JSON. A decimal has all its digits."""
     return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)
 
 
-def _json_object(members: Mapping[str, str]) -> str:
+def _to_json_object(members: Mapping[str, str]) -> str:
     """A JSON object. `members` maps names to values that are JSON already."""
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
 
 
-def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
+def _bound_reader(column: pq.ColumnSchema, column_index: int) -> Callable[[Any], Any] | None:
     """A function that converts the bounds of a column into values that can be compared. None for a column without bounds.
 
     The function returns None for a bound that Delta cannot represent exactly.
@@ -205,30 +205,30 @@ def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
     logical, physical = column.logical_type.type, column.physical_type
     if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:
         return int
-    if place >= _INDEXED_COLUMNS:
+    if column_index >= _INDEXED_COLUMNS:
         return None
     if logical == "TIMESTAMP":
         unit = json.loads(column.logical_type.to_json())
         if unit["timeUnit"] != "microseconds":
             return None
-        return _instant if unit["isAdjustedToUTC"] else _local_time
+        return _to_instant if unit["isAdjustedToUTC"] else _to_local_time
     if logical == "DECIMAL" and physical == "FIXED_LEN_BYTE_ARRAY":
-        return partial(_decimal, scale=column.scale)
+        return partial(_to_decimal, scale=column.scale)
     if logical == "STRING":
-        return _text
-    return _date if logical == "DATE" else None
+        return _to_text
+    return _to_date if logical == "DATE" else None
 
 
-def _decimal(raw: bytes, scale: int) -> Decimal:
+def _to_decimal(raw: bytes, scale: int) -> Decimal:
     return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-scale, _DECIMAL_CONTEXT)
 
 
-def _text(raw: bytes) -> str | None:
+def _to_text(raw: bytes) -> str | None:
     text = raw.decode()
     return text if len(text) <= _MAX_BOUND_CHARACTERS else None
 
 
-def _date(days: int) -> str | None:
+def _to_date(days: int) -> str | None:
     try:
         return (_EPOCH + timedelta(days)).date().isoformat()
     except (
@@ -237,13 +237,13 @@ def _date(days: int) -> str | None:
         return None
 
 
-def _local_time(microseconds: int) -> str | None:
+def _to_local_time(microseconds: int) -> str | None:
     try:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds")
     except OverflowError:
         return None
 
 
-def _instant(microseconds: int) -> str | None:
-    local = _local_time(microseconds)
+def _to_instant(microseconds: int) -> str | None:
+    local = _to_local_time(microseconds)
     return None if local is None else f"{local}Z"

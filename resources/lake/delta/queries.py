@@ -11,7 +11,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 
-def quoted_column(column: str) -> str:
+def quote_column(column: str) -> str:
     """The name of a column, quoted for DataFusion."""
     return '"' + column.replace('"', '""') + '"'
 

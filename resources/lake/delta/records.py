@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from pgsieve.resources.lake.delta.errors import OvertakenError
 
-APPLICATION = "pgsieve"
+APPLICATION_ID = "pgsieve"
 
 #: The column that has the Delta version of the row's own commit. The `txn` action of this commit has the application id
-#: `VERSION_APPLICATION`.
-VERSION = "version"
-VERSION_APPLICATION = "pgsieve.version"
+#: `VERSION_APPLICATION_ID`.
+VERSION_COLUMN = "version"
+VERSION_APPLICATION_ID = "pgsieve.version"
 #: The key in the user metadata that marks a commit as one of `check --repair`.
-REPAIRED = "repaired"
+REPAIRED_KEY = "repaired"
 #: The number of commits in which a position is searched.
-LAST_COMMITS = 16
+SEARCHED_COMMITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Commit:
 
     - `position`: if the table already has this position, the commit is skipped
     - `overwrite`: whether the rows replace all rows of the table
-    - `base`, `after`: the version and the position (0: none) of the table from which the rows were planned. If the
+    - `expected_version`, `expected_position`: the version and the position (0: none) of the table from which the rows were planned. If the
       table now has another version or position, OvertakenError is raised.
     - `metadata`: is added to the user metadata
     - `properties`: the Delta properties of the table, if it is created
@@ -40,8 +40,8 @@ class Commit:
 
     position: int | None = None
     overwrite: bool = False
-    base: int | None = None
-    after: int | None = None
+    expected_version: int | None = None
+    expected_position: int | None = None
     metadata: Mapping[str, Any] | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
@@ -50,9 +50,12 @@ class Commit:
         """The user metadata of the commit, as it is written to the log."""
         return commit_metadata(self.position, self.metadata)
 
-    def refuse_overtaken(self, path: str, head: "TableHead") -> None:
-        """Raise OvertakenError if `base` or `after` is given, and the head of the table is another one."""
-        if self.base not in {None, head.version} or self.after not in {None, head.position or 0}:
+    def raise_if_overtaken(self, path: str, head: "TableHead") -> None:
+        """Raise OvertakenError if `expected_version` or `expected_position` is given, and the head of the table is another one."""
+        if self.expected_version not in {None, head.version} or self.expected_position not in {
+            None,
+            head.position or 0,
+        }:
             raise OvertakenError(path)
 
 
@@ -64,35 +67,36 @@ class TableHead:
     position: int | None = None
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """An identifier or a path, quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def literal(text: str) -> str:
+def quote_text(text: str) -> str:
     """A text, quoted for Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None) -> str:
+def commit_metadata(position: int | None, extra: Mapping[str, Any] | None = None) -> str:
     """The user metadata of a commit that pgsieve makes."""
-    return json.dumps({APPLICATION: {"lsn": position, **(more or {})}})
+    return json.dumps({APPLICATION_ID: {"lsn": position, **(extra or {})}})
 
 
-def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
+def find_version_of_position(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
     """The version of the newest commit that wrote a position. None if there is none.
 
-    A commit that only kept the position does not count (see `unchanged_metadata`).
+    A commit that only kept the position does not count (see `kept_position_metadata`).
     """
     return next(
-        (int(c["version"]) for c in commits if position_in(c.get("userMetadata")) == (position, False)), None
+        (int(c["version"]) for c in commits if parse_position(c.get("userMetadata")) == (position, False)),
+        None,
     )
 
 
-def position_in(metadata: str | None) -> tuple[int | None, bool]:
+def parse_position(metadata: str | None) -> tuple[int | None, bool]:
     """The position in the user metadata of a commit, and whether the commit only kept the table's position.
 
-    See `unchanged_metadata` about kept positions.
+    See `kept_position_metadata` about kept positions.
     """
     metadata_of_pgsieve = _pgsieve_metadata(metadata)
     lsn = metadata_of_pgsieve.get("lsn")
@@ -101,7 +105,7 @@ def position_in(metadata: str | None) -> tuple[int | None, bool]:
 
 def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
     """True if one of these commits is a repair."""
-    return any(REPAIRED in _pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
+    return any(REPAIRED_KEY in _pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
 
 
 def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
@@ -110,11 +114,11 @@ def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
         parsed = json.loads(metadata or "null")
     except ValueError:
         return {}  # Another writer's metadata.
-    metadata_of_pgsieve = parsed.get(APPLICATION) if isinstance(parsed, dict) else None
+    metadata_of_pgsieve = parsed.get(APPLICATION_ID) if isinstance(parsed, dict) else None
     return metadata_of_pgsieve if isinstance(metadata_of_pgsieve, dict) else {}
 
 
-def unchanged_metadata(position: int | None) -> str:
+def kept_position_metadata(position: int | None) -> str:
     """The user metadata of a commit that changes neither the rows nor the position.
 
     Spark finds the position of a table by searching its newest commits. So this commit repeats the position that
@@ -124,20 +128,20 @@ def unchanged_metadata(position: int | None) -> str:
     return commit_metadata(position, {"kept": True})
 
 
-def with_version(rows: pa.Table, version: int) -> pa.Table:
+def add_version_column(rows: pa.Table, version: int) -> pa.Table:
     """The rows, with one more column: the Delta version of their commit."""
-    return rows.append_column(VERSION, pa.array([version] * rows.num_rows, pa.int64()))
+    return rows.append_column(VERSION_COLUMN, pa.array([version] * rows.num_rows, pa.int64()))
 
 
-def version_of(row: Mapping[str, Any]) -> int:
+def get_commit_version(row: Mapping[str, Any]) -> int:
     """The Delta version of a row's commit. -1 if an earlier version of pgsieve wrote the row, which did not record it."""
-    version = row.get(VERSION)
+    version = row.get(VERSION_COLUMN)
     return -1 if version is None else int(version)
 
 
-def by_version(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def sort_by_version(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows that `append_versioned` has written, oldest first. Rows without a version are ordered by their time."""
-    return sorted(rows, key=lambda row: (version_of(row), row["at"]))
+    return sorted(rows, key=lambda row: (get_commit_version(row), row["at"]))
 
 
 class Records(Protocol):
@@ -149,7 +153,7 @@ class Records(Protocol):
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
 
-    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+    def newest_rows(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column. Empty if there is no table."""
 
     def append(
@@ -158,19 +162,19 @@ class Records(Protocol):
         rows: pa.Table,
         position: int | None = None,
         *,
-        base: int | None = None,
-        after: int | None = None,
+        expected_version: int | None = None,
+        expected_position: int | None = None,
     ) -> None:
         """Append rows in one commit. With a position, the rows are appended only once per position.
 
-        `base` and `after` have the same meaning as in `Commit`.
+        `expected_version` and `expected_position` have the same meaning as in `Commit`.
         """
 
-    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+    def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows. A column `version` gets the Delta version of their commit.
 
         So the order of the rows does not depend on a clock, and survives compaction and vacuum. If another writer
-        commits at the same time, the version would be wrong, and an error is raised. `base` is the version from
+        commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version from
         which the rows were planned; it is also 0 if there is no table. If the table has another version,
         OvertakenError is raised.
         """
@@ -192,7 +196,7 @@ class Records(Protocol):
     def version(self, path: str) -> int:
         """The newest version of a table."""
 
-    def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
+    def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
         """True if a table was set back to a version before this one, by RESTORE or by an older copy of its folder.
 
         The position does not show this, because RESTORE keeps the transaction identifiers of the commits that it
@@ -200,7 +204,7 @@ class Records(Protocol):
         if this entry or a later one is incomplete.
         """
 
-    def is_repaired(self, path: str, since: int) -> bool:
+    def is_repaired(self, path: str, since_version: int) -> bool:
         """True if a commit after this version is a repair. The rows of a repair do not come from changes."""
 
     def entry_bytes(self, path: str, version: int) -> int | None:
@@ -215,7 +219,7 @@ class Records(Protocol):
     def count(self, path: str) -> int:
         """The number of rows of a table."""
 
-    def slices(self, path: str, after: int) -> Sequence[int]:
+    def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
-from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
+from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
 from pgsieve.resources.lake.delta.tables import arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
 #: The features that require nothing of a writer which only adds and removes files.
-_REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
+_REWRITABLE_FEATURES = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 #: The features of writers and readers that delta-rs supports.
-_SUPPORTED = _REWRITABLE | {
+_SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {
     "changeDataFeed",
     "checkConstraints",
     "columnMapping",
@@ -31,7 +31,7 @@ _SUPPORTED = _REWRITABLE | {
 APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
-_BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
+_BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
 #: The beginnings of the names of constraints on rows. CHECK constraints are properties of the table. Other constraints
 #: are in the metadata of a column.
 _CONSTRAINT_PREFIX = "delta.constraints."
@@ -50,7 +50,7 @@ def is_unmapped(table: DeltaTable) -> bool:
 
 def can_read(table: DeltaTable) -> bool:
     """True if delta-rs supports all features that a table requires of its readers."""
-    return set(table.protocol().reader_features or ()) <= _SUPPORTED
+    return set(table.protocol().reader_features or ()) <= _SUPPORTED_FEATURES
 
 
 def can_write(table: DeltaTable) -> bool:
@@ -61,7 +61,7 @@ def can_write(table: DeltaTable) -> bool:
     protocol, configuration = table.protocol(), table.metadata().configuration
     return (
         protocol.min_writer_version != 6
-        and set(protocol.writer_features or ()) <= _SUPPORTED
+        and set(protocol.writer_features or ()) <= _SUPPORTED_FEATURES
         and all(configuration.get(name, "false") in {"true", "false"} for name in _BOOLEAN_PROPERTIES)
     )
 
@@ -83,14 +83,14 @@ def is_append_only(properties: Mapping[str, str]) -> bool:
     return properties.get(APPEND_ONLY, "false").lower() == "true"
 
 
-def constraints_in(properties: Mapping[str, str]) -> list[str]:
+def find_constraints(properties: Mapping[str, str]) -> list[str]:
     """The names of the CHECK constraints that these properties of a table contain."""
     return [
         name.removeprefix(_CONSTRAINT_PREFIX) for name in properties if name.startswith(_CONSTRAINT_PREFIX)
     ]
 
 
-def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
+def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
     """True if files with this schema may be added to a table.
 
     The table must have no partitions and no constraints on rows.
@@ -109,7 +109,7 @@ def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bo
     )
 
 
-def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
+def can_change_rows(table: DeltaTable, columns: Collection[str]) -> bool:
     """True if a writer that only adds and removes files may change rows of a table.
 
     The table must have exactly these columns, no change data feed, and no constraint.
@@ -118,12 +118,12 @@ def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
         can_write(table)
         and {field.name for field in table.schema().fields} == set(columns)
         and _accepts_any_row(table)
-        and set(table.protocol().writer_features or ()) <= _REWRITABLE
+        and set(table.protocol().writer_features or ()) <= _REWRITABLE_FEATURES
         and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
     )
 
 
-def allows_marks(table: DeltaTable) -> bool:
+def can_have_vectors(table: DeltaTable) -> bool:
     """True if a table has deletion vectors enabled, or if they can be enabled.
 
     This excludes tables of the writer versions 3 to 6, because `deletion_vectors.enable` would not list their
@@ -134,7 +134,7 @@ def allows_marks(table: DeltaTable) -> bool:
         is_unmapped(table)
         and table.protocol().min_writer_version in {1, 2, 7}
         and not is_append_only(configuration)
-        and configuration.get(PROPERTY) != "false"
+        and configuration.get(VECTORS_PROPERTY) != "false"
     )
 
 
@@ -147,7 +147,7 @@ def _accepts_any_row(table: DeltaTable) -> bool:
     metadata, fields = table.metadata(), table.schema().fields
     return not (
         metadata.partition_columns
-        or constraints_in(metadata.configuration)
+        or find_constraints(metadata.configuration)
         or any(not field.nullable for field in fields)
         or any(name.startswith(_CONSTRAINT_METADATA) for field in fields for name in field.metadata or {})
     )

@@ -22,8 +22,8 @@ from pgsieve.resources.lake.delta.commits import Commits, has_position, is_remov
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Action, Log
-from pgsieve.resources.lake.delta.records import APPLICATION, Commit, unchanged_metadata
-from pgsieve.resources.lake.delta.requirements import allows_marks, allows_row_changes, is_plain
+from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, kept_position_metadata
+from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, is_plain
 from pgsieve.resources.lake.stores.storage import is_uri
 
 #: The characters in names of objects that delta-rs encodes twice when it opens a deletion vector. It then does not
@@ -37,60 +37,66 @@ def has_hidden_vectors(path: str) -> bool:
 
 
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """True if files of a table may be rewritten with fewer rows: the table is plain, and `allows_row_changes`.
+    """True if files of a table may be rewritten with fewer rows: the table is plain, and `can_change_rows`.
 
     So the table must have exactly these columns. If a user has added columns, only a MERGE would keep their
     values.
     """
-    table = commits.table_at(path)
+    table = commits.open_table(path)
     return (
         is_plain(table)
         and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
-        and allows_row_changes(table, columns)
+        and can_change_rows(table, columns)
     )
 
 
 def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """True if `mark_rows` may mark rows of a table: it can add log entries, and the table `allows_row_changes`.
+    """True if `mark_rows` may mark rows of a table: it can add log entries, and the table `can_change_rows`.
 
     So the table must have exactly these columns, as for `can_rewrite_files`.
     """
-    return can_enable_marking(commits, path) and allows_row_changes(commits.table_at(path), columns)
+    return can_enable_marking(commits, path) and can_change_rows(commits.open_table(path), columns)
 
 
 def can_enable_marking(commits: Commits, path: str) -> bool:
     """True if `enable_marking` may enable deletion vectors in a table, and this process can add entries to its log."""
     if has_hidden_vectors(path):
         return False
-    return Log.of(path, commits.store) is not None and allows_marks(commits.table_at(path))
+    return Log.open(path, commits.store) is not None and can_have_vectors(commits.open_table(path))
 
 
 def enable_marking(commits: Commits, path: str) -> None:
     """Enable deletion vectors in a table. Its rows and its position stay as they are. Raises UnmarkableError."""
-    log, table = _log(commits, path), commits.table_at(path)
+    log, table = _log(commits, path), commits.open_table(path)
     log.files.verify_creation()
-    information = _information(
-        "SET TBLPROPERTIES", table.version(), unchanged_metadata(commits.position(path))
+    commit_info = _make_commit_info(
+        "SET TBLPROPERTIES", table.version(), kept_position_metadata(commits.position(path))
     )
-    deletion_vectors.enable(log, table, information)
+    deletion_vectors.enable_vectors(log, table, commit_info)
 
 
-def markable_files(commits: Commits, path: str, names: Collection[str], base: int) -> dict[str, Action]:
+def markable_files(
+    commits: Commits, path: str, names: Collection[str], expected_version: int
+) -> dict[str, Action]:
     """Maps the names of some files to their `add` actions. Raises UnmarkableError if rows of the table cannot be marked."""
     log = _log(commits, path)
     log.files.verify_creation()
-    return deletion_vectors.added_files(log, base, names)
+    return deletion_vectors.find_add_actions(log, expected_version, names)
 
 
-def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile]:
+def marked_files(
+    commits: Commits, path: str, matches: Sequence[FileMatches], expected_version: int
+) -> list[MarkedFile]:
     """The files that contain `matches`, with their `add` actions, and with these rows marked as deleted, for `mark_rows`.
 
     Raises UnmarkableError if rows of the table cannot be marked.
     """
-    return with_marks(markable_files(commits, path, {match.name for match in matches}, base), matches)
+    return mark_matches(
+        markable_files(commits, path, {match.name for match in matches}, expected_version), matches
+    )
 
 
-def with_marks(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
+def mark_matches(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
     """The files that contain `matches`, with these rows marked as deleted. `files` is a result of `markable_files`."""
     # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long.
     return [
@@ -105,37 +111,41 @@ def mark_rows(
     marked: Sequence[MarkedFile],
     files: Iterable[Mapping[str, Any]],
     position: int | None,
-    base: int,
+    expected_version: int,
 ) -> None:
     """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
     - `files`: rows of `FILE_SCHEMA`
     - `position`: None if the table keeps its position
-    - `base`: has the same meaning as in `Commit`
+    - `expected_version`: has the same meaning as in `Commit`
 
     The table must have deletion vectors enabled.
     """
-    commit, now = Commit(position, base=base), time.time_ns() // 1_000_000
-    added = [
+    commit, now_ms = Commit(position, expected_version=expected_version), time.time_ns() // 1_000_000
+    add_actions = [
         {
             "path": file["path"],
             "partitionValues": {},
             "size": file["size"],
-            "modificationTime": now,
+            "modificationTime": now_ms,
             "dataChange": True,
             "stats": file["stats"],
         }
         for file in files
     ]
-    others: list[dict[str, Any]] = [{"commitInfo": _information("MERGE", base, commit.user_metadata)}]
+    other_actions: list[dict[str, Any]] = [
+        {"commitInfo": _make_commit_info("MERGE", expected_version, commit.user_metadata)}
+    ]
     if position is not None:
-        others.append({"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}})
+        other_actions.append({"txn": {"appId": APPLICATION_ID, "version": position, "lastUpdated": now_ms}})
 
     def attempt(table: DeltaTable | None) -> None:
-        if table is None or has_position(path, commits.head_of(path, table), commit):
+        if table is None or has_position(path, commits.table_head(path, table), commit):
             return
-        deletion_vectors.commit_marked(_log(commits, path), base, marked, added, others, now)
-        _checkpoint(commits.table_at(path))
+        deletion_vectors.commit_marked(
+            _log(commits, path), expected_version, marked, add_actions, other_actions, now_ms
+        )
+        _checkpoint(commits.open_table(path))
 
     commits.commit_with_retries(path, attempt, commit)
 
@@ -149,18 +159,18 @@ def _checkpoint(table: DeltaTable) -> None:
 
 def _log(commits: Commits, path: str) -> Log:
     """The log of a table to which this process can add entries."""
-    log = Log.of(path, commits.store)
+    log = Log.open(path, commits.store)
     assert log is not None  # `can_mark_rows` has checked it.
     return log
 
 
-def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
+def _make_commit_info(operation: str, read_version: int, metadata: str) -> dict[str, Any]:
     """The commitInfo of a commit that this process makes itself. It is in delta-rs's format, and has a unique identifier."""
     return {
         "timestamp": time.time_ns() // 1_000_000,
         "operation": operation,
         "operationParameters": {},
-        "readVersion": base,
+        "readVersion": read_version,
         "isBlindAppend": False,
         "engineInfo": "pgsieve",
         "userMetadata": metadata,

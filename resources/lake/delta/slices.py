@@ -38,19 +38,19 @@ class Slices:
         """The columns of the table."""
         return arrow_schema(self.table)
 
-    def ends(self, after: int) -> Sequence[int]:
+    def ends_after(self, after_lsn: int) -> Sequence[int]:
         """The slices that end after an LSN: the LSNs where they end, in order, from the statistics of the files.
 
         Only files with several slices are read. Compaction makes such files.
         """
         ends: set[int] = set()
-        for file, bounds in self._files().items():
-            if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
+        for file, bounds in self._bounds_by_file().items():
+            if bounds and (bounds[1] <= after_lsn or bounds[0] == bounds[1]):
                 ends.add(bounds[1])
             else:
-                rows = self.store.read(file, columns=["slice"])
+                rows = self.store.read_rows(file, columns=["slice"])
                 ends.update(pc.unique(rows["slice"]).to_pylist())
-        return sorted(end for end in ends if end > after)
+        return sorted(end for end in ends if end > after_lsn)
 
     def messages(self, end: int) -> list[bytes]:
         """The raw messages of one slice of a change log, in their order."""
@@ -58,48 +58,48 @@ class Slices:
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
-    def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
+    def files(self, ends: Collection[int], *, must_exist: bool = False) -> list[str] | None:
         """The Parquet files that contain the rows of some slices, and perhaps of others.
 
         They can be read without Delta's log.
 
         None if the table is not plain (`requirements.is_plain`), or if a file has no statistics. Raises
-        DamagedTableError if a file is missing or empty; with `every` also if a slice is in no file.
+        DamagedTableError if a file is missing or empty; with `must_exist` also if a slice is in no file.
         """
-        files_of_slices, missing = [], set(ends)
-        for file, bounds in self._files().items():
+        files_of_slices, missing_ends = [], set(ends)
+        for file, bounds in self._bounds_by_file().items():
             if bounds is None:
                 return None
-            if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
+            if present_ends := {end for end in ends if bounds[0] <= end <= bounds[1]}:
                 # From an empty file Spark would read no rows, and would raise no error.
                 if not (stamp := self.store.stamp(file)) or not stamp[1]:
                     problem = "empty" if stamp else "missing"
                     raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {problem}')
                 files_of_slices.append(file)
-                missing -= present
-        if every and missing:
-            missing_ends = ", ".join(map(format_lsn, sorted(missing)))
+                missing_ends -= present_ends
+        if must_exist and missing_ends:
+            missing_lsns = ", ".join(map(format_lsn, sorted(missing_ends)))
             raise DamagedTableError(
-                f'Delta table "{self.path}": it has lost the slices that end at {missing_ends}'
+                f'Delta table "{self.path}": it has lost the slices that end at {missing_lsns}'
             )
         return files_of_slices if is_plain(self.table) else None
 
-    def row_groups(self, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
+    def row_groups(self, ends: Collection[int], *, must_exist: bool = False) -> list[RowGroup] | None:
         """The row groups in the files of some slices, in the order of the files.
 
         Returns None and raises DamagedTableError in the same cases as `files`.
         """
-        files = self.files(ends, every=every)
+        files = self.files(ends, must_exist=must_exist)
         return None if files is None else [group for file in files for group in self.store.row_groups(file)]
 
     def rows(
-        self, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
+        self, ends: Collection[int], *, columns: Sequence[str] | None = None, must_exist: bool = False
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes.
 
         Returns None and raises DamagedTableError in the same cases as `files`.
         """
-        files = self.files(ends, every=every)
+        files = self.files(ends, must_exist=must_exist)
         if files is None:
             return None
         schema = self.schema
@@ -109,12 +109,15 @@ class Slices:
         rows = pa.concat_tables(
             [
                 schema.empty_table(),
-                *(conform(self.store.read(f, columns=columns, filters=is_in_slices), schema) for f in files),
+                *(
+                    conform(self.store.read_rows(f, columns=columns, filters=is_in_slices), schema)
+                    for f in files
+                ),
             ]
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def _files(self) -> dict[str, tuple[int, int] | None]:
+    def _bounds_by_file(self) -> dict[str, tuple[int, int] | None]:
         """Maps each Parquet file to the ends of its first and its last slice.
 
         The value is None if the file has no statistics.

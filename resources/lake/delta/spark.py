@@ -1,7 +1,7 @@
 """Reads and writes small Delta tables by Spark. It implements `Records` for lakes that delta-rs cannot reach.
 
 Each query takes one or more jobs of Spark, and most queries are repeated for the same version of a table. So their
-results are cached per version (`VersionAnswers`). The log object of Delta in the JVM shows, without a job, whether
+results are cached per version (`SparkQueryCache`). The log object of Delta in the JVM shows, without a job, whether
 a version is still the newest.
 """
 
@@ -15,26 +15,26 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
+from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
 from pgsieve.resources.lake.delta.records import (
-    APPLICATION,
-    LAST_COMMITS,
-    VERSION_APPLICATION,
+    APPLICATION_ID,
+    SEARCHED_COMMITS,
+    VERSION_APPLICATION_ID,
     Commit,
     TableHead,
+    add_version_column,
     commit_metadata,
+    find_version_of_position,
+    get_commit_version,
     has_repair,
-    position_in,
-    quoted,
-    version_of,
-    version_with,
-    with_version,
+    parse_position,
+    quote_name,
 )
-from pgsieve.resources.lake.delta.version_answers import VersionAnswers
+from pgsieve.resources.lake.delta.spark_query_cache import SparkQueryCache
 
 #: The names of Spark's error conditions if there is no Delta table at a path.
-_MISSING = {
+_NO_TABLE_CONDITIONS = {
     "PATH_NOT_FOUND",
     "DELTA_TABLE_NOT_FOUND",
     "DELTA_MISSING_DELTA_TABLE",
@@ -46,39 +46,39 @@ _MISSING = {
 class SparkRecords:
     """Delta tables that Spark can reach."""
 
-    def __init__(self, session: Callable[[], SparkSession]) -> None:
-        self._session = session
-        self._answers = VersionAnswers(session)
+    def __init__(self, get_session: Callable[[], SparkSession]) -> None:
+        self._get_session = get_session
+        self._query_cache = SparkQueryCache(get_session)
 
     def exists(self, path: str) -> bool:
         """True if a Delta table exists."""
         if self.stamp(path) is not None:
             return True
         with _ignore_missing_table():
-            self._session().read.format("delta").load(path).schema  # noqa: B018 - Connect resolves only here
+            self._get_session().read.format("delta").load(path).schema  # noqa: B018 - Connect resolves only here
             return True
         return False
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
-        rows = self._answers.of(path, f"where {where}", lambda: self._rows(path, where))
+        rows = self._query_cache.get(path, f"where {where}", lambda: self._query_rows(path, where))
         return [dict(row) for row in rows]
 
-    def _rows(self, path: str, where: str) -> list[dict[str, Any]]:
+    def _query_rows(self, path: str, where: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         with _ignore_missing_table():
-            rows += self._session().read.format("delta").load(path).where(where).toArrow().to_pylist()
+            rows += self._get_session().read.format("delta").load(path).where(where).toArrow().to_pylist()
         return rows
 
-    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+    def newest_rows(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column. Empty if there is no table."""
-        rows = self._answers.of(path, f"newest {column}", lambda: self._newest(path, column))
+        rows = self._query_cache.get(path, f"newest {column}", lambda: self._query_newest_rows(path, column))
         return [dict(row) for row in rows]
 
-    def _newest(self, path: str, column: str) -> list[dict[str, Any]]:
+    def _query_newest_rows(self, path: str, column: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         with _ignore_missing_table():
-            table = self._session().read.format("delta").load(path)
+            table = self._get_session().read.format("delta").load(path)
             greatest = table.agg(F.max(column)).collect()[0][0]
             rows += table.where(F.col(column) == F.lit(greatest)).toArrow().to_pylist()
         return rows
@@ -89,27 +89,27 @@ class SparkRecords:
         rows: pa.Table,
         position: int | None = None,
         *,
-        base: int | None = None,
-        after: int | None = None,
+        expected_version: int | None = None,
+        expected_position: int | None = None,
     ) -> None:
         """Append rows in one commit. With a position, the rows are appended only once per position.
 
-        Spark itself compares only positions. `base` and `after` are checked before the write. So if another
+        Spark itself compares only positions. `expected_version` and `expected_position` are checked before the write. So if another
         process commits between this check and the write, this is noticed only if that commit has a position.
         """
-        commit = Commit(position, base=base, after=after)
-        if base is not None or after is not None:
-            commit.refuse_overtaken(path, self.head(path))
+        commit = Commit(position, expected_version=expected_version, expected_position=expected_position)
+        if expected_version is not None or expected_position is not None:
+            commit.raise_if_overtaken(path, self.head(path))
         # The schema is given, because Spark Connect cannot infer the columns of a table without rows.
-        frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
+        frame = self._get_session().createDataFrame(rows, from_arrow_schema(rows.schema))
         # An earlier version of pgsieve may have created the table with fewer columns, so add the missing ones.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit.user_metadata)
         if position is not None:
-            writer = writer.option("txnAppId", APPLICATION).option("txnVersion", str(position))
+            writer = writer.option("txnAppId", APPLICATION_ID).option("txnVersion", str(position))
         writer.save(path)
 
-    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+    def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows, with the Delta version of their commit.
 
         If two writers of the same application append at the same time, Delta refuses the slower one. But if the
@@ -117,14 +117,14 @@ class SparkRecords:
         This function detects that, and raises ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
-        if base not in {None, max(version - 1, 0)}:
+        if expected_version not in {None, max(version - 1, 0)}:
             raise OvertakenError(path)
-        versioned = with_version(rows, version)
-        frame = self._session().createDataFrame(versioned, from_arrow_schema(versioned.schema))
+        versioned = add_version_column(rows, version)
+        frame = self._get_session().createDataFrame(versioned, from_arrow_schema(versioned.schema))
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit_metadata(None))
-        writer.option("txnAppId", VERSION_APPLICATION).option("txnVersion", str(version)).save(path)
-        stored_rows = [row for row in self.rows(path) if version_of(row) == version]
+        writer.option("txnAppId", VERSION_APPLICATION_ID).option("txnVersion", str(version)).save(path)
+        stored_rows = [row for row in self.rows(path) if get_commit_version(row) == version]
         if len(stored_rows) != versioned.num_rows or any(
             row not in stored_rows for row in versioned.to_pylist()
         ):
@@ -140,19 +140,19 @@ class SparkRecords:
 
     def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, both read at the same moment."""
-        return self._answers.of(path, "head", lambda: self._head(path))
+        return self._query_cache.get(path, "head", lambda: self._head(path))
 
     def _head(self, path: str) -> TableHead:
         # Usually pgsieve has made the newest commit. So read only this commit first, and all commits only if need be.
         head, position = TableHead(), 0
         for limit in (" limit 1", ""):
             with _ignore_missing_table():
-                history = self._session().sql(f"describe history delta.{quoted(path)}{limit}")
+                history = self._get_session().sql(f"describe history delta.{quote_name(path)}{limit}")
                 commits = history.orderBy(F.desc("version")).select("version", "userMetadata")
                 for number, row in enumerate(commits.toLocalIterator()):
                     if number == 0:
                         head = TableHead(int(row["version"]))
-                    lsn, is_kept = position_in(row["userMetadata"])
+                    lsn, is_kept = parse_position(row["userMetadata"])
                     position = max(position, lsn or 0)
                     if lsn is not None and not is_kept:
                         return TableHead(head.version, position)
@@ -163,13 +163,13 @@ class SparkRecords:
 
         None if there is no table, and with Spark Connect.
         """
-        return self._answers.stamp(path)
+        return self._query_cache.stamp(path)
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
         if (stamp := self.stamp(path)) is not None:
             return stamp[1]
-        row = self._session().sql(f"describe history delta.{quoted(path)} limit 1").first()
+        row = self._get_session().sql(f"describe history delta.{quote_name(path)} limit 1").first()
         assert row is not None
         return int(row["version"])
 
@@ -180,75 +180,83 @@ class SparkRecords:
     def is_restored(
         self,
         path: str,
-        since: int,
+        since_version: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
         """True if a table was set back, as `Records` describes. If the version is the newest, this takes no job of Spark."""
-        if (stamp := self.stamp(path)) is not None and stamp[1] == since:
+        if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
-        return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
-
-    def _is_restored(self, path: str, since: int) -> bool:
-        history = self._session().sql(f"describe history delta.{quoted(path)}")
-        later_commits = history.where(F.col("version") >= since).select("version", "operation").collect()
-        return not later_commits or any(
-            row["operation"] == "RESTORE" for row in later_commits if row["version"] > since
+        return self._query_cache.get(
+            path, f"restored {since_version}", lambda: self._is_restored(path, since_version)
         )
 
-    def is_repaired(self, path: str, since: int) -> bool:
-        """True if a table was repaired, as `Records` describes. If the version is the newest, this takes no job of Spark."""
-        if (stamp := self.stamp(path)) is not None and stamp[1] == since:
-            return False
-        return self._answers.of(path, f"repaired {since}", lambda: self._is_repaired(path, since))
+    def _is_restored(self, path: str, since_version: int) -> bool:
+        history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
+        later_commits = (
+            history.where(F.col("version") >= since_version).select("version", "operation").collect()
+        )
+        return not later_commits or any(
+            row["operation"] == "RESTORE" for row in later_commits if row["version"] > since_version
+        )
 
-    def _is_repaired(self, path: str, since: int) -> bool:
-        history = self._session().sql(f"describe history delta.{quoted(path)}")
-        later_commits = history.where(F.col("version") > since).select("userMetadata").collect()
+    def is_repaired(self, path: str, since_version: int) -> bool:
+        """True if a table was repaired, as `Records` describes. If the version is the newest, this takes no job of Spark."""
+        if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
+            return False
+        return self._query_cache.get(
+            path, f"repaired {since_version}", lambda: self._is_repaired(path, since_version)
+        )
+
+    def _is_repaired(self, path: str, since_version: int) -> bool:
+        history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
+        later_commits = history.where(F.col("version") > since_version).select("userMetadata").collect()
         return has_repair(row.asDict() for row in later_commits)
 
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""
-        return self._answers.of(
+        return self._query_cache.get(
             path, f"committed {position}", lambda: self._version_of_position(path, position)
         )
 
     def _version_of_position(self, path: str, position: int) -> int | None:
-        history = self._session().sql(f"describe history delta.{quoted(path)} limit {LAST_COMMITS}")
-        return version_with([row.asDict() for row in history.collect()], position)
+        history = self._get_session().sql(
+            f"describe history delta.{quote_name(path)} limit {SEARCHED_COMMITS}"
+        )
+        return find_version_of_position([row.asDict() for row in history.collect()], position)
 
     def size(self, path: str) -> int:
         """The bytes of all files of a table."""
-        row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
+        row = self._get_session().sql(f"describe detail delta.{quote_name(path)}").first()
         assert row is not None
         return int(row["sizeInBytes"])
 
     def count(self, path: str) -> int:
         """The number of rows of a table."""
-        return self._answers.of(
-            path, "count", lambda: self._session().read.format("delta").load(path).count()
+        return self._query_cache.get(
+            path, "count", lambda: self._get_session().read.format("delta").load(path).count()
         )
 
-    def slices(self, path: str, after: int) -> Sequence[int]:
+    def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order.
 
         By the statistics of files Spark skips the files that have no such slices.
         """
-        if (position := self.position(path)) is not None and position <= after:
+        if (position := self.position(path)) is not None and position <= after_lsn:
             return ()
-        return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
+        return self._query_cache.get(path, f"slices {after_lsn}", lambda: self._slices(path, after_lsn))
 
-    def _slices(self, path: str, after: int) -> tuple[int, ...]:
+    def _slices(self, path: str, after_lsn: int) -> tuple[int, ...]:
         ends: list[int] = []
         with _ignore_missing_table():
-            newer = self._session().read.format("delta").load(path).where(F.col("slice") > after)
+            newer = self._get_session().read.format("delta").load(path).where(F.col("slice") > after_lsn)
             ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
-        row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
+        row = self._get_session().sql(f"describe detail delta.{quote_name(path)}").first()
         assert row is not None
-        setting = row["properties"].get(PROPERTY)
+        setting = row["properties"].get(VECTORS_PROPERTY)
         return None if setting is None else bool(setting == "true")
 
 
@@ -258,5 +266,5 @@ def _ignore_missing_table() -> Iterator[None]:
     try:
         yield
     except AnalysisException as error:
-        if error.getCondition() not in _MISSING:
+        if error.getCondition() not in _NO_TABLE_CONDITIONS:
             raise

@@ -28,12 +28,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_fixed
 
-from pgsieve.resources.lake.delta.answers import Answers
 from pgsieve.resources.lake.delta.errors import DamagedTableError, has_missing_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
+from pgsieve.resources.lake.delta.query_cache import QueryCache
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.lake.stores.store_errors import store_refusal
+from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 #: The largest number of tables in folders that a thread has open, and the largest number of idle tables. A table
 #: takes up to a megabyte of memory.
@@ -54,13 +54,13 @@ class _OpenTable:
 
     table: DeltaTable
     #: The version of the table at the last check, and the stamp of the log entry of this version.
-    checked: tuple[int, Stamp]
-    answers: Answers = field(default_factory=Answers)
+    last_check: tuple[int, Stamp]
+    query_cache: QueryCache = field(default_factory=QueryCache)
 
-    def update(self, log: LogEntries) -> bool:
+    def update(self, log_entries: LogEntries) -> bool:
         """Update the table to its newest version. Return False if another table is at its path now."""
-        version, stamp = self.checked
-        entries = log.since(version, self.table.version())
+        version, stamp = self.last_check
+        entries = log_entries.stamps_since(version, self.table.version())
         if entries.get(version) != stamp:
             return False
         # If this thread has committed by delta-rs, the table is at the version of this commit already.
@@ -70,12 +70,12 @@ class _OpenTable:
             except DeltaError:
                 return False
         newest = self.table.version()
-        entry = entries[newest] if newest in entries else log.stamp(newest)
+        entry = entries[newest] if newest in entries else log_entries.stamp(newest)
         if entry is None:
             return False
         if newest != version:
-            log.refuse_damaged(newest, entry)
-        self.checked = newest, entry
+            log_entries.raise_if_damaged(newest, entry)
+        self.last_check = newest, entry
         return True
 
 
@@ -85,15 +85,15 @@ class Tables:
     def __init__(self, store: Store) -> None:
         self.options = dict(store.options) or None
         self._store = store
-        self._threads = threading.local()
+        self._thread_state = threading.local()
         self._lock = threading.Lock()
         #: The open tables that no thread is using.
-        self._idle = OrderedDict[str, _OpenTable]()
+        self._idle_tables = OrderedDict[str, _OpenTable]()
         #: The paths on an object store where the last check found no table. For these paths, one listing shows whether
         #: there is a table now.
-        self._absent = set[str]()
+        self._absent_paths = set[str]()
         #: How often tables were removed. After a removal, another table may be at the path of an open table.
-        self._removals = 0
+        self._removal_count = 0
 
     def exists(self, path: str) -> bool:
         """True if a Delta table exists. Its log may be illegible."""
@@ -104,11 +104,13 @@ class Tables:
                 return True
             except DeltaError as error:
                 # The table exists, and its readers will get the error.
-                if store_refusal([error]) or not self.log_of(path).any():
+                if find_store_refusal([error]) or not self.log_entries(path).has_entries():
                     raise
                 return True
         try:
-            return self._newest(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
+            return self._update_open_table(path) is not None or (
+                _has_log(path) and DeltaTable.is_deltatable(path)
+            )
         except DamagedTableError:
             return True  # The table exists, and its readers will get the error.
 
@@ -125,13 +127,13 @@ class Tables:
         """
         outer_results = self._check_results()
         if outer_results is None:
-            self._threads.checked = {}
+            self._thread_state.checked = {}
         try:
             self._check_tables([path for path in dict.fromkeys(paths) if is_uri(path)], prepare)
             yield
         finally:
             if outer_results is None:
-                self._threads.checked = None
+                self._thread_state.checked = None
 
     def _check_tables(
         self, paths: Collection[str], prepare: Callable[[str, DeltaTable], object] | None
@@ -143,7 +145,7 @@ class Tables:
         if len(paths) < 2:
             return  # A single table is checked later, when it is used.
         with self._lock:
-            self._idle.update({path: own_tables.pop(path) for path in paths if path in own_tables})
+            self._idle_tables.update({path: own_tables.pop(path) for path in paths if path in own_tables})
 
         def check(path: str) -> "dict[str, _OpenTable | Exception | None]":
             try:
@@ -167,7 +169,7 @@ class Tables:
 
     def open_if_exists(self, path: str) -> DeltaTable | None:
         """The newest version of a table. None if the table does not exist."""
-        if (open_table := self._newest(path)) is not None:
+        if (open_table := self._update_open_table(path)) is not None:
             return open_table.table
         check_results = self._check_results()
         if check_results is not None and path in check_results:
@@ -175,25 +177,25 @@ class Tables:
         if not is_uri(path) and not _has_log(path):
             return None
         try:
-            if path not in self._absent or self.log_of(path).any():
+            if path not in self._absent_paths or self.log_entries(path).has_entries():
                 return self._open_new(path)
         except TableNotFoundError:
             pass
-        self._absent.add(path)
+        self._absent_paths.add(path)
         if check_results is not None:
             check_results[path] = None
         return None
 
     def expect_creation(self, path: str) -> None:
         """Remember that a table is about to be created at a path. There may have been no table at the last check."""
-        self._absent.discard(path)
+        self._absent_paths.discard(path)
 
     def open(self, path: str) -> DeltaTable:
         """The newest version of a table."""
-        open_table = self._newest(path)
+        open_table = self._update_open_table(path)
         return self._open_new(path) if open_table is None else open_table.table
 
-    def _newest(self, path: str) -> _OpenTable | None:
+    def _update_open_table(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or an idle table, at its newest version. None if the table is not open."""
         check_results, own_tables = self._check_results(), self._own_tables()
         if check_results is not None and path in check_results:
@@ -203,26 +205,26 @@ class Tables:
         open_table = own_tables.pop(path, None)
         if open_table is None:
             with self._lock:
-                open_table = self._idle.pop(path, None)
-        if open_table is None or not open_table.update(self.log_of(path)):
+                open_table = self._idle_tables.pop(path, None)
+        if open_table is None or not open_table.update(self.log_entries(path)):
             return None
         own_tables[path] = open_table
         self._record_check(path, open_table)
         return open_table
 
-    def log_of(self, path: str) -> LogEntries:
+    def log_entries(self, path: str) -> LogEntries:
         """The reader of the log entries of a table."""
         return LogEntries(path, self._store)
 
     def _open_new(self, path: str) -> DeltaTable:
-        table, own_tables = _load(path, self.options), self._own_tables()
-        self._absent.discard(path)
+        table, own_tables = _load_table(path, self.options), self._own_tables()
+        self._absent_paths.discard(path)
         # Read the stamp now. Later it could be the stamp of another table that was created at this path.
         version = table.version()
-        log = self.log_of(path)
-        stamp = log.since(version, version).get(version)
+        log_entries = self.log_entries(path)
+        stamp = log_entries.stamps_since(version, version).get(version)
         if stamp is not None:
-            log.refuse_damaged(version, stamp)
+            log_entries.raise_if_damaged(version, stamp)
             open_table = own_tables[path] = _OpenTable(table, (version, stamp))
             self._record_check(path, open_table)
             if not is_uri(path) and len(own_tables) > _MAX_OPEN_TABLES:
@@ -235,43 +237,46 @@ class Tables:
         if check_results := self._check_results():
             check_results.clear()
         with self._lock:
-            self._idle.update(own_tables)
-            while len(self._idle) > _MAX_OPEN_TABLES:
-                self._idle.popitem(last=False)
+            self._idle_tables.update(own_tables)
+            while len(self._idle_tables) > _MAX_OPEN_TABLES:
+                self._idle_tables.popitem(last=False)
         own_tables.clear()
 
-    def as_of(self, path: str, version: int) -> DeltaTable:
+    def open_version(self, path: str, version: int) -> DeltaTable:
         """A table at one of its versions. It does not change when the table gets a new version."""
-        return _load(path, self.options, version)
+        return _load_table(path, self.options, version)
 
     def cached_rows(
-        self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
+        self, path: str, table: DeltaTable, query_name: str, run_query: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """The result of a query, which `rows` computes once per version of an open table. `query` identifies the query."""
+        """The result of a query, which `run_query` computes once per version of an open table. `query_name` identifies the query."""
         open_table = self._own_tables().get(path)
         if open_table is None or open_table.table is not table:
-            return rows()
-        return [dict(row) for row in open_table.answers.of(table.version(), query, rows)]
+            return run_query()
+        return [dict(row) for row in open_table.query_cache.get(table.version(), query_name, run_query)]
 
-    def record_answer(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
+    def cache_rows(self, path: str, table: DeltaTable, query_name: str, rows: list[dict[str, Any]]) -> None:
         """Cache the result of a query for the version that this thread has just committed."""
         open_table = self._own_tables().get(path)
         if open_table is not None and open_table.table is table:
-            open_table.answers.record_answer(table.version(), query, rows)
+            open_table.query_cache.store(table.version(), query_name, rows)
 
-    def forget(self) -> None:
+    def forget_all(self) -> None:
         """Forget all open tables, because some tables have been removed."""
         with self._lock:
-            self._removals += 1
-            self._idle.clear()
+            self._removal_count += 1
+            self._idle_tables.clear()
 
     def _own_tables(self) -> OrderedDict[str, _OpenTable]:
         """The tables that this thread has open, by path."""
-        if getattr(self._threads, "removals", None) != self._removals:
-            self._threads.tables, self._threads.removals = OrderedDict[str, _OpenTable](), self._removals
-            if check_results := getattr(self._threads, "checked", None):
+        if getattr(self._thread_state, "removals", None) != self._removal_count:
+            self._thread_state.tables, self._thread_state.removals = (
+                OrderedDict[str, _OpenTable](),
+                self._removal_count,
+            )
+            if check_results := getattr(self._thread_state, "checked", None):
                 check_results.clear()
-        tables: OrderedDict[str, _OpenTable] = self._threads.tables
+        tables: OrderedDict[str, _OpenTable] = self._thread_state.tables
         return tables
 
     def _check_results(self) -> "dict[str, _OpenTable | Exception | None] | None":
@@ -281,7 +286,7 @@ class Tables:
         """
         self._own_tables()  # If tables have been removed, this call empties the results.
         check_results: dict[str, _OpenTable | Exception | None] | None = getattr(
-            self._threads, "checked", None
+            self._thread_state, "checked", None
         )
         return check_results
 
@@ -297,7 +302,7 @@ class Tables:
     stop=stop_after_attempt(3),
     reraise=True,
 )
-def _load(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
+def _load_table(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
     """Open a table.
 
     Repeat this if a log entry that was listed no longer exists, because a cleanup removes entries one by one.

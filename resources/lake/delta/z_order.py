@@ -25,20 +25,20 @@ import pyarrow.compute as pc
 _DIGITS = 64
 
 
-def sort_by_z_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+def sort_by_z_order(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
     """The rows in Z-order of some columns. None of these columns may be nested. NULL comes last in each column.
 
     The order is computed from the ranks of values, and not from the values. So it suits every type, and any
     distribution of values.
     """
-    columns = by[:_DIGITS]
+    columns = column_names[:_DIGITS]
     digits = _DIGITS // len(columns)
     order = np.zeros(rows.num_rows, np.uint64)
-    for place, name in enumerate(reversed(columns)):
+    for column_number, name in enumerate(reversed(columns)):
         ranks = _scaled_ranks(rows[name], digits)
         for digit in range(digits):
             bit = (ranks >> np.uint64(digit)) & np.uint64(1)
-            order |= bit << np.uint64(digit * len(columns) + place)
+            order |= bit << np.uint64(digit * len(columns) + column_number)
     return rows.take(pa.array(np.argsort(order, kind="stable")))
 
 

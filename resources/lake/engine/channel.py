@@ -28,7 +28,7 @@ class EngineChannel:
         """The address for messages, without the token."""
         return self.address
 
-    def builder(self) -> Any:
+    def make_builder(self) -> Any:
         """A ChannelBuilder for pyspark. Its type is Any, because pyspark's annotations require another subclass."""
         import grpc
         from pyspark.sql.connect.client import ChannelBuilder

@@ -42,20 +42,20 @@ class EngineUse:
     lock: IO[bytes]
     #: The file descriptor of the engine's folder. With it, connections reach this folder even if another folder gets its
     #: name.
-    folder: int
+    folder_descriptor: int
 
     @property
     def target(self) -> str:
         """The engine's address for gRPC."""
-        return f"unix:/proc/self/fd/{self.folder}/{SOCKET}"
+        return f"unix:/proc/self/fd/{self.folder_descriptor}/{SOCKET}"
 
     def close(self) -> None:
         """End the use."""
         self.lock.close()
-        os.close(self.folder)
+        os.close(self.folder_descriptor)
 
 
-def fingerprint(settings: Mapping[str, str]) -> str:
+def compute_fingerprint(settings: Mapping[str, str]) -> str:
     """A digest of an engine's settings, and of the versions of the software.
 
     Engines with the same digest are interchangeable.
@@ -75,8 +75,8 @@ def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
     except (OSError, EngineError):
         return None
     lock = _lock_use(folder)
-    record = folder.read()
-    if record is None or record.fingerprint != fingerprint(settings):
+    record = folder.read_record()
+    if record is None or record.fingerprint != compute_fingerprint(settings):
         lock.close()
         os.close(descriptor)
         return None
@@ -96,7 +96,7 @@ def _lock_use(folder: EngineFolder) -> IO[bytes]:
 
 
 def start(
-    folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
+    folder: EngineFolder, settings: Mapping[str, str], max_idle: timedelta, owner: int | None = None
 ) -> EngineRecord:
     """Start an engine with these settings, unless one is serving already. Return its record.
 
@@ -106,35 +106,37 @@ def start(
     is_launched = False
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and not (is_launched and not folder.is_serving()):
-        record = folder.read()
-        if record is not None and record.fingerprint == fingerprint(settings):
+        record = folder.read_record()
+        if record is not None and record.fingerprint == compute_fingerprint(settings):
             return record
-        is_launched = launch(folder, settings, idle, owner) or is_launched
+        is_launched = launch(folder, settings, max_idle, owner) or is_launched
         time.sleep(_WAIT_SECONDS)
     raise EngineError(
         f"the engine does not start to serve: {_last_line(folder)}",
-        hint=f"read {folder.log}; meanwhile each run starts its own Spark",
+        hint=f"read {folder.log_path}; meanwhile each run starts its own Spark",
     )
 
 
 def launch(
-    folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
+    folder: EngineFolder, settings: Mapping[str, str], max_idle: timedelta, owner: int | None = None
 ) -> bool:
     """Start an engine, and do not wait until it serves. See `start`.
 
     Return False if an engine with these settings is serving or starting already.
     """
-    folder.make()
+    folder.create()
     with _lock_start(folder) as is_free:
-        record = folder.read()
+        record = folder.read_record()
         if not is_free or (record is None and folder.is_serving()):
             return False
         if record is not None:
-            if record.fingerprint == fingerprint(settings):
+            if record.fingerprint == compute_fingerprint(settings):
                 return False
             _replace(folder, record)
         with folder.open_within() as descriptor:
-            log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=descriptor)
+            log = os.open(
+                folder.log_path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=descriptor
+            )
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
@@ -148,7 +150,7 @@ def launch(
                 start_new_session=True,
             )
             os.close(log)
-        plan = server.Plan(fingerprint(settings), idle.total_seconds(), owner, dict(settings))
+        plan = server.Plan(compute_fingerprint(settings), max_idle.total_seconds(), owner, dict(settings))
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(asdict(plan)).encode())
@@ -186,7 +188,7 @@ def _replace(folder: EngineFolder, record: EngineRecord) -> None:
 
 def stop(folder: EngineFolder) -> bool:
     """End the engine, even if it is in use. Return True if one was running. Raises EngineError if it does not end."""
-    record = folder.read()
+    record = folder.read_record()
     if record is None:
         return False
     with suppress(ProcessLookupError):
@@ -194,7 +196,9 @@ def stop(folder: EngineFolder) -> bool:
     deadline = time.monotonic() + _END_SECONDS
     while folder.is_serving():
         if time.monotonic() > deadline:
-            raise EngineError(f"the engine does not end (process {record.pid})", hint=f"read {folder.log}")
+            raise EngineError(
+                f"the engine does not end (process {record.pid})", hint=f"read {folder.log_path}"
+            )
         time.sleep(_WAIT_SECONDS)
     return True
 
@@ -211,6 +215,6 @@ def is_used(folder: EngineFolder) -> bool:
 def _last_line(folder: EngineFolder) -> str:
     """The last line in the log of the engine."""
     with suppress(OSError):
-        lines = folder.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = folder.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else "it printed nothing"
     return "it printed nothing"

@@ -37,8 +37,8 @@ def is_of_process(connection: socket.socket, pid: int) -> bool:
     ports = connection.getpeername()[1], connection.getsockname()[1]
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
-        inodes = set(_inodes(*ports))
-        if inodes & _sockets(pid):
+        inodes = set(_find_inodes(*ports))
+        if inodes & _open_socket_inodes(pid):
             return True
         # As long as no process has accepted the connection, the inode is 0.
         if inodes != {0}:
@@ -54,23 +54,26 @@ def is_own(connection: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def _inodes(local_port: int, remote_port: int) -> Iterator[int]:
+def _find_inodes(local_port: int, remote_port: int) -> Iterator[int]:
     """The inodes of the sockets at the port `local_port` that are connected to the port `remote_port`, both on 127.0.0.1."""
     for table in _TABLES:
         with suppress(FileNotFoundError):
             for line in Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
-                if _port(fields[1]) == local_port and _port(fields[2]) == remote_port:
+                if (
+                    _parse_loopback_port(fields[1]) == local_port
+                    and _parse_loopback_port(fields[2]) == remote_port
+                ):
                     yield int(fields[9])
 
 
-def _port(address: str) -> int | None:
+def _parse_loopback_port(address: str) -> int | None:
     """The port of an address on 127.0.0.1. None if the address is on another host."""
     host, port = address.split(":")
     return int(port, 16) if host in _LOOPBACK else None
 
 
-def _sockets(pid: int) -> set[int]:
+def _open_socket_inodes(pid: int) -> set[int]:
     """The inodes of the sockets that a process has open."""
     inodes = set()
     with suppress(FileNotFoundError):

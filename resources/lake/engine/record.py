@@ -64,11 +64,11 @@ class EngineFolder:
         return f"unix:{self.path / SOCKET}"
 
     @property
-    def log(self) -> Path:
+    def log_path(self) -> Path:
         """The file with the output of Spark and of the engine's own process."""
         return self.path / "engine.log"
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Create the folder for this user only. Raises EngineError if other users have access to it."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
@@ -122,7 +122,7 @@ class EngineFolder:
             return None
         return file
 
-    def read(self) -> EngineRecord | None:
+    def read_record(self) -> EngineRecord | None:
         """The record of the engine that is serving. None if no engine is serving."""
         with suppress(OSError, ValueError, TypeError), self.open_within() as folder:
             with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
@@ -131,11 +131,11 @@ class EngineFolder:
                 return record
         return None
 
-    def write(self, record: EngineRecord) -> None:
+    def write_record(self, record: EngineRecord) -> None:
         """Record an engine that is serving from now on."""
         self.write_private(_RECORD, json.dumps(asdict(record)))
 
-    def forget(self) -> None:
+    def remove_record(self) -> None:
         """Remove the record of the engine."""
         with suppress(FileNotFoundError), self.open_within() as folder:
             os.unlink(_RECORD, dir_fd=folder)
@@ -146,7 +146,7 @@ class EngineFolder:
         with self.open_within() as folder:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
-            new = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-            with os.fdopen(new, "w", encoding="utf-8") as file:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
             os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

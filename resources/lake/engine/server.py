@@ -25,7 +25,12 @@ from pathlib import Path
 from pgsieve import __version__
 from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
-from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, submit_command, write_parameters
+from pgsieve.resources.lake.java.jvm import (
+    JAVA_OPTIONS,
+    find_submit_script,
+    make_environment,
+    write_parameters,
+)
 from pgsieve.resources.processes import end_with_parent
 
 #: Settings of the engine, which a session does not have. The engine accepts connections only from this machine,
@@ -37,7 +42,7 @@ SERVER_SETTINGS = {
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
 _POLL_SECONDS = 0.5
-_MAIN = "pgsieve.lake.EngineServer"
+_MAIN_CLASS = "pgsieve.lake.EngineServer"
 #: The jar that contains this class, and the source of the class, which `make java` compiles.
 JAR, SOURCE = (Path(__file__).resolve().parent / name for name in ("pgsieve-engine.jar", "EngineServer.java"))
 _START_TIMEOUT_SECONDS = 120.0
@@ -66,17 +71,24 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
     if serving_lock is None:
         return 0  # Another engine is serving already.
     with serving_lock:
-        folder.forget()
+        folder.remove_record()
         token, port = secrets.token_urlsafe(32), _free_port()
-        signal.signal(signal.SIGTERM, _end)
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGTERM, _handle_end_signal)
+        signal.signal(signal.SIGINT, _handle_end_signal)
         master = plan.settings["spark.master"]
         further_settings = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
         settings = write_parameters(plan.settings, folder.path, further_settings)
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
-            [submit_command(master), "--properties-file", str(settings), "--class", _MAIN, str(JAR)],
+            [
+                find_submit_script(master),
+                "--properties-file",
+                str(settings),
+                "--class",
+                _MAIN_CLASS,
+                str(JAR),
+            ],
             env={
-                **environment(master),
+                **make_environment(master),
                 "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
                 "PYSPARK_PYTHON": sys.executable,
             },
@@ -87,12 +99,12 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
             if not _wait_until_listening(spark, port):
                 return 1
             open_entrance(spark.pid, port)
-            folder.write(
+            folder.write_record(
                 EngineRecord(os.getpid(), spark.pid, token, plan.fingerprint, __version__, time.time())
             )
             _wait_for_end(folder, plan, spark)
         finally:
-            folder.forget()
+            folder.remove_record()
             _stop(spark)
     return 0
 
@@ -124,8 +136,8 @@ def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[byte
             last_use = time.monotonic()
         else:
             with use_lock:
-                if _is_over(plan, time.monotonic() - last_use):
-                    folder.forget()
+                if _is_due_to_end(plan, time.monotonic() - last_use):
+                    folder.remove_record()
                     return
         time.sleep(_POLL_SECONDS)
 
@@ -138,7 +150,7 @@ def _has_folder() -> bool:
         return False
 
 
-def _is_over(plan: Plan, unused_seconds: float) -> bool:
+def _is_due_to_end(plan: Plan, unused_seconds: float) -> bool:
     """True if the engine's owner has ended or, without an owner, the engine was unused for too long."""
     if plan.owner is not None:
         return not _is_alive(plan.owner)
@@ -155,7 +167,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _end(_signal: int, _frame: object) -> None:
+def _handle_end_signal(_signal: int, _frame: object) -> None:
     """Handle a signal: end this process."""
     raise SystemExit(0)
 

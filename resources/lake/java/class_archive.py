@@ -48,7 +48,7 @@ def _java_digest() -> str:
     return "none"
 
 
-def options(java_options: str) -> list[str]:
+def archive_options(java_options: str) -> list[str]:
     """The Java options that make a JVM use the archive.
 
     Empty if there is no archive, or if the user's `java_options` already choose one.
@@ -67,16 +67,16 @@ def make_archive() -> bool:
     file = archive_file()
     if file.is_file() or not os.access(file.parent, os.W_OK):
         return file.is_file()
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary_path = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         process = subprocess.run(  # noqa: S603 - our own interpreter, no shell
-            [sys.executable, "-m", _PROGRAM, str(temporary)], capture_output=True, check=False
+            [sys.executable, "-m", _PROGRAM, str(temporary_path)], capture_output=True, check=False
         )
         with suppress(OSError):
             if not process.returncode:
-                _publish(temporary, file)
+                _publish(temporary_path, file)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
     return file.is_file()
 
 
@@ -89,16 +89,16 @@ def copy_archive(folder: Path) -> None:
     """Copy the archive into a folder, if it exists and the folder does not have it yet. Raises OSError."""
     file = archive_file()
     if file.is_file() and not (folder / file.name).exists():
-        temporary = folder / f".{file.name}.{os.getpid()}"
+        temporary_path = folder / f".{file.name}.{os.getpid()}"
         try:
-            shutil.copyfile(file, temporary)
-            _publish(temporary, folder / file.name)
+            shutil.copyfile(file, temporary_path)
+            _publish(temporary_path, folder / file.name)
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
 
 
-def _publish(temporary: Path, file: Path) -> None:
+def _publish(temporary_path: Path, file: Path) -> None:
     """Make sure that an archive is on disk, and then give it its final name."""
-    with temporary.open("rb") as content:
+    with temporary_path.open("rb") as content:
         os.fsync(content.fileno())
-    temporary.replace(file)
+    temporary_path.replace(file)

@@ -51,9 +51,9 @@ _ALTERING_VARIABLES = frozenset(
         "SPARK_ANSI_SQL_MODE",
     )
 )
-_QUIET = ("ERROR", "FATAL", "OFF")
-_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
-_LOG = "spark.log"
+_QUIET_LEVELS = ("ERROR", "FATAL", "OFF")
+_COLLECTOR_OPTION = re.compile(r"-XX:\+Use\w+GC\b")
+_LOG_NAME = "spark.log"
 #: The environment variables by which pyspark finds a JVM that is running.
 _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
@@ -73,15 +73,15 @@ class JavaEndedError(Exception):
     """
 
 
-def environment(master: str) -> dict[str, str]:
+def make_environment(master: str) -> dict[str, str]:
     """The environment variables of a JVM that this process starts for a session with this master."""
     variables = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
-    variables |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
+    variables |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _find_home()}
     if master.startswith("local"):
         # Only this machine connects to the JVM. Without this, Spark would look up the machine's name, which DNS may not
         # know.
         variables = {"SPARK_LOCAL_IP": "127.0.0.1", **variables}
-    if name := _substitute_name():
+    if name := _substitute_user_name():
         variables |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
     return variables
 
@@ -96,7 +96,7 @@ def _is_altering(name: str, master: str) -> bool:
     )
 
 
-def _home() -> str:
+def _find_home() -> str:
     """The user's home directory, which may contain credentials; a temporary folder if the user has no home directory."""
     return home if (home := _named_home()) and os.access(home, os.X_OK) else str(private_folder())
 
@@ -116,7 +116,7 @@ def has_writable_home() -> bool:
     return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
-def _substitute_name() -> str | None:
+def _substitute_user_name() -> str | None:
     """The id of the user as a name, if the user has no entry in /etc/passwd. None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
@@ -131,46 +131,50 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
     `settings` are the settings of the session. `jvm_settings` are more settings for this JVM, among them Java
     options.
     """
-    temporary = private_folder()
-    options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
+    temporary_folder = private_folder()
+    options = [f"-Djava.io.tmpdir={temporary_folder}", f"-Duser.home={_find_home()}", "-Duser.language=en"]
     # With UsePerfData, Java would show the process and its command to all users of the machine.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
-    if name := _substitute_name():
+    if name := _substitute_user_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
     user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), jvm_settings.get(JAVA_OPTIONS, "")
-    if _COLLECTOR.search(user_options):
+    if _COLLECTOR_OPTION.search(user_options):
         # A JVM with options for two garbage collectors does not start, so the user's option replaces pgsieve's.
-        jvm_options = _COLLECTOR.sub("", jvm_options)
+        jvm_options = _COLLECTOR_OPTION.sub("", jvm_options)
     all_options = f"{jvm_options} {user_options}"
     is_local = settings["spark.master"].startswith("local")
-    options += [*(class_archive.options(all_options) if is_local else []), *shlex.split(all_options)]
-    java = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))
+    options += [*(class_archive.archive_options(all_options) if is_local else []), *shlex.split(all_options)]
+    options_path = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))
     spark_settings = {
         **settings,
         **jvm_settings,
-        JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}",
+        JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(options_path))}",
     }
     if not has_writable_home():
         # Ivy writes lock files even if all jars exist, so it needs a folder that can be written.
-        spark_settings = {"spark.jars.ivy": str(temporary / "ivy"), **spark_settings}
+        spark_settings = {"spark.jars.ivy": str(temporary_folder / "ivy"), **spark_settings}
     if is_local:
         folders = (
-            settings.get(_LOCAL_DIRECTORIES) or os.environ.get("SPARK_LOCAL_DIRS") or str(temporary.parent)
+            settings.get(_LOCAL_DIRECTORIES)
+            or os.environ.get("SPARK_LOCAL_DIRS")
+            or str(temporary_folder.parent)
         )
         spark_settings[_LOCAL_DIRECTORIES] = ",".join(
-            str(private_folder(base.strip())) for base in folders.split(",")
+            str(private_folder(parent.strip())) for parent in folders.split(",")
         )
         if settings.get(_CATALOG) != "hive":
             # Spark creates this folder even if nothing is written there. By default it would be in the current folder.
-            spark_settings = {_WAREHOUSE: str(temporary / "warehouse"), **spark_settings}
-    return _write_private(folder / "spark.conf", properties(spark_settings))
+            spark_settings = {_WAREHOUSE: str(temporary_folder / "warehouse"), **spark_settings}
+    return _write_private(folder / "spark.conf", format_properties(spark_settings))
 
 
 def _write_private(file: Path, text: str) -> Path:
     """Write a file that only its owner can read. It replaces an older file."""
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
-        new.write(text)
+    with os.fdopen(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as stream:
+        stream.write(text)
     return file
 
 
@@ -185,7 +189,7 @@ def _escape_option(text: str) -> str:
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
-def properties(settings: Mapping[str, str]) -> str:
+def format_properties(settings: Mapping[str, str]) -> str:
     """Settings as the text of a Java properties file."""
     escapes = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
 
@@ -201,7 +205,7 @@ def _utf16(character: str) -> str:
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
-def submit_command(master: str) -> str:
+def find_submit_script(master: str) -> str:
     """The path of the script of Spark that starts a JVM.
 
     It is pyspark's own script, or for a cluster the script in SPARK_HOME.
@@ -224,7 +228,7 @@ def is_running() -> bool:
     return SparkContext._gateway is not None  # noqa: SLF001 - pyspark has no public name for it
 
 
-def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
+def start_session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
     """The session of this process. It is in the JVM that pyspark already uses, or else in a new JVM.
 
     The JVM ends with this process, and has `end_seconds` to do so. Raises JavaEndedError if the JVM ends too
@@ -241,12 +245,12 @@ def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "
             builder = builder.config(key, value)
     if is_running():
         return builder.getOrCreate()
-    with _gateway(settings, end_seconds):
+    with _start_gateway(settings, end_seconds):
         return builder.getOrCreate()
 
 
 @contextmanager
-def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
+def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     """Start a JVM, and make pyspark connect to it within the block, as if spark-submit had started Python.
 
     The JVM ends with this process.
@@ -257,31 +261,37 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
         raise JavaEndedError(
             f"Spark cannot use the temporary folder {folder}: set TMPDIR to a folder without characters above U+FFFF"
         )
-    parameters, gateway = write_parameters(settings, folder, _SHORT_LIVED), folder / "gateway"
-    gateway.unlink(missing_ok=True)
-    with (folder / _LOG).open("wb") as file:
+    parameters_path, gateway_path = write_parameters(settings, folder, _SHORT_LIVED), folder / "gateway"
+    gateway_path.unlink(missing_ok=True)
+    with (folder / _LOG_NAME).open("wb") as file:
         # The log may contain values of cells. So it goes to the terminal only if the user wants more than errors in it.
-        log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
+        output = file if settings.get(_LOG_LEVEL, "") in _QUIET_LEVELS else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [
-                *(submit_command(master), "--properties-file", str(parameters), "--load-spark-defaults"),
+                *(
+                    find_submit_script(master),
+                    "--properties-file",
+                    str(parameters_path),
+                    "--load-spark-defaults",
+                ),
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
-            env=environment(master) | {"SPARK_CONNECT_MODE": "0", _ADDRESS_FILE_VARIABLE: str(gateway)},
+            env=make_environment(master)
+            | {"SPARK_CONNECT_MODE": "0", _ADDRESS_FILE_VARIABLE: str(gateway_path)},
             # The JVM ends when this pipe is closed. The system closes it when this process ends, even by SIGKILL.
             stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             # In a session of its own, the JVM gets no signal from Ctrl-C. This process gets the signal, and ends the JVM.
             start_new_session=True,
         )
-    atexit.register(_end, process, end_seconds)
+    atexit.register(_end_jvm, process, end_seconds)
     _import_client()
-    while process.poll() is None and not gateway.is_file():
+    while process.poll() is None and not gateway_path.is_file():
         time.sleep(_WAIT_SECONDS)
-    if not gateway.is_file():
-        raise JavaEndedError(_log_summary(folder / _LOG))
-    port, secret = _address(gateway.read_bytes())
+    if not gateway_path.is_file():
+        raise JavaEndedError(_log_summary(folder / _LOG_NAME))
+    port, secret = _parse_address(gateway_path.read_bytes())
     os.environ |= {_PORT: str(port), _SECRET: secret}
     try:
         yield
@@ -299,7 +309,7 @@ def _import_client() -> None:
         import pyspark.testing  # noqa: F401 - imported by NumpyArrayConverter in pyspark/sql/types.py
 
 
-def _address(content: bytes) -> tuple[int, str]:
+def _parse_address(content: bytes) -> tuple[int, str]:
     """The port and the secret of a gateway, from the content of its file.
 
     The content is the port and the length of the secret, as big-endian integers, and the secret.
@@ -308,7 +318,7 @@ def _address(content: bytes) -> tuple[int, str]:
     return port, content[8 : 8 + length].decode()
 
 
-def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+def _end_jvm(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     """End the session, and then the JVM. In another order, pyspark's threads would report that the JVM is gone."""
     from pyspark import SparkContext
 

@@ -50,29 +50,29 @@ class AwsProfile:
         return _TOKEN in self.keys
 
     @classmethod
-    def active(cls, environ: Mapping[str, str]) -> "AwsProfile":
+    def read_active(cls, environ: Mapping[str, str]) -> "AwsProfile":
         """The profile that is active in this environment."""
-        config = _sections(_file(environ, "AWS_CONFIG_FILE", "config"))
-        credentials = _sections(_file(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
+        config = _read_sections(_file_path(environ, "AWS_CONFIG_FILE", "config"))
+        credentials = _read_sections(_file_path(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
         name = environ.get("AWS_PROFILE") or "default"
         default = config.get(name, {}) if name == "default" else {}
         settings = {**default, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
         has_role = any(settings.get(role) for role in _ROLE_SETTINGS)
         return cls(
-            endpoint=_endpoint(settings, config, environ),
+            endpoint=_choose_endpoint(settings, config, environ),
             region=settings.get("region"),
-            keys={} if has_role else _keys(settings),
+            keys={} if has_role else _select_keys(settings),
             has_credentials=any(settings.get(name) for name in (_KEY, *_ROLE_SETTINGS, *_REQUEST_SETTINGS)),
         )
 
 
-def _keys(settings: Mapping[str, str]) -> dict[str, str]:
+def _select_keys(settings: Mapping[str, str]) -> dict[str, str]:
     if not (settings.get(_KEY) and settings.get(_SECRET)):
         return {}
     return {name: settings[name] for name in (_KEY, _SECRET, _TOKEN) if settings.get(name)}
 
 
-def _endpoint(
+def _choose_endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
     """The server of a profile: the endpoint for S3 or, if there is none, the endpoint for all services."""
@@ -82,16 +82,16 @@ def _endpoint(
     if ignores_endpoints.lower() == "true":
         return None
     services = config.get(f"services {settings.get('services')}", {})
-    return _nested(services.get("s3", "")).get(_ENDPOINT) or settings.get(_ENDPOINT) or None
+    return _parse_nested_settings(services.get("s3", "")).get(_ENDPOINT) or settings.get(_ENDPOINT) or None
 
 
-def _nested(text: str) -> dict[str, str]:
+def _parse_nested_settings(text: str) -> dict[str, str]:
     """The settings in the value of another setting. Each of them is an indented line."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
+def _file_path(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     """The path of one of the two files. None if the user has no home directory."""
     home = environ.get("HOME")
     if path_of_variable := environ.get(variable):
@@ -101,7 +101,7 @@ def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     return Path(home, ".aws", name) if home else None
 
 
-def _sections(file: Path | None) -> dict[str, dict[str, str]]:
+def _read_sections(file: Path | None) -> dict[str, dict[str, str]]:
     """The settings of a file, by section. The name of a section has exactly one space between its type and its name."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False

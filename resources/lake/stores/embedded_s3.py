@@ -32,9 +32,9 @@ _MAX_ATTEMPTS = 5
 _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
-_READY = "ready to use"
+_READY_MESSAGE = "ready to use"
 #: A shell script that runs a program until the standard input of the script is closed.
-_WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
+_RUN_WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
 
 
 class EmbeddedS3Error(PgsieveError):
@@ -44,13 +44,13 @@ class EmbeddedS3Error(PgsieveError):
 @contextmanager
 def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
     """Run a new server during the block, with its data in a folder. Yield its URL."""
-    program = _program()
+    program = _find_program()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for _ in range(_MAX_ATTEMPTS):
-            s3, *others = _free_ports(1 + len(_SERVICES))
-            if stack.enter_context(_run_server(program, folder, s3, others, key, secret)):
-                yield f"http://127.0.0.1:{s3}"
+            s3_port, *other_ports = _free_ports(1 + len(_SERVICES))
+            if stack.enter_context(_run_server(program, folder, s3_port, other_ports, key, secret)):
+                yield f"http://127.0.0.1:{s3_port}"
                 return
             stack.close()
     raise EmbeddedS3Error(
@@ -59,7 +59,7 @@ def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
     )
 
 
-def _program() -> str:
+def _find_program() -> str:
     """The path of the program of SeaweedFS."""
     local = Path(sys.executable).with_name("weed")
     program = str(local) if local.exists() else shutil.which("weed")
@@ -88,22 +88,22 @@ def _free_ports(count: int) -> list[int]:
 
 @contextmanager
 def _run_server(
-    program: str, folder: Path, s3: int, others: list[int], key: str, secret: str
+    program: str, folder: Path, s3_port: int, other_ports: list[int], key: str, secret: str
 ) -> Iterator[bool]:
     """Run the server during the block. Yield True if it is ready, and False if it has ended."""
-    command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3}"]
+    command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3_port}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
     command.append(f"-s3.config={_write_identity(folder, key, secret)}")
-    command += [f"-{service}.port={port}" for service, port in zip(_SERVICES, others, strict=True)]
+    command += [f"-{service}.port={port}" for service, port in zip(_SERVICES, other_ports, strict=True)]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         "TMPDIR": str(folder),  # SeaweedFS leaves sockets there.
     }
-    log = folder / "log"
-    with log.open("wb") as output:
+    log_path = folder / "log"
+    with log_path.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - its own program
-            ["/bin/sh", "-c", _WHILE_OPEN, "sh", *command],
+            ["/bin/sh", "-c", _RUN_WHILE_OPEN, "sh", *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -113,7 +113,7 @@ def _run_server(
         )
     assert process.stdin is not None
     try:
-        yield _is_ready(process, log)
+        yield _is_ready(process, log_path)
     finally:
         process.stdin.close()
         process.wait(_TIMEOUT_SECONDS)
@@ -134,15 +134,15 @@ def _write_identity(folder: Path, key: str, secret: str) -> Path:
     return path
 
 
-def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
+def _is_ready(process: subprocess.Popen[bytes], log_path: Path) -> bool:
     """Wait until the server is ready.
 
     Return False if it has ended, for example because another program has taken its port.
     """
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        text = log.read_text(errors="replace")
-        if _READY in text:
+        text = log_path.read_text(errors="replace")
+        if _READY_MESSAGE in text:
             return True
         if process.poll() is not None or "address already in use" in text:
             return False

@@ -41,9 +41,9 @@ class ObjectFiles(DeltaStorageHandler):
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
         """Information about these paths. For a file it takes one request; delta-rs's handler would need two."""
-        return [self._file(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
+        return [self._file_info(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
 
-    def _file(self, path: str) -> pafs.FileInfo | None:
+    def _file_info(self, path: str) -> pafs.FileInfo | None:
         stamp = self._objects.stamp(path)
         if stamp is None:
             return None
@@ -58,23 +58,23 @@ class _ObjectReader:
 
     def __init__(self, objects: Objects, path: str) -> None:
         self._objects, self._path = objects, path
-        self._first, self._size = objects.beginning(path)
-        self._place = 0
+        self._first_bytes, self._size = objects.read_beginning(path)
+        self._position = 0
 
     def read(self, size: int = -1) -> bytes:
-        start = self._place
+        start = self._position
         end = self._size if size < 0 else min(start + size, self._size)
-        self._place = max(start, end)
-        if end <= len(self._first) or start >= end:
-            return self._first[start:end]
-        return self._objects.part(self._path, start, end)
+        self._position = max(start, end)
+        if end <= len(self._first_bytes) or start >= end:
+            return self._first_bytes[start:end]
+        return self._objects.read_part(self._path, start, end)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def close(self) -> None:
         self.closed = True

@@ -29,7 +29,7 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_d
 
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.lake.stores.storage import SCHEMES, Storage
-from pgsieve.resources.lake.stores.store_errors import store_refusal
+from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -55,7 +55,7 @@ _STRUCTURES = "\n\nDebug source:"
 
 def is_transient(error: BaseException) -> bool:
     """True if a store has refused a request by a transient error."""
-    refusal = store_refusal([error])
+    refusal = find_store_refusal([error])
     return refusal is not None and refusal.is_transient
 
 
@@ -68,12 +68,12 @@ _retry_creation = retry(
 )
 
 
-def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
+def open_objects(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
     """The objects of the store that contains a path.
 
     None if the path is not on an object store, or if only delta-rs has credentials for the store.
     """
-    if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
+    if Storage.from_address(path).platform is None or not has_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
     try:
@@ -100,7 +100,7 @@ class Objects:
         except FileNotFoundError:
             return None
 
-    def beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
+    def read_beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
         """The first `size` bytes of an object, and its total size. Raises FileNotFoundError."""
         import obstore
 
@@ -113,7 +113,7 @@ class Objects:
                 return b"", 0  # The object is empty.
             raise
 
-    def part(self, path: str, start: int, end: int) -> bytes:
+    def read_part(self, path: str, start: int, end: int) -> bytes:
         """The bytes of an object from position `start` to position `end`, without the byte at `end`.
 
         Raises FileNotFoundError.
@@ -134,21 +134,23 @@ class Objects:
         with _os_errors():
             obstore.put(self._store, path, content)
 
-    def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
+    def stamps(self, folder: str, after_name: str | None = None) -> dict[str, Stamp]:
         """Maps the names of the objects in a folder to their stamps. Objects in subfolders are left out.
 
-        If `after` is given, only names after this name are listed.
+        If `after_name` is given, only names after this name are listed.
         """
         import obstore
 
         prefix = f"{folder.strip('/')}/"
         with _os_errors():
-            batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
+            batches = obstore.list(
+                self._store, prefix, offset=None if after_name is None else prefix + after_name
+            )
             object_metas = [meta for batch in batches for meta in batch]
         # Compare the depth of the path, and not its beginning: the library may write the path in another form.
         depth = prefix.count("/")
         return {
-            meta["path"].rpartition("/")[2]: _stamp(meta)
+            meta["path"].rpartition("/")[2]: _make_stamp(meta)
             for meta in object_metas
             if meta["path"].count("/") == depth
         }
@@ -159,7 +161,7 @@ class Objects:
 
         try:
             with _os_errors():
-                return _stamp(obstore.head(self._store, path))
+                return _make_stamp(obstore.head(self._store, path))
         except FileNotFoundError:
             return None
 
@@ -181,12 +183,12 @@ class Objects:
     def _has_content(self, path: str, content: bytes) -> bool:
         """True if the object exists and has these bytes. Raises FileExistsError if it has other bytes."""
         try:
-            existing = self.read(path)
+            existing_content = self.read(path)
         except OSError:
             return False
-        if existing not in {None, content}:
+        if existing_content not in {None, content}:
             raise FileExistsError(path)
-        return existing is not None
+        return existing_content is not None
 
 
 class ObjectWriter:
@@ -225,7 +227,7 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
         return True
     if {"aws_access_key_id", "aws_endpoint_url"} & _lower_names(options).keys():
         return True
-    return not AwsProfile.active(environ).has_credentials
+    return not AwsProfile.read_active(environ).has_credentials
 
 
 @cache
@@ -247,7 +249,7 @@ def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
     return from_url(root, config=config, client_options=client)
 
 
-def _stamp(meta: "ObjectMeta") -> Stamp:
+def _make_stamp(meta: "ObjectMeta") -> Stamp:
     return meta["e_tag"], meta["last_modified"], meta["size"]
 
 

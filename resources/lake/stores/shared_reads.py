@@ -21,7 +21,7 @@ import pyarrow as pa
 from pgsieve.resources.context import assign_within
 
 #: The size in bytes of the cache of a run, and of the cache of a Python worker of Spark.
-BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
+RUN_CACHE_BYTES, WORKER_CACHE_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
 
 class SharedReads:
@@ -30,18 +30,18 @@ class SharedReads:
     If it is sent to another process, that process gets its own cache with the same `name`.
     """
 
-    def __init__(self, size: int = BYTES, name: str | None = None) -> None:
+    def __init__(self, size: int = RUN_CACHE_BYTES, name: str | None = None) -> None:
         self._total_bytes, self._free_bytes, self._name = size, size, name
         self._batches: dict[Hashable, pa.RecordBatch] = {}
         self._lock = Lock()
 
-    def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """The batch of a key. It comes from the cache, or else from `make`."""
+    def get(self, key: Hashable, read_batch: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+        """The batch of a key. It comes from the cache, or else from `read_batch`."""
         with self._lock:
-            cached = self._batches.get(key)
-        if cached is not None:
-            return cached
-        batch = make()
+            cached_batch = self._batches.get(key)
+        if cached_batch is not None:
+            return cached_batch
+        batch = read_batch()
         with self._lock:
             if batch.nbytes <= self._free_bytes and key not in self._batches:
                 self._free_bytes -= batch.nbytes
@@ -63,31 +63,31 @@ def _worker_reads(name: str | None) -> SharedReads:
     """The cache of this process with this name. A new name replaces the earlier cache."""
     if name is None:
         return SharedReads(0)
-    if name not in _BY_NAME:
-        _BY_NAME.clear()
-        _BY_NAME[name] = SharedReads(WORKER_BYTES, name)
-    return _BY_NAME[name]
+    if name not in _CACHE_BY_NAME:
+        _CACHE_BY_NAME.clear()
+        _CACHE_BY_NAME[name] = SharedReads(WORKER_CACHE_BYTES, name)
+    return _CACHE_BY_NAME[name]
 
 
-_BY_NAME: dict[str, SharedReads] = {}
+_CACHE_BY_NAME: dict[str, SharedReads] = {}
 
 
 def begin_part() -> None:
     """Make room in the caches of a Python worker. The next readers will read another part of the row groups."""
-    for reads in _BY_NAME.values():
+    for reads in _CACHE_BY_NAME.values():
         reads.make_room()
 
 
-_SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
+_CURRENT_CACHE: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 
 @contextmanager
 def share_reads() -> Iterator[None]:
     """Share a cache of row groups within the block. Threads that have a copy of the block's context share it, too."""
-    with assign_within(_SHARED, SharedReads(name=uuid4().hex)):
+    with assign_within(_CURRENT_CACHE, SharedReads(name=uuid4().hex)):
         yield
 
 
 def shared_reads() -> SharedReads:
     """The cache of the enclosing `share_reads`. If there is none, a cache that holds nothing."""
-    return _SHARED.get() or SharedReads(0)
+    return _CURRENT_CACHE.get() or SharedReads(0)

@@ -45,14 +45,14 @@ _OAUTH_PROVIDER = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
 #: The environment variables that name another server than S3 itself. delta-rs reads them. Spark does not, and gets
 #: the server from this module.
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 #: The environment variables, in upper or lower case, from which delta-rs and obstore take a session token. They do
 #: so even if they have the keys from another source.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
 #: The environment variables with credentials that take precedence over those of a profile.
-_BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
+_CREDENTIAL_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The names of the hosts of S3 itself.
-_S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
+_S3_HOST = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
 #: A host that is an IP address.
 _IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f.]*:[0-9a-f:.]*")
@@ -73,7 +73,7 @@ _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def address_problem(lake: str) -> tuple[str, str] | None:
+def find_address_problem(lake: str) -> tuple[str, str] | None:
     """The reason why an engine would misread the address of a lake, and the remedy. None if no engine would misread it.
 
     The address may contain credentials, so the message shows at most single characters of it.
@@ -115,7 +115,7 @@ _SERVER = re.compile(
 )
 
 
-def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
+def find_endpoint_problem(endpoint: str) -> tuple[str, str] | None:
     """The reason why an address is invalid for a server with the interface of S3, and the remedy. None if it is valid.
 
     The address may contain credentials, so the message shows nothing of it.
@@ -148,19 +148,25 @@ class Storage:
     address: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: True if a single session of Spark is the only writer there.
-    only_spark: bool = False
+    is_written_only_by_spark: bool = False
 
     @classmethod
-    def of(
-        cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
+    def from_address(
+        cls, lake: str, options: Mapping[str, str] | None = None, *, is_written_only_by_spark: bool = False
     ) -> "Storage":
         """The storage of a lake in the configuration. An address on S3 is changed to the form that both engines accept."""
         address = lake.rstrip("/") or lake
-        return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
+        return cls(
+            re.sub(r"(?i)^s3a?://", "s3a://", address),
+            options or {},
+            is_written_only_by_spark=is_written_only_by_spark,
+        )
 
-    def at(self, address: str) -> "Storage":
+    def with_address(self, address: str) -> "Storage":
         """The storage of another address. In the same store it has the same options; elsewhere `storage_of` returns it."""
-        storage = Storage.of(address, self.options, only_spark=self.only_spark)
+        storage = Storage.from_address(
+            address, self.options, is_written_only_by_spark=self.is_written_only_by_spark
+        )
         is_same_store = urlsplit(storage.address)[:2] == urlsplit(self.address)[:2]
         return storage if is_same_store else storage_of(address)
 
@@ -182,10 +188,10 @@ class Storage:
     @property
     def is_reached_by_delta_rs(self) -> bool:
         """True if both delta-rs and Spark read and write there. At `file://` only Spark does."""
-        return not self.only_spark and (self.folder is not None or self.platform is not None)
+        return not self.is_written_only_by_spark and (self.folder is not None or self.platform is not None)
 
     @property
-    def is_safe(self) -> bool:
+    def has_atomic_commits(self) -> bool:
         """True if the store refuses the second of two commits with the same version number, whichever engines make them."""
         return self.platform is not None or self.scheme in _ATOMIC_SCHEMES
 
@@ -197,14 +203,14 @@ class Storage:
         if self.platform != "s3":
             return None
         settings = {"`storage.endpoint`": self.options.get("endpoint")}
-        settings |= {name: environ.get(name) for name in _ENDPOINTS}
+        settings |= {name: environ.get(name) for name in _ENDPOINT_VARIABLES}
         setting, endpoint = next(((name, value) for name, value in settings.items() if value), (None, None))
         if setting is None or endpoint is None:
             setting, endpoint = (
                 "`endpoint_url` of a profile of AWS' tools",
-                AwsProfile.active(environ).endpoint,
+                AwsProfile.read_active(environ).endpoint,
             )
-        if endpoint and (problem := endpoint_problem(endpoint)):
+        if endpoint and (problem := find_endpoint_problem(endpoint)):
             raise EndpointError(self.address, setting, *problem)
         return endpoint
 
@@ -214,7 +220,7 @@ class Storage:
         S3 itself is known to handle conditional writes.
         """
         endpoint = self.endpoint(environ)
-        return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
+        return endpoint is not None and not _S3_HOST.search(urlsplit(endpoint).hostname or "")
 
     def _path_style(self, environ: Mapping[str, str]) -> str | None:
         """Where the name of the bucket is: "true" for the path of a request, "false" for the name of the host.
@@ -243,10 +249,10 @@ class Storage:
 
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The options for delta-rs. It reads more options itself, from the environment and the machine."""
-        option = self.options.get
+        get_option = self.options.get
         if self.platform == "s3":
-            endpoint, by_path = self.endpoint(environ), self._path_style(environ)
-            if endpoint and by_path == "false":
+            endpoint, path_style = self.endpoint(environ), self._path_style(environ)
+            if endpoint and path_style == "false":
                 # delta-rs does not itself add the bucket to the host.
                 endpoint = self._endpoint_with_bucket(endpoint)
             options = {
@@ -254,28 +260,28 @@ class Storage:
                 # This option takes precedence over the option before it. If it were missing, delta-rs would use the
                 # environment variable AWS_ENDPOINT_URL_S3.
                 "aws_endpoint_url_s3": endpoint,
-                "aws_region": option("region"),
-                "aws_access_key_id": option("access_key_id"),
-                "aws_secret_access_key": option("secret_access_key"),
-                "aws_session_token": option("session_token"),
+                "aws_region": get_option("region"),
+                "aws_access_key_id": get_option("access_key_id"),
+                "aws_secret_access_key": get_option("secret_access_key"),
+                "aws_session_token": get_option("session_token"),
                 "aws_conditional_put": "etag",
                 **self._profile_options(environ, endpoint),
             }
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
-            if by_path is not None:
+            if path_style is not None:
                 # delta-rs would otherwise use an environment variable, which Spark does not read.
-                options["aws_virtual_hosted_style_request"] = "false" if by_path == "true" else "true"
+                options["aws_virtual_hosted_style_request"] = "false" if path_style == "true" else "true"
         elif self.platform == "azure":
             options = {
-                "azure_storage_account_key": option("account_key"),
-                "azure_storage_sas_key": option("sas_token"),
-                "azure_storage_tenant_id": option("tenant_id"),
-                "azure_storage_client_id": option("client_id"),
-                "azure_storage_client_secret": option("client_secret"),
+                "azure_storage_account_key": get_option("account_key"),
+                "azure_storage_sas_key": get_option("sas_token"),
+                "azure_storage_tenant_id": get_option("tenant_id"),
+                "azure_storage_client_id": get_option("client_id"),
+                "azure_storage_client_secret": get_option("client_secret"),
             }
         else:
-            options = {"google_service_account": option("service_account")}
+            options = {"google_service_account": get_option("service_account")}
         return {name: value for name, value in options.items() if value is not None}
 
     def _profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
@@ -285,10 +291,10 @@ class Storage:
         the keys expire and there is no endpoint, they are left to delta-rs, which reads the profile again when it
         needs new keys.
         """
-        profile, options = AwsProfile.active(environ), {}
+        profile, options = AwsProfile.read_active(environ), {}
         if profile.region and not self._region(environ):
             options["aws_region"] = profile.region
-        has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _BEFORE_PROFILES)
+        has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _CREDENTIAL_VARIABLES)
         if not has_keys and (endpoint or not profile.has_expiring_keys):
             remember(*profile.secrets)
             options |= profile.keys
@@ -300,9 +306,9 @@ class Storage:
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The settings of Spark's file system for this lake that Spark does not find itself."""
         if self.platform == "s3":
-            settings = self._s3a(environ)
+            settings = self._s3a_settings(environ)
         elif self.platform == "azure":
-            settings = self._abfs()
+            settings = self._abfs_settings()
         elif self.platform == "gs" and (file := self.options.get("service_account")):
             settings = {
                 "fs.gs.auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
@@ -312,49 +318,49 @@ class Storage:
             settings = {}
         return {name: value for name, value in settings.items() if value is not None}
 
-    def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+    def _s3a_settings(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """The settings of S3A, Hadoop's file system for S3."""
-        option = self.options.get
-        endpoint, by_path = self.endpoint(environ), self._path_style(environ)
-        if endpoint and by_path == "false":
+        get_option = self.options.get
+        endpoint, path_style = self.endpoint(environ), self._path_style(environ)
+        if endpoint and path_style == "false":
             endpoint = self._endpoint_without_bucket(endpoint)
-        region = self._region(environ) or AwsProfile.active(environ).region
+        region = self._region(environ) or AwsProfile.read_active(environ).region
         provider = _SDK_CHAIN
-        if option("access_key_id"):
-            provider = _KEY_PROVIDER.format("Temporary" if option("session_token") else "Simple")
+        if get_option("access_key_id"):
+            provider = _KEY_PROVIDER.format("Temporary" if get_option("session_token") else "Simple")
         return {
             "fs.s3a.endpoint": endpoint,
             "fs.s3a.endpoint.region": region or (_DEFAULT_REGION if endpoint else None),
-            "fs.s3a.path.style.access": by_path,
+            "fs.s3a.path.style.access": path_style,
             "fs.s3a.aws.credentials.provider": provider,
-            "fs.s3a.access.key": option("access_key_id"),
-            "fs.s3a.secret.key": option("secret_access_key"),
-            "fs.s3a.session.token": option("session_token"),
+            "fs.s3a.access.key": get_option("access_key_id"),
+            "fs.s3a.secret.key": get_option("secret_access_key"),
+            "fs.s3a.session.token": get_option("session_token"),
         }
 
-    def _abfs(self) -> dict[str, str | None]:
+    def _abfs_settings(self) -> dict[str, str | None]:
         """The settings of ABFS, Hadoop's file system for Azure."""
-        option, account = self.options.get, urlsplit(self.address).hostname
-        if option("account_key"):
-            return {f"fs.azure.account.key.{account}": option("account_key")}
-        if option("sas_token"):
+        get_option, account = self.options.get, urlsplit(self.address).hostname
+        if get_option("account_key"):
+            return {f"fs.azure.account.key.{account}": get_option("account_key")}
+        if get_option("sas_token"):
             return {
                 f"fs.azure.account.auth.type.{account}": "SAS",
-                f"fs.azure.sas.fixed.token.{account}": option("sas_token"),
+                f"fs.azure.sas.fixed.token.{account}": get_option("sas_token"),
             }
         provider_setting = f"fs.azure.account.oauth.provider.type.{account}"
-        if not option("client_secret"):
+        if not get_option("client_secret"):
             return {
                 f"fs.azure.account.auth.type.{account}": "OAuth",
                 provider_setting: _OAUTH_PROVIDER.format("Msi"),
             }
-        tokens = f"https://login.microsoftonline.com/{option('tenant_id')}/oauth2/token"
+        token_url = f"https://login.microsoftonline.com/{get_option('tenant_id')}/oauth2/token"
         return {
             f"fs.azure.account.auth.type.{account}": "OAuth",
             provider_setting: _OAUTH_PROVIDER.format("ClientCreds"),
-            f"fs.azure.account.oauth2.client.id.{account}": option("client_id"),
-            f"fs.azure.account.oauth2.client.secret.{account}": option("client_secret"),
-            f"fs.azure.account.oauth2.client.endpoint.{account}": tokens,
+            f"fs.azure.account.oauth2.client.id.{account}": get_option("client_id"),
+            f"fs.azure.account.oauth2.client.secret.{account}": get_option("client_secret"),
+            f"fs.azure.account.oauth2.client.endpoint.{account}": token_url,
         }
 
     def log_store_settings(self) -> dict[str, str]:
@@ -367,18 +373,18 @@ class Storage:
 
 #: The storages that were declared, by their addresses. They are not fields of a Dagster resource, because Dagster
 #: would show such fields, and the options contain secrets.
-_declared: dict[str, Storage] = {}
+_storage_by_address: dict[str, Storage] = {}
 
 
-def declare(storage: Storage) -> None:
+def declare_storage(storage: Storage) -> None:
     """Declare the storage of a lake for this process, and keep its secrets out of messages."""
     remember(*(storage.options.get(name) for name in SECRETS))
-    _declared[storage.address] = storage
+    _storage_by_address[storage.address] = storage
 
 
 def storage_of(address: str) -> Storage:
     """The storage that was declared for an address. If none was declared, a storage with the address alone."""
-    return _declared.get(address) or Storage.of(address)
+    return _storage_by_address.get(address) or Storage.from_address(address)
 
 
 def hide_token(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:

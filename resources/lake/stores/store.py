@@ -31,7 +31,7 @@ from pgsieve.resources.prefetch import prefetch
 if TYPE_CHECKING:
     from pgsieve.resources.lake.stores.objects import Objects
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 #: The number of bytes of a file that are written at once.
 _WRITTEN_BYTES = 64 * 1024
@@ -44,9 +44,9 @@ class Store:
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: Returns the objects of the store of a path. It exists for object stores that delta-rs can reach. It is None on
     #: executors.
-    objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
+    open_objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: Maps the address of a bucket or container to its file system. Each file system has its own connections.
-    _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
+    _file_system_by_root: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Hide a token in the environment of this process. The process may be an executor, so this cannot be done earlier."""
@@ -57,11 +57,11 @@ class Store:
         return Store, (self.options,)
 
     @classmethod
-    def of(cls, storage: Storage) -> "Store":
+    def from_storage(cls, storage: Storage) -> "Store":
         """The store of a lake."""
         return cls(tuple(storage.delta_rs_options().items()))
 
-    def system(self, path: str) -> tuple[pafs.FileSystem, str]:
+    def file_system(self, path: str) -> tuple[pafs.FileSystem, str]:
         """The file system that contains a path, and the path within this file system."""
         if not is_uri(path):
             return pafs.LocalFileSystem(), path
@@ -69,14 +69,14 @@ class Store:
         if parts.scheme == "file":
             return pafs.LocalFileSystem(), unquote(parts.path)
         root = f"{parts.scheme}://{parts.netloc}"
-        if root not in self._systems:
-            self._systems[root] = pafs.PyFileSystem(self._handler(root))
-        return self._systems[root], parts.path.lstrip("/")
+        if root not in self._file_system_by_root:
+            self._file_system_by_root[root] = pafs.PyFileSystem(self._handler(root))
+        return self._file_system_by_root[root], parts.path.lstrip("/")
 
     def _handler(self, root: str) -> pafs.FileSystemHandler:
         from deltalake.fs import DeltaStorageHandler
 
-        objects = self.objects(root) if self.objects is not None else None
+        objects = self.open_objects(root) if self.open_objects is not None else None
         if objects is None:
             return DeltaStorageHandler(root, dict(self.options))
         from pgsieve.resources.lake.stores.object_files import ObjectFiles
@@ -85,19 +85,19 @@ class Store:
 
     def can_reach(self, path: str) -> bool:
         """True if pyarrow can read and write the files of a path. Otherwise only Spark can."""
-        storage = Storage.of(path)
+        storage = Storage.from_address(path)
         return storage.scheme == "file" or storage.platform is not None
 
     def has_file(self, path: str) -> bool:
         """True if a file exists."""
         if not is_uri(path):
             return Path(path).exists()
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         return bool(files.get_file_info(inner_path).type == pafs.FileType.File)
 
-    def written_at(self, path: str) -> int | None:
+    def modification_time_ns(self, path: str) -> int | None:
         """The time at which a file was written, in nanoseconds since 1970. None if it is unknown, or if there is no file."""
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         time_written: int | None = files.get_file_info(inner_path).mtime_ns
         return time_written
 
@@ -106,11 +106,11 @@ class Store:
 
         They distinguish files that have had the same name. None if the file does not exist.
         """
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         file = files.get_file_info(inner_path)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
 
-    def read(
+    def read_rows(
         self, path: str, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
     ) -> pa.Table:
         """The rows of a Parquet file for which an expression is true, with all columns or with some of them.
@@ -118,8 +118,10 @@ class Store:
         Files that a DELETE or MERGE of delta-rs has written may declare texts as string views, which Arrow cannot
         filter. So texts are read as plain strings.
         """
-        fragment = self._fragment(path)
-        dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
+        fragment = self._open_fragment(path)
+        dataset = ds.FileSystemDataset(
+            [fragment], replace_views_in_schema(fragment.physical_schema), fragment.format
+        )
         return dataset.to_table(columns=columns and list(columns), filter=filters)
 
     def row_groups(self, path: str) -> list["RowGroup"]:
@@ -128,7 +130,7 @@ class Store:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
 
-    def bounds(
+    def row_group_bounds(
         self, path: str, columns: Mapping[str, pa.DataType]
     ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
         """The least and the greatest value of columns in each row group of a Parquet file that has values of the column.
@@ -144,7 +146,7 @@ class Store:
                 if (kind := columns.get(name)) is not None:
                     statistics = [group.column(index).statistics for group in groups]
                     bounds[name] = [
-                        (_stored_value(each.min_raw, kind), _stored_value(each.max_raw, kind))
+                        (_parse_stored_value(each.min_raw, kind), _parse_stored_value(each.max_raw, kind))
                         if each is not None and each.has_min_max
                         else None
                         for each in statistics
@@ -166,26 +168,26 @@ class Store:
                     yield group, partial(_read_group, open_file, group.number)
 
     @contextmanager
-    def prefetch(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
+    def prefetch(self, groups: Sequence["RowGroup"], items: Iterable[Item]) -> Iterator[Iterator[Item]]:
         """Yield an iterator of the items. The items are results of reading row groups.
 
         On an object store the next item is made while the caller works with the present one.
         """
-        if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
+        if groups and not isinstance(self.file_system(groups[0].file)[0], pafs.LocalFileSystem):
             with prefetch(items, 1) as prefetched:
                 yield prefetched
         else:
             yield iter(items)
 
-    def columns(self, path: str, columns: Sequence[str]) -> pa.Table:
+    def read_columns(self, path: str, columns: Sequence[str]) -> pa.Table:
         """All rows of a Parquet file, with some of its columns. As in `readers`, a column may be a field of a struct."""
         with self._parquet(path) as file:
-            return _without_views_in(file.read(columns=list(columns)))
+            return _replace_views_in_rows(file.read(columns=list(columns)))
 
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """Open a Parquet file for the block."""
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         # With pre_buffer, the columns of a row group are requested from an object store at the same time.
         with (
             files.open_input_file(inner_path) as stream,
@@ -193,7 +195,7 @@ class Store:
         ):
             yield file
 
-    def batches(
+    def read_batches(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a Parquet file as batches with the columns of `schema`.
@@ -203,33 +205,33 @@ class Store:
         Columns that the file does not have are NULL.
         """
         if has_dataset_names(schema.names):
-            yield from self._batches_of_file(path, schema, groups)
+            yield from self._read_batches_of_file(path, schema, groups)
             return
-        fragment = self._fragment(path)
+        fragment = self._open_fragment(path)
         if groups is not None:
             fragment = fragment.subset(row_group_ids=list(groups))
         dataset = ds.FileSystemDataset([fragment], schema, fragment.format)
         # By default Arrow would read up to gigabytes of rows in advance.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
-    def _fragment(self, path: str) -> ds.ParquetFileFragment:
-        if (content := self._small_file(path)) is not None:
+    def _open_fragment(self, path: str) -> ds.ParquetFileFragment:
+        if (content := self._read_small_file(path)) is not None:
             return ds.ParquetFileFormat().make_fragment(content)
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         return ds.ParquetFileFormat().make_fragment(inner_path, filesystem=files)
 
-    def _small_file(self, path: str) -> pa.Buffer | None:
+    def _read_small_file(self, path: str) -> pa.Buffer | None:
         """The bytes of a file on an object store, if the file is small. A dataset would open it more than once.
 
         None for other files, and on executors.
         """
-        objects = self.objects(path) if self.objects is not None and is_uri(path) else None
+        objects = self.open_objects(path) if self.open_objects is not None and is_uri(path) else None
         if objects is None:
             return None
-        content, size = objects.beginning(self.system(path)[1])
+        content, size = objects.read_beginning(self.file_system(path)[1])
         return pa.py_buffer(content) if len(content) == size else None
 
-    def _batches_of_file(
+    def _read_batches_of_file(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
         """The same as `batches`, but without an Arrow dataset. All columns of the file are decoded."""
@@ -242,18 +244,18 @@ class Store:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def names(self, folder: str) -> list[str]:
+    def file_names(self, folder: str) -> list[str]:
         """The names of all files in a folder and its subfolders. Empty if the folder does not exist."""
-        return [file.base_name for file in self._files(folder)]
+        return [file.base_name for file in self._list_files(folder)]
 
     def has_folder(self, folder: str, name: str) -> bool:
         """True if a folder of this name is anywhere in a folder or its subfolders, and contains a file."""
-        _, inner_path = self.system(folder)
+        _, inner_path = self.file_system(folder)
         depth = len(inner_path.split("/"))
-        return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
+        return any(name in file.path.split("/")[depth:-1] for file in self._list_files(folder))
 
-    def _files(self, folder: str) -> list[pafs.FileInfo]:
-        files, inner_path = self.system(folder)
+    def _list_files(self, folder: str) -> list[pafs.FileInfo]:
+        files, inner_path = self.file_system(folder)
         entries = files.get_file_info(pafs.FileSelector(inner_path, allow_not_found=True, recursive=True))
         # Some servers store an empty object for a folder, even after the files of the folder were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
@@ -262,7 +264,7 @@ class Store:
     def probe(self, folder: str, name: str) -> None:
         """Create an empty file in a folder, and delete it."""
         self.touch(path := f"{folder}/{name}")
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         files.delete_file(inner_path)
 
     def touch(self, path: str) -> None:
@@ -271,16 +273,16 @@ class Store:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file into a folder that exists."""
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         # delta-rs's stream accepts only bytes objects. A buffer makes them, if it is larger than each piece that is
         # written into it.
         with files.open_output_stream(inner_path, buffer_size=2 * _WRITTEN_BYTES) as stream:
             for begin in range(0, len(content), _WRITTEN_BYTES):
                 stream.write(content[begin : begin + _WRITTEN_BYTES])
 
-    def part(self, path: str, begin: int, size: int) -> bytes:
+    def read_part(self, path: str, begin: int, size: int) -> bytes:
         """The bytes of a file from `begin` on, `size` of them."""
-        files, inner_path = self.system(path)
+        files, inner_path = self.file_system(path)
         with files.open_input_file(inner_path) as stream:
             stream.seek(begin)
             content: bytes = stream.read(size)
@@ -288,9 +290,9 @@ class Store:
 
     def remove(self, folder: str) -> bool:
         """Remove a folder with everything in it. Return False if the folder does not exist."""
-        if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
+        if not (self.file_names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
-        files, inner_path = self.system(folder)
+        files, inner_path = self.file_system(folder)
         files.delete_dir(inner_path)
         return True
 
@@ -306,14 +308,14 @@ Reader = Callable[[Sequence[str]], pa.Table]
 class RowGroup:
     """A row group of a Parquet file.
 
-    `number` is its number in the file, `rows` its number of rows, and `bytes` the bytes of the rows before
+    `number` is its number in the file, `row_count` its number of rows, and `uncompressed_bytes` the bytes of the rows before
     compression.
     """
 
     file: str
     number: int
-    rows: int
-    bytes: int
+    row_count: int
+    uncompressed_bytes: int
 
 
 def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
@@ -321,19 +323,23 @@ def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequ
 
     The number of parts is a multiple of `parallelism`, unless the parts would become too small.
     """
-    total = sum(group.bytes for group in groups)
-    number = number_of_parts(total, PART_BYTES, parallelism)
+    total_bytes = sum(group.uncompressed_bytes for group in groups)
+    part_count = number_of_parts(total_bytes, PART_BYTES, parallelism)
     parts = defaultdict[int, list[RowGroup]](list)
-    before = 0
+    preceding_bytes = 0
     for group in groups:
         # A row group belongs to the part that contains the middle of the group. So a large row group does not make the
         # parts before and after it larger.
-        parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
-        before += group.bytes
+        parts[
+            (2 * preceding_bytes + group.uncompressed_bytes) * part_count // (2 * total_bytes)
+            if total_bytes
+            else 0
+        ].append(group)
+        preceding_bytes += group.uncompressed_bytes
     return [parts[part] for part in sorted(parts)]
 
 
-def _stored_value(stored: int | bytes, kind: pa.DataType) -> pa.Scalar:
+def _parse_stored_value(stored: int | bytes, kind: pa.DataType) -> pa.Scalar:
     """A value of a type, from the form in which a Parquet file stores it.
 
     It is not converted to a date or time of Python, which could not represent all values.
@@ -345,7 +351,7 @@ def _stored_value(stored: int | bytes, kind: pa.DataType) -> pa.Scalar:
 
 def _read_group(open_file: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
     """Read columns of a row group with this number, without string views."""
-    return _without_views_in(open_file().read_row_group(number, columns=list(columns)))
+    return _replace_views_in_rows(open_file().read_row_group(number, columns=list(columns)))
 
 
 #: The columns that an Arrow dataset adds to the columns of its files. Columns of a table with the same names would
@@ -363,26 +369,26 @@ def join_path(folder: str, name: str) -> str:
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
 
 
-def without_views(schema: pa.Schema) -> pa.Schema:
+def replace_views_in_schema(schema: pa.Schema) -> pa.Schema:
     """The schema, in which plain strings and bytes replace string views and binary views."""
-    return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
+    return pa.schema([field.with_type(_replace_views_in_type(field.type)) for field in schema])
 
 
-def _without_views_in(rows: pa.Table) -> pa.Table:
+def _replace_views_in_rows(rows: pa.Table) -> pa.Table:
     """The rows, in which plain strings and bytes replace string views and binary views."""
-    schema = without_views(rows.schema)
+    schema = replace_views_in_schema(rows.schema)
     return rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+def _replace_views_in_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_binary_view(kind):
         return pa.binary()
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+        return pa.struct([field.with_type(_replace_views_in_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_replace_views_in_type(kind.value_type)))
     if pa.types.is_map(kind):
-        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+        return pa.map_(_replace_views_in_type(kind.key_type), _replace_views_in_type(kind.item_type))
     return kind

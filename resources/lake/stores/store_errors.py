@@ -30,7 +30,7 @@ class StoreFault(Enum):
 
 
 _RUN_AGAIN = "then run again: nothing is lost, a slot is confirmed only up to what the lake holds"
-_HINTS = {
+_HINT_BY_FAULT = {
     StoreFault.NO_BUCKET: f"create it, or correct `lake` in pgsieve.yaml; {_RUN_AGAIN}",
     StoreFault.CREDENTIALS: f"renew them at their source: `storage` in pgsieve.yaml, the environment, a profile or the"
     f" machine's role; {_RUN_AGAIN}",
@@ -48,7 +48,7 @@ _HINTS = {
 }
 
 #: Maps the codes in the answers of stores to faults. S3, Azure and Google use some of the same codes.
-_CODE_FAULTS = {
+_FAULT_BY_CODE = {
     **dict.fromkeys(
         ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"),
         StoreFault.NO_BUCKET,
@@ -86,13 +86,13 @@ _CODE_FAULTS = {
         StoreFault.BUSY,
     ),
 }
-_STATUS_FAULTS = {
+_FAULT_BY_STATUS = {
     "401": StoreFault.CREDENTIALS,
     "403": StoreFault.DENIED,
     **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
 }
 #: Maps exceptions of Hadoop's file systems to faults. The messages of these exceptions contain no code.
-_CLASS_FAULTS = {
+_FAULT_BY_CLASS = {
     "UnknownStoreException": StoreFault.NO_BUCKET,
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
     "NoAwsCredentialsException": StoreFault.NO_CREDENTIALS,
@@ -122,12 +122,14 @@ _BAD_HEAD = re.compile(
 )
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
 #: A request to the address where a machine gets the credentials of its role. It fails if the machine has no role.
-_METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
+_METADATA_REQUEST = re.compile(
+    r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)"
+)
 #: The message of Hadoop if a file system's class, or its scheme, is missing.
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
 #: The message of delta-rs if S3 answers that the bucket is in another region.
 _OTHER_REGION = "incorrectly configured region"
-_CLASS = re.compile("|".join(_CLASS_FAULTS))
+_CLASS = re.compile("|".join(_FAULT_BY_CLASS))
 _NETWORK = re.compile(
     r"error sending request|error trying to connect|[Cc]onnection (?:refused|reset|closed)|dns error"
     r"|HTTP error|timed out|UnknownHostException|ConnectException|body from connection"
@@ -149,7 +151,7 @@ class StoreRefusal:
     @property
     def hint(self) -> str:
         """What a user can do."""
-        return _HINTS[self.fault]
+        return _HINT_BY_FAULT[self.fault]
 
     @property
     def is_transient(self) -> bool:
@@ -157,39 +159,39 @@ class StoreRefusal:
         return self.fault in {StoreFault.BUSY, StoreFault.UNREACHED}
 
 
-def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
+def find_store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
     """The refusal by a store that an error or one of its causes reports. None if none of them does."""
     for error in errors:
         text = str(error)
-        if "SQLSTATE: 22" not in text and (refusal := _refusal(_DECORATION.sub("", text))):
+        if "SQLSTATE: 22" not in text and (refusal := _find_refusal(_DECORATION.sub("", text))):
             return refusal
     return None
 
 
-def _refusal(text: str) -> StoreRefusal | None:
+def _find_refusal(text: str) -> StoreRefusal | None:
     """The refusal that a message reports. None if it reports none."""
     if _NO_FILE_SYSTEM.search(text):
         return StoreRefusal(StoreFault.NO_FILE_SYSTEM)
     if not _STORE_ERROR.search(text):
         return None
-    if _METADATA.search(text):
+    if _METADATA_REQUEST.search(text):
         return StoreRefusal(StoreFault.NO_CREDENTIALS)
     if _OTHER_REGION in text:
         return StoreRefusal(StoreFault.REGION)
     for match in _CODE.finditer(text):
         code = next(filter(None, match.groups()))
-        if code in _CODE_FAULTS:
-            return StoreRefusal(_CODE_FAULTS[code], code)
-    if named := _CLASS.search(text):
-        fault = _CLASS_FAULTS[named[0]]
+        if code in _FAULT_BY_CODE:
+            return StoreRefusal(_FAULT_BY_CODE[code], code)
+    if class_match := _CLASS.search(text):
+        fault = _FAULT_BY_CLASS[class_match[0]]
         if fault is not StoreFault.UNREACHED or _NETWORK.search(text):
             return StoreRefusal(fault)
     if _BAD_HEAD.search(text):
         return StoreRefusal(StoreFault.CREDENTIALS, "HTTP 400")
     for match in _STATUS_CODE.finditer(text):
         status = match[1] or match[2]
-        if status in _STATUS_FAULTS:
-            return StoreRefusal(_STATUS_FAULTS[status], f"HTTP {status}")
+        if status in _FAULT_BY_STATUS:
+            return StoreRefusal(_FAULT_BY_STATUS[status], f"HTTP {status}")
     if re.search(r"AccessDeniedException: (?:s3a|abfss?)://", text):
         return StoreRefusal(StoreFault.DENIED)
     return StoreRefusal(StoreFault.UNREACHED) if _NETWORK.search(text) else None

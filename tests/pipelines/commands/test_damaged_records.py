@@ -16,7 +16,7 @@ from tests.fixtures.shop import Shop
 #: By name, the path of each table, and whether its loss makes the subscription's tables be copied again.
 RECORDS: dict[str, tuple[Callable[[Lake, str], str], bool]] = {
     "_table_states": (lambda lake, _: lake.paths.table_states("one"), True),
-    "_transformed": (lambda lake, _: lake.paths.transformed("one"), True),
+    "_transformed": (lambda lake, _: lake.paths.transformed_slices("one"), True),
     "_subscription": (lambda lake, _: lake.paths.subscription("one"), False),
     "_cuts": (lambda lake, _: lake.paths.cuts("one"), False),
     "feed": (lambda lake, feed: lake.paths.feed(feed), True),

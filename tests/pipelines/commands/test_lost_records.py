@@ -19,7 +19,7 @@ from tests.fixtures.shop import Shop
 #: Tables that pgsieve creates again without a message.
 UNNOTICED: dict[str, Callable[[Lake], str]] = {
     "_table_states": lambda lake: lake.paths.table_states("one"),
-    "_transformed": lambda lake: lake.paths.transformed("one"),
+    "_transformed": lambda lake: lake.paths.transformed_slices("one"),
     "_subscription": lambda lake: lake.paths.subscription("one"),
     "_cuts": lambda lake: lake.paths.cuts("one"),
     "catalogs": lambda lake: lake.paths.catalogs("shop"),

@@ -100,7 +100,7 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     run_without_java(shop)
     lake = shop.lake
     path = lake.paths.replica("one", "public", "orders")
-    assert any(name.startswith("deletion_vector_") for name in lake.store.names(path))
+    assert any(name.startswith("deletion_vector_") for name in lake.store.file_names(path))
     rows = lake.records.rows(path)
     assert sorted((row["id"], row["n"]) for row in rows) == [(2, 12), (4, 12), (9, 9)]
     shop.configure(spark={})

@@ -140,7 +140,9 @@ def test_a_killed_run_of_many_subscriptions_is_completed_by_the_next(shop: Shop)
         for number in range(_NUMBER):
             inserted = Counter(
                 row["new"]["id"]
-                for row in shop.lake.records.rows(shop.lake.paths.changes(f"p{number}", "public", "orders"))
+                for row in shop.lake.records.rows(
+                    shop.lake.paths.change_history(f"p{number}", "public", "orders")
+                )
                 if row["operation"] == "insert"
             )
             assert set(inserted.values()) <= {1}, "a change was applied twice"

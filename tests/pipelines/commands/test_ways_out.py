@@ -268,7 +268,7 @@ def test_the_way_out_of_a_subscriptions_reason_restores_its_tables(shop: Shop, t
     assert "use row_filter: publisher; it is copied by the first run after that is mended" in printed
     assert states("printed") == {"public.copied": "e", "public.sent": "r"}
     assert "correct the value at the publisher, or leave its column out by a column list; `pgsieve" in printed
-    versions = Path(shop.lake.paths.versions("versions", "public", "orders", 0))
+    versions = Path(shop.lake.paths.row_versions("versions", "public", "orders", 0))
     for file in versions.glob("*.parquet"):
         file.write_bytes(file.read_bytes()[:10])
     shop.database.execute("update orders set n = 20 where id = 2; alter table b.same rename to other")

@@ -38,18 +38,21 @@ def test_a_table_overrides_the_default() -> None:
         }
     ).subscription_layout()
     every = {"delta.enableChangeDataFeed": "true", "delta.checkpointInterval": "20"}
-    assert layout.of(("public", "other")) == TableLayout(("region", "Day"), every, 256 * 1024**2)
+    assert layout.table_layout(("public", "other")) == TableLayout(("region", "Day"), every, 256 * 1024**2)
     own = {**every, "delta.enableChangeDataFeed": "false"}
-    assert layout.of(("public", "orders")) == TableLayout((), own, 256 * 1024**2)
-    assert layout.of(("Sales", "lines")) == TableLayout(("region", "Day"), every, 65536)
+    assert layout.table_layout(("public", "orders")) == TableLayout((), own, 256 * 1024**2)
+    assert layout.table_layout(("Sales", "lines")) == TableLayout(("region", "Day"), every, 65536)
 
 
 def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
     layout = read(
         {"columns": {"operation": "op", "applied_at": "at"}, "tables": {"public.t": {"columns": {}}}}
     )
-    assert layout.subscription_layout().of(("public", "u")).columns == {"applied_at": "at", "operation": "op"}
-    assert layout.subscription_layout().of(("public", "t")).columns == {}
+    assert layout.subscription_layout().table_layout(("public", "u")).columns == {
+        "applied_at": "at",
+        "operation": "op",
+    }
+    assert layout.subscription_layout().table_layout(("public", "t")).columns == {}
     assert set(get_args(Metadata)) == METADATA.keys()
 
 

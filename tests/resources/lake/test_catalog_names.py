@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from pgsieve.resources.lake.catalog import is_at, quoted_name
-from pgsieve.resources.lake.catalog_names import catalog_name
+from pgsieve.resources.lake.catalog import is_location_of, quote_table_name
+from pgsieve.resources.lake.catalog_names import format_catalog_name
 
 
 def test_a_dot_in_a_tables_name_separates_nothing() -> None:
-    name = catalog_name("{subscription}.{schema}_{table}", "sales", "public", "a.b`c")
+    name = format_catalog_name("{subscription}.{schema}_{table}", "sales", "public", "a.b`c")
     assert name == ("sales", "public_a.b`c")
-    assert quoted_name(name) == "`sales`.`public_a.b``c`"
+    assert quote_table_name(name) == "`sales`.`public_a.b``c`"
 
 
 def test_a_catalog_may_have_three_parts() -> None:
-    assert catalog_name("main.{subscription}.{table}", "sales", "public", "t") == ("main", "sales", "t")
+    assert format_catalog_name("main.{subscription}.{table}", "sales", "public", "t") == (
+        "main",
+        "sales",
+        "t",
+    )
 
 
 def test_a_location_is_the_same_with_and_without_its_scheme() -> None:
-    assert is_at("file:/a%20lake/t", "/a%20lake/t")
-    assert is_at("file:///a lake/t/", "/a lake/t")
-    assert is_at("s3a://lake/x/t", "s3a://lake/x/t")
-    assert not is_at("s3a://lake/x/t2", "s3a://lake/x/t")
-    assert not is_at("", "/t")
-    assert not is_at(None, "/t")
+    assert is_location_of("file:/a%20lake/t", "/a%20lake/t")
+    assert is_location_of("file:///a lake/t/", "/a lake/t")
+    assert is_location_of("s3a://lake/x/t", "s3a://lake/x/t")
+    assert not is_location_of("s3a://lake/x/t2", "s3a://lake/x/t")
+    assert not is_location_of("", "/t")
+    assert not is_location_of(None, "/t")

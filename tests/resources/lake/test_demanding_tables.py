@@ -11,9 +11,9 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import ERRORS_OF_NO_TABLE, LakeError, OvertakenError
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.maintenance import table_maintenance
 from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.pgsieve_replica import engine
 
@@ -65,7 +65,7 @@ def demanding(folder: Path, demand: str) -> str:
     for number in range(3):
         write_deltalake(path, rows(number + 1), mode="append")
     for change in DEMANDS[demand]:
-        engine().session.sql(f"alter table delta.{quoted(path)} {change}")
+        engine().session.sql(f"alter table delta.{quote_name(path)} {change}")
     return path
 
 
@@ -85,36 +85,41 @@ def is_refused(path: str) -> bool:
 def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: str) -> None:
     """It takes long because Spark starts, and makes the table."""
     path = demanding(tmp_path, demand)
-    lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
+    lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(thread_count=2))
     assert lake.local is not None
     policy, files = lake.policy, FileCommitter(lake.local, lake.access)
-    is_reached_by_delta_rs = isinstance(policy.committer(path, _SCHEMA.names, 100), InProcessCommitter)
-    many = policy.committer(path, _SCHEMA.names, None, lambda: _SCHEMA)
+    is_reached_by_delta_rs = isinstance(policy.choose_committer(path, _SCHEMA.names, 100), InProcessCommitter)
+    many = policy.choose_committer(path, _SCHEMA.names, None, lambda: _SCHEMA)
     assert isinstance(many, SparkCommitter) >= (not is_reached_by_delta_rs)
     assert files.can_mark_rows(path, _SCHEMA.names) <= is_reached_by_delta_rs
     assert files.can_rewrite_files(path, _SCHEMA.names) <= is_reached_by_delta_rs
-    compacted = maintenance(lake, path).compact()
+    compacted = table_maintenance(lake, path).compact()
     assert compacted == 2
     lake.set_properties(path, {"delta.checkpointInterval": "20"})
-    lake.comment(path, "it's \\ 'here'", {"v": "a `column`'s"})
+    lake.set_comments(path, "it's \\ 'here'", {"v": "a `column`'s"})
     lake.write(engine().session.createDataFrame(rows(10)), path, Commit(7), size=100)
-    lake.comment(path, "it's \\ 'here'", {"v": "a `column`'s"})
+    lake.set_comments(path, "it's \\ 'here'", {"v": "a `column`'s"})
     table = DeltaTable(path)
     assert table.metadata().description == "it's \\ 'here'"
     assert table.metadata().configuration["delta.checkpointInterval"] == "20"
     assert (table.schema().fields[1].metadata or {})["comment"] == "a `column`'s"
     assert lake.records.position(path) == 7
     assert lake.count(path) == 4
-    if lake.policy.reader(path) is not None:
-        assert sum(batch.num_rows for batch in lake.local.batches(path, lake.local.version(path))) == 4
+    if lake.policy.find_reader(path) is not None:
+        assert (
+            sum(batch.num_rows for batch in lake.local.read_version_batches(path, lake.local.version(path)))
+            == 4
+        )
     assert is_reached_by_delta_rs == (demand not in LEFT and not is_refused(path))
 
 
 @pytest.mark.drawn
 def test_a_refusal_of_delta_rs_is_no_conflict_and_an_error_of_its_table(tmp_path: Path) -> None:
     path = demanding(tmp_path, "row tracking")
-    engine().session.sql(f"alter table delta.{quoted(path)} set tblproperties ('delta.appendOnly' = 'true')")
-    lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
+    engine().session.sql(
+        f"alter table delta.{quote_name(path)} set tblproperties ('delta.appendOnly' = 'true')"
+    )
+    lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(thread_count=2))
     assert lake.local is not None
     for overwrite in (False, True):
         with pytest.raises(LakeError) as raised, lake.access.translate_errors(path):
@@ -125,7 +130,7 @@ def test_a_refusal_of_delta_rs_is_no_conflict_and_an_error_of_its_table(tmp_path
         lake.local.write(other, rows(5), Commit(7, overwrite=True))
     assert not isinstance(raised.value, ERRORS_OF_NO_TABLE)
     with pytest.raises(OvertakenError):
-        lake.local.write(other, rows(5), Commit(8, base=7))
+        lake.local.write(other, rows(5), Commit(8, expected_version=7))
 
 
 @pytest.mark.drawn
@@ -136,12 +141,12 @@ def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     path = demanding(tmp_path, demand if demand in DEMANDS else "nothing")
     reached = demand in DEMANDS
     address, place = (str(tmp_path), path) if reached else (tmp_path.as_uri(), Path(path).as_uri())
-    lake = Lake(address, lambda: engine().session, LakeSettings(threads=2))
+    lake = Lake(address, lambda: engine().session, LakeSettings(thread_count=2))
     assert (lake.local is not None) is reached
     assert not lake.has_row_checks(place)
     lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), size=100)
     for change in ("add constraint `A c` check (id < 9)", "set tblproperties ('delta.appendOnly' = 'TRUE')"):
-        engine().session.sql(f"alter table delta.{quoted(path)} {change}")
+        engine().session.sql(f"alter table delta.{quote_name(path)} {change}")
     assert lake.has_row_checks(place)
     lake.remove_row_checks(place)
     assert not lake.has_row_checks(place)

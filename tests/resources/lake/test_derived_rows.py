@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pgsieve.resources.lake.derived_rows import rows_at
+from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store
 
 _SCHEMA = pa.schema({"n": pa.int64(), "later": pa.string()})
@@ -25,7 +25,7 @@ def test_rows_are_found_in_any_row_group(tmp_path: Path, seed: int, name: str) -
     pq.write_table(pa.table({name: pa.array(range(100))}), file, row_group_size=drawn.randint(1, 40))
     wanted = sorted(drawn.sample(range(100), drawn.randint(1, 100) if seed % 2 else 3))
     which, values = list[int](), list[object]()
-    for at, rows in rows_at(Store(), file, schema, np.array(wanted)):
+    for at, rows in read_rows(Store(), file, schema, np.array(wanted)):
         assert rows.schema == schema
         which += range(at.start, at.stop)
         values += rows.column(0).to_pylist()
@@ -34,4 +34,4 @@ def test_rows_are_found_in_any_row_group(tmp_path: Path, seed: int, name: str) -
 
 
 def test_a_file_of_which_no_row_is_wanted_is_not_read() -> None:
-    assert not list(rows_at(Store(), "there is none", _SCHEMA, np.empty(0, np.int64)))
+    assert not list(read_rows(Store(), "there is none", _SCHEMA, np.empty(0, np.int64)))

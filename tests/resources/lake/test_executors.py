@@ -14,13 +14,13 @@ import pytest
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.executors import (
-    INLINE,
+    CALLING_THREAD,
     Executors,
     SparkExecutors,
     Threads,
 )
-from pgsieve.resources.lake.masters import cores_of, threads_of
-from pgsieve.resources.lake.resource import SMALL_BYTES, LakeResource
+from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
+from pgsieve.resources.lake.resource import SMALL_BYTES_SETTING, LakeResource
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.parts import Guard, Message, Receivers, message
 from tests.fixtures.pgsieve_replica import engine
@@ -49,7 +49,7 @@ def row(name: str) -> pa.RecordBatch:
     ],
 )
 def test_cores_of_this_machine_that_a_master_means(master: str, cores: int | None) -> None:
-    assert cores_of(master) == cores
+    assert parse_core_count(master) == cores
 
 
 @pytest.mark.parametrize(
@@ -58,25 +58,25 @@ def test_cores_of_this_machine_that_a_master_means(master: str, cores: int | Non
 )
 def test_threads_replace_spark_if_the_configuration_says_so(master: str, threads: int | None) -> None:
     engine = SparkEngine(master=master)
-    assert (threads_of(master), engine.threads) == (threads, threads)
+    assert (parse_thread_count(master), engine.threads) == (threads, threads)
     # Work that only Spark can do uses Spark on this machine.
     assert engine.spark_master == (f"local[{threads}]" if threads else master)
 
 
 def test_spark_runs_parts_unless_threads_replace_it(tmp_path: Path) -> None:
     def runner(small: int, size: int | None, master: str) -> Executors:
-        conf = {SMALL_BYTES: str(small)}
+        conf = {SMALL_BYTES_SETTING: str(small)}
         engine = SparkEngine(master=master, spark_config=conf)
-        return LakeResource(uri=str(tmp_path), engine=engine).open().policy.runner(size)
+        return LakeResource(uri=str(tmp_path), engine=engine).open().policy.choose_runner(size)
 
     many, few = 2**23 + 1, 2**23
     for master in ("local[*]", "local[2]", "spark://localhost:7077", "sc://localhost"):
         assert isinstance(runner(few, many, master), SparkExecutors), master
         assert isinstance(runner(few, None, master), SparkExecutors), master
         assert isinstance(runner(-1, 0, master), SparkExecutors), master
-        assert runner(few, few, master) is INLINE
+        assert runner(few, few, master) is CALLING_THREAD
     assert isinstance(runner(few, many, "threads[2]"), Threads)
-    assert runner(few, few, "threads[2]") is INLINE
+    assert runner(few, few, "threads[2]") is CALLING_THREAD
 
 
 def test_without_java_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,11 @@ def _sums(receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[
 
 @pytest.mark.parametrize(
     "runner",
-    [INLINE, Threads(2), pytest.param(SparkExecutors(lambda: engine().session, 2), marks=pytest.mark.spark)],
+    [
+        CALLING_THREAD,
+        Threads(2),
+        pytest.param(SparkExecutors(lambda: engine().session, 2), marks=pytest.mark.spark),
+    ],
     ids=["driver", "threads", "spark"],
 )
 def test_receivers_get_all_messages_of_all_parts(runner: Executors) -> None:

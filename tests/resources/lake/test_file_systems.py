@@ -15,9 +15,9 @@ from tests.fixtures.pgsieve_replica import engine
 @pytest.mark.parametrize("address", ["abfss://lake@account.dfs.core.windows.net/x", "gs://bucket/x"])
 def test_a_file_system_that_spark_lacks_sets_no_table_aside(address: str) -> None:
     session = engine().session
-    lake = Lake(address, lambda: session, storage=Storage.of(address, {}))
+    lake = Lake(address, lambda: session, storage=Storage.from_address(address, {}))
     path = f"{address}/sales/public/orders"
-    for read in (lambda: lake.current(path).count(), lambda: session.read.parquet(path).count()):
+    for read in (lambda: lake.read_table(path).count(), lambda: session.read.parquet(path).count()):
         with pytest.raises(LakeUnavailableError) as refused, lake.access.translate_errors(path):
             read()
         assert refused.value.message == f'lake "{address}": Spark has no file system for this address'

@@ -128,7 +128,11 @@ def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -
     table, records = tmp_path / "t", LocalRecords()
     records.write(str(table), rows(8, 9), Commit(10))
     enable_marking(records, str(table))
-    matches = [m for m in records.matches(str(table), rows(8), [np.array([True])], None) or () if len(m.rows)]
+    matches = [
+        m
+        for m in records.find_key_matches(str(table), rows(8), [np.array([True])], None) or ()
+        if len(m.rows)
+    ]
     marked = marked_files(records, str(table), matches, 1)
     mark_rows(records, str(table), marked, [], 20, 1)
     roll_back_tables(tmp_path, 0)

@@ -13,10 +13,10 @@ from pgsieve.resources.lake import jars as jars_module
 from pgsieve.resources.lake.jars import (
     JarsUnavailableError,
     Packages,
-    class_path,
+    class_path_settings,
     copy_jars,
     delta_packages,
-    fetch,
+    fetch_packages,
     record_jars,
     recorded_jars,
     s3_packages,
@@ -89,7 +89,7 @@ def test_the_users_packages_are_added(tmp_path: Path, jars: list[Path]) -> None:
     kept = tmp_path / "kept.json"
     record_jars(DELTA.name, jars[0].as_uri(), kept)
     conf = {"spark.jars.packages": "org.postgresql:postgresql:42.7.4, x:y:1", "spark.jars": "/own.jar"}
-    assert class_path([DELTA, S3], ["/log.jar"], {**conf, "spark.jars.excludes": "b:c"}, kept) == {
+    assert class_path_settings([DELTA, S3], ["/log.jar"], {**conf, "spark.jars.excludes": "b:c"}, kept) == {
         "spark.jars": f"/log.jar,{jars[0]},/own.jar",
         "spark.jars.packages": f"{S3.name},org.postgresql:postgresql:42.7.4,x:y:1",
         "spark.jars.excludes": "a:bundle,b:c",
@@ -99,7 +99,7 @@ def test_the_users_packages_are_added(tmp_path: Path, jars: list[Path]) -> None:
 @pytest.mark.parametrize("theirs", ["io.delta:delta-spark_2.13:4.0.1", "io.delta:delta-spark_4.1_2.13:4.4.1"])
 def test_the_users_packages_are_not_added_in_another_version(tmp_path: Path, theirs: str) -> None:
     conf = {"spark.jars.packages": theirs}
-    assert class_path([DELTA], [], conf, tmp_path / "kept.json") == conf
+    assert class_path_settings([DELTA], [], conf, tmp_path / "kept.json") == conf
 
 
 def test_s3a_has_the_version_of_sparks_hadoop_and_lacks_the_whole_sdk() -> None:
@@ -119,7 +119,7 @@ def test_a_copied_folder_names_its_jars_wherever_it_is(
     assert recorded_jars(DELTA.name) is None
     monkeypatch.setenv("PGSIEVE_JARS", str(elsewhere))
     assert recorded_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
-    fetch([DELTA], {})  # nothing has to be downloaded
+    fetch_packages([DELTA], {})  # nothing has to be downloaded
 
 
 def test_a_folder_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,16 +127,16 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(
         JarsUnavailableError, match=r"has no jars of io\.delta:delta-spark_4\.1_2\.13:4\.4\.0"
     ) as raised:
-        fetch([DELTA], {})
+        fetch_packages([DELTA], {})
     assert "pgsieve jars FOLDER" in str(raised.value.hint)
-    fetch([DELTA], {"spark.jars.packages": DELTA.name})  # Spark downloads the user's own packages
+    fetch_packages([DELTA], {"spark.jars.packages": DELTA.name})  # Spark downloads the user's own packages
 
 
 def test_spark_downloads_if_no_record_can_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
     monkeypatch.setattr(jars_module, "_fetch", lambda *_: pytest.fail("asked"))
-    fetch([DELTA], {})
-    assert class_path([DELTA], [], {})["spark.jars.packages"] == DELTA.name
+    fetch_packages([DELTA], {})
+    assert class_path_settings([DELTA], [], {})["spark.jars.packages"] == DELTA.name
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_without_a_home_jars_are_kept_beside_their_answer(
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # Without an entry in /etc/passwd.
     asked = list[dict[str, str]]()
     monkeypatch.setattr(jars_module, "_fetch", lambda _, repositories, __: asked.append(repositories))
-    fetch([DELTA], {}, tmp_path / "kept.json")
-    fetch([DELTA], {"spark.jars.ivy": "/own"}, tmp_path / "kept.json")
+    fetch_packages([DELTA], {}, tmp_path / "kept.json")
+    fetch_packages([DELTA], {"spark.jars.ivy": "/own"}, tmp_path / "kept.json")
     kept = {} if ivy is None else {"spark.jars.ivy": ivy.format(tmp_path=tmp_path)}
     assert asked == [kept, {"spark.jars.ivy": "/own"}]
 
@@ -181,15 +181,17 @@ def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
     needed = [delta_packages()]
     with pytest.raises(JarsUnavailableError, match=r"cannot be fetched: .*127\.0\.0\.1:9") as raised:
-        fetch(needed, {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "cache")})
+        fetch_packages(
+            needed, {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "cache")}
+        )
     assert "PGSIEVE_JARS=FOLDER" in str(raised.value.hint)
     capfd.readouterr()
-    fetch(needed, {})
+    fetch_packages(needed, {})
     output = capfd.readouterr().err
     assert output.startswith(f"fetching the jars of {needed[0].name} for Spark, once\nfetched ")
-    fetch(needed, {})
+    fetch_packages(needed, {})
     assert capfd.readouterr().err == ""
-    assert set(class_path(needed, [], {})) == {"spark.jars"}
+    assert set(class_path_settings(needed, [], {})) == {"spark.jars"}
 
 
 @pytest.mark.parametrize(

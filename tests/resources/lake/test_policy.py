@@ -40,7 +40,7 @@ def test_the_committer_of_rows_and_the_reason(
     assert lake.local is not None
     lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), Commit())
     with caplog.at_level(logging.DEBUG, "pgsieve"):
-        assert type(lake.policy.committer(path, ["a", "b"], **asked)) is committer  # type: ignore[arg-type]
+        assert type(lake.policy.choose_committer(path, ["a", "b"], **asked)) is committer  # type: ignore[arg-type]
     # caplog.text cannot be used: once pyspark's loggers exist, pytest gives them its handler, and they give it their JSON format.
     messages = "\n".join(caplog.messages)
     assert f'Delta table "{path}": {committer.__name__}' in messages
@@ -49,4 +49,4 @@ def test_the_committer_of_rows_and_the_reason(
 
 def test_a_name_that_delta_in_spark_would_map_needs_no_spark(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), no_session)
-    assert isinstance(lake.policy.committer(str(tmp_path / "t"), ["a b"], 1), InProcessCommitter)
+    assert isinstance(lake.policy.choose_committer(str(tmp_path / "t"), ["a b"], 1), InProcessCommitter)

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.executors import INLINE, SparkExecutors, Threads
+from pgsieve.resources.lake.executors import CALLING_THREAD, SparkExecutors, Threads
 from pgsieve.resources.lake.shared_jobs import (
     Request,
     SharedJobs,
     SharedParts,
     current_shared_jobs,
+    divide_into_tasks,
     share_jobs,
-    tasks_of,
 )
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Work, measure, name_jobs
@@ -42,7 +42,7 @@ def _asked(name: str, parts: int = 1) -> Request:
 
 
 def _waiting(jobs: SharedJobs, number: int) -> None:
-    wait_until(lambda: len(jobs._waiting) == number, lambda: f"{len(jobs._waiting)} wait")
+    wait_until(lambda: len(jobs._waiting_requests) == number, lambda: f"{len(jobs._waiting_requests)} wait")
 
 
 class _Slow:
@@ -62,9 +62,9 @@ def test_requests_during_a_job_are_done_by_the_next_one() -> None:
     jobs, run = SharedJobs(), _Slow()
     asked = [_asked(name) for name in "abcd"]
     with ThreadPoolExecutor(4) as pool:
-        rows = [pool.submit(jobs.rows, asked[0], run)]
+        rows = [pool.submit(jobs.run_request, asked[0], run)]
         run.running.wait(60)
-        rows += [pool.submit(jobs.rows, each, run) for each in asked[1:]]
+        rows += [pool.submit(jobs.run_request, each, run) for each in asked[1:]]
         _waiting(jobs, 3)
         run.let_go.set()
         assert [each.result(60) for each in rows] == [_rows(name) for name in "abcd"]
@@ -81,26 +81,26 @@ def test_a_failing_job_gives_no_rows_and_the_next_one_begins() -> None:
     jobs, failing, next_one = SharedJobs(), _asked("bad"), _asked("a")
     slow, parallel = _Slow(), _asked("b")
     with ThreadPoolExecutor(3) as pool:
-        pool.submit(jobs.rows, next_one, slow)
+        pool.submit(jobs.run_request, next_one, slow)
         slow.running.wait(60)
-        first = pool.submit(jobs.rows, failing, run)
+        first = pool.submit(jobs.run_request, failing, run)
         _waiting(jobs, 1)
-        second = pool.submit(jobs.rows, parallel, run)
+        second = pool.submit(jobs.run_request, parallel, run)
         _waiting(jobs, 2)
         slow.let_go.set()
         # One of the two threads ran the job, and gets its error.
         errors = [each.exception(60) for each in (first, second)]
     assert sorted(map(str, errors)) == ["None", "failed"]
-    assert [failing.rows.result(0), parallel.rows.result(0)] == [None, None]
-    assert jobs.rows(_asked("a"), run) == _rows("a")
+    assert [failing.rows_future.result(0), parallel.rows_future.result(0)] == [None, None]
+    assert jobs.run_request(_asked("a"), run) == _rows("a")
 
 
 def test_no_job_begins_after_the_end_was_requested() -> None:
     jobs, run = SharedJobs(), _Slow()
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(jobs.rows, _asked("a"), run)
+        running = pool.submit(jobs.run_request, _asked("a"), run)
         run.running.wait(60)
-        waiting = pool.submit(jobs.rows, _asked("b"), run)
+        waiting = pool.submit(jobs.run_request, _asked("b"), run)
         _waiting(jobs, 1)
         jobs.stop()
         with pytest.raises(CancelledError):
@@ -108,7 +108,7 @@ def test_no_job_begins_after_the_end_was_requested() -> None:
         run.let_go.set()
         assert running.result(60) == _rows("a")
     with pytest.raises(CancelledError):
-        jobs.rows(_asked("c"), run)
+        jobs.run_request(_asked("c"), run)
     assert len(run.jobs) == 1
 
 
@@ -128,7 +128,7 @@ def test_each_part_is_in_one_task_and_tasks_have_equal_shares(
     parts: list[int], parallelism: int, tasks: int
 ) -> None:
     job = [_asked(str(caller), number) for caller, number in enumerate(parts)]
-    shares = tasks_of(job, parallelism)
+    shares = divide_into_tasks(job, parallelism)
     assert len(shares) == tasks
     assert sorted(each for share in shares for each in share) == [
         (caller, number) for caller, of_caller in enumerate(parts) for number in range(of_caller)
@@ -141,8 +141,8 @@ def test_each_part_is_in_one_task_and_tasks_have_equal_shares(
 
 def test_a_failing_part_fails_only_its_caller() -> None:
     job = [_asked("a", 3), _asked("bad", 2), _asked("b", 1), _asked("bad too")]
-    together = SharedParts([each.part for each in job], tasks_of(job, 2), FILE_SCHEMA)
-    rows = INLINE.run(together, len(together.tasks), schema=together.row_schema)
+    together = SharedParts([each.part for each in job], divide_into_tasks(job, 2), FILE_SCHEMA)
+    rows = CALLING_THREAD.run(together, len(together.tasks), schema=together.row_schema)
     a, bad, b, bad_too = together.rows_by_caller(rows)
     assert a is not None
     assert b is not None
@@ -158,7 +158,7 @@ def test_jobs_are_shared_only_within_their_block() -> None:
     with share_jobs():
         assert copy_context().run(current_shared_jobs) is current_shared_jobs() is not None
     assert current_shared_jobs() is None
-    assert (INLINE.callers, Threads(3).callers) == (1, 1)
+    assert (CALLING_THREAD.max_callers, Threads(3).max_callers) == (1, 1)
 
 
 def _sent_part(name: str, until: str | None) -> Part:

@@ -23,7 +23,7 @@ def test_a_session_says_how_many_parts_it_runs_at_a_time() -> None:
     session = engine().session
     cores = session.sparkContext.defaultParallelism
     executors = SparkExecutors(lambda: session)
-    assert (executors.number, executors.number, SparkExecutors(lambda: session, 7).number) == (
+    assert (executors.parallelism, executors.parallelism, SparkExecutors(lambda: session, 7).parallelism) == (
         cores,
         cores,
         7,

@@ -91,7 +91,7 @@ class Changes:
         vectors: bool = True,
     ) -> None:
         self.schema, self.history = pa.schema(columns), changes_schema(columns)
-        self.lake = Lake(str(folder), no_session, LakeSettings(-1, threads=2, vectors=vectors))
+        self.lake = Lake(str(folder), no_session, LakeSettings(-1, thread_count=2, wants_vectors=vectors))
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
         assert self.lake.local is not None
         for begin in range(0, max(len(rows), 1), 10):  # several files
@@ -140,7 +140,9 @@ class Changes:
 
     def rows(self) -> list[Row]:
         assert self.lake.local is not None
-        return sorted(self.lake.local.table(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values())))
+        return sorted(
+            self.lake.local.read_all_rows(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values()))
+        )
 
     def by_files(self, replicated: Definition) -> TableResult:
         pending = self.pending()
@@ -155,7 +157,7 @@ class Changes:
 
     def by_key_parts(self, replicated: Definition) -> TableResult:
         """Apply by parts of the keys, where the changes permit it."""
-        self.lake.policy = replace(self.lake.policy, parted_changes=0)
+        self.lake.policy = replace(self.lake.policy, min_parted_changes=0)
         batch = self.lake, self.path, self.log, replicated, self.pending()
         stored = stored_batch(*batch)
         written = None if stored is None else KeyPartsWriter(*batch, _ENDS[-1]).apply(stored)
@@ -169,7 +171,7 @@ class Changes:
         if checkpointed:
             DeltaTable(self.path).create_checkpoint()
         keys = pa.Table.from_pylist(gone, self.schema).select(["k"])
-        matches = local.matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
+        matches = local.find_key_matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
         assert matches is not None
         base = local.version(self.path)
         marked = marked_files(local, self.path, matches, base)
@@ -178,7 +180,7 @@ class Changes:
     def one_by_one(self, replicated: Definition) -> TableResult:
         assert self.lake.local is not None
         pending = self.pending()
-        few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
+        few = self.lake.local.open_slices(self.log).rows([c.slice for c in self.slices])
         assert few is not None
         small, changes = (
             Lake(self.lake.uri, no_session),
@@ -388,7 +390,7 @@ def test_only_files_that_lose_rows_are_rewritten(tmp_path: Path) -> None:
     local = changes.lake.local
     assert local is not None
     kept = {
-        Path(p).name for p in pa.table(local.table_at(changes.path).get_add_actions())["path"].to_pylist()
+        Path(p).name for p in pa.table(local.open_table(changes.path).get_add_actions())["path"].to_pylist()
     }
     assert len(kept & {path.name for path in before}) == len(before) - 1
     after = [row(3, "after"), row(30, "new")]
@@ -422,7 +424,7 @@ def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_pat
     decided = many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     assert decided is not None
     assert decided.net is not None
-    assert decided.net.deleted_rows.marked
+    assert decided.net.deleted_rows.are_marked
     assert 0 < decided.nbytes < 1_000
     assert changes.lake.records.version(changes.path) == before
 
@@ -468,7 +470,7 @@ def _partitions(changes: Changes) -> None:
     """Rewrite the replica partitioned, as another writer might. Its position stays."""
     local = changes.lake.local
     assert local is not None
-    rows = local.table(changes.path)
+    rows = local.read_all_rows(changes.path)
     local.remove(changes.path)
     write_deltalake(changes.path, rows, partition_by=["t"])
     local.append(changes.path, rows.schema.empty_table(), 100)
@@ -518,4 +520,6 @@ def test_inserts_into_a_table_with_more_writer_features_are_not_written_as_files
     local, kept = changes.lake.local, row(3, "before")
     assert local is not None
     keys = pa.table({"t": pa.array([kept["t"], "t9"]), "k": pa.array([kept["k"], 3])})
-    assert local.rows_of(changes.path, keys, keys.schema)[1].to_pylist() == [{"t": kept["t"], "k": kept["k"]}]
+    assert local.find_rows(changes.path, keys, keys.schema)[1].to_pylist() == [
+        {"t": kept["t"], "k": kept["k"]}
+    ]

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import row_digests
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import (
     _COLUMNS,
@@ -58,7 +58,7 @@ def by_spark(changes: Changes, replicated: Definition) -> TableResult:
         TableState("public", "t", SyncState.READY, 100),
     )
     search = ConflictSearch(lake, path, log, replicated, plan.pending)
-    with lake.idempotent_writes(_ENDS[-1], vectors=False):
+    with lake.idempotent_writes(_ENDS[-1], can_mark_rows=False):
         applied = _commit_by_spark(search, plan, _ENDS[-1])
     assert isinstance(applied, TableResult)
     return applied
@@ -229,11 +229,15 @@ def test_a_merge_finds_exactly_the_rows_with_the_same_digest(name: str) -> None:
     session = engine().session
     numbered = rows.append_column("i", pa.array(range(len(values))))
     left = session.createDataFrame(numbered).alias("t")
-    row = F.struct(F.col(quoted(name)).alias(name)).alias("row")
+    row = F.struct(F.col(quote_name(name)).alias(name)).alias("row")
     right = session.createDataFrame(numbered).select(
         row, F.lit("delete").alias("action"), F.col("i").alias("j")
     )
-    found = left.join(right.alias("s"), F.expr(keyless_merge(right, [name]).on)).select("i", "j").toArrow()
+    found = (
+        left.join(right.alias("s"), F.expr(keyless_merge(right, [name]).match_condition))
+        .select("i", "j")
+        .toArrow()
+    )
     every = range(len(values))
     same = {(i, j) for i in every for j in every if digests[i] == digests[j]}
     assert set(zip(found["i"].to_pylist(), found["j"].to_pylist(), strict=True)) == same

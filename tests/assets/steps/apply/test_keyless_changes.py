@@ -17,7 +17,7 @@ from pgsieve.decoding.changes.digests import WantedDigests, row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
-from pgsieve.resources.lake.executors import INLINE
+from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
 from tests.fixtures.lakes import no_session
@@ -87,7 +87,9 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
     sought = WantedDigests(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
-    row_matches = FileCommitter(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
+    row_matches = FileCommitter(lake.local, lake.access).find_row_matches(
+        changes.path, sought, schema, CALLING_THREAD
+    )
     matches = first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
     marked = marked_files(local, changes.path, matches, base)

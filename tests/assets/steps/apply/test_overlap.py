@@ -151,7 +151,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     uri = folder.as_uri() if writer == "spark" else str(folder)
     feed = Feed(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
     small = SMALL_BYTES_DEFAULT if writer == "process" else -1
-    settings = LakeSettings(small, threads=2 if writer == "threads" else None)
+    settings = LakeSettings(small, thread_count=2 if writer == "threads" else None)
     lake = Lake(uri, lambda: session, settings)
     if lake.local:
         # Each process has its own open tables.
@@ -232,7 +232,7 @@ def test_changes_of_a_batch_that_another_process_applied_are_not_applied_again(
     else:
         # After the version was checked, the commit itself is refused.
         owner, function = (
-            (commits, "_commit_properties") if overlap.first.lake.local else (delta, "with_version_guard")
+            (commits, "_commit_properties") if overlap.first.lake.local else (delta, "add_version_guard")
         )
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)

@@ -16,7 +16,7 @@ from pgsieve.assets.steps.apply import replica_tables
 from pgsieve.assets.steps.checks import repair
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.resources.lake.delta.commits import Commits
-from pgsieve.resources.lake.delta.records import REPAIRED, commit_metadata
+from pgsieve.resources.lake.delta.records import REPAIRED_KEY, commit_metadata
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.shop import Shop
 
@@ -170,7 +170,7 @@ def test_versions_that_are_put_back_begin_again_with_the_next_run(
     for number in (20, 30):
         shop.database.execute(f"update orders set n = {number} where id = 2")
         shop.run("one")
-    path = shop.lake.paths.versions("one", "public", "orders")
+    path = shop.lake.paths.row_versions("one", "public", "orders")
     put_back = _Once(shop, path, DeltaTable(path).version() - 1)
     if before is None:
         put_back()
@@ -197,11 +197,11 @@ def test_histories_follow_a_repair_whose_process_died_before_them(shop: Shop) ->
     shop.written["subscriptions"]["one"]["history"] = {"initial": True, "scd2": True}
     shop.configure()
     shop.run("one")
-    path = shop.lake.paths.versions("one", "public", "orders")
+    path = shop.lake.paths.row_versions("one", "public", "orders")
     for table in (path, shop.table("one", "orders").table_uri):
         DeltaTable(table).delete("id = 2")
     assert "the change history begins with the copied rows" in " ".join(shop.cli("validate")[1].split())
-    repaired = CommitProperties(custom_metadata={"userMetadata": commit_metadata(None, {REPAIRED: 1})})
+    repaired = CommitProperties(custom_metadata={"userMetadata": commit_metadata(None, {REPAIRED_KEY: 1})})
     row = pa.table({"id": pa.array([2], pa.int32()), "n": pa.array([2], pa.int32())})
     write_deltalake(shop.table("one", "orders"), row, mode="append", commit_properties=repaired)
     shop.run("one")

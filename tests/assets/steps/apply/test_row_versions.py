@@ -48,8 +48,8 @@ class World:
 
     def __init__(self, folder: Path, replica: dict[int, Values], *, marks: bool) -> None:
         # No batch counts as small. With `marks` rows are marked, without it files are rewritten.
-        self.lake = Lake(str(folder), no_session, LakeSettings(-1, -1 if marks else 2**40, threads=2))
-        self.log = self.lake.paths.changes("s", "public", "t")
+        self.lake = Lake(str(folder), no_session, LakeSettings(-1, -1 if marks else 2**40, thread_count=2))
+        self.log = self.lake.paths.change_history("s", "public", "t")
         self.replica = self.lake.paths.replica("s", "public", "t")
         self.table = VersionTable(self.lake, "s", ("public", "t"), _DEFINITION, pa.schema(_COLUMNS))
         self.write(replica)
@@ -118,7 +118,7 @@ class World:
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.lake.local is not None
-        return self.lake.local.table(self.table.path).to_pylist()
+        return self.lake.local.read_all_rows(self.table.path).to_pylist()
 
     def at(self, lsn: int) -> dict[int, Values]:
         """The rows that are valid after the commit at `lsn`. Assert that no key has two."""
@@ -215,11 +215,11 @@ def test_rows_that_the_replica_had_are_not_read_again(
             read.append(schema.names)
         return batches(store, file, schema, *chosen)
 
-    batches = Store.batches
+    batches = Store.read_batches
     before: dict[int, Values] = {key: {"b": str(key), "c": "x"} for key in range(1, 9)}
     world = World(tmp_path, before, marks=False)
     world.replica_lacks = "the same"
-    monkeypatch.setattr(Store, "batches", noted)
+    monkeypatch.setattr(Store, "read_batches", noted)
     world.apply([(0, update(3, b="4")), (1, delete(5))], 500)
     monkeypatch.undo()
     assert read == [["valid_from", "valid_from_lsn"]], (

@@ -304,14 +304,14 @@ def test_a_repair_writes_only_differing_rows_and_moves_no_position(
     assert cut is not None
     assert cut.tables == {name: table.version() for name, table in zip(NAMES, repaired, strict=True)}
     rows = repaired[0].to_pyarrow_table()
-    versions = DeltaTable(lake.paths.versions("sub", *NAMES[0])).to_pyarrow_table()
+    versions = DeltaTable(lake.paths.row_versions("sub", *NAMES[0])).to_pyarrow_table()
     ends = pc.fill_null(pc.greater_equal(versions["valid_to_lsn"], cut.lsn), True)
     valid = versions.filter(pc.and_(pc.less(versions["valid_from_lsn"], cut.lsn), ends))
     assert _reprs(valid.select(rows.column_names)) == _reprs(rows)
     # Later changes still arrive.
     replicated.database.execute("insert into keyed values (-1); delete from keyless where a = 5")
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
-    versions = DeltaTable(lake.paths.versions("sub", *NAMES[0])).to_pyarrow_table()
+    versions = DeltaTable(lake.paths.row_versions("sub", *NAMES[0])).to_pyarrow_table()
     valid = versions.filter(versions["is_current"])
     assert _reprs(valid.select(rows.column_names)) == _reprs(replicated.replica("keyed").to_pyarrow_table())
 

@@ -58,7 +58,7 @@ class Site:
     def lake(self, by: str) -> Lake:
         """A lake whose tables are copied by this `process`, or by two of its `threads`."""
         small = {"process": 2**30, "threads": -1}[by]
-        return Lake(str(self._folder / by), no_session, LakeSettings(small, threads=2))
+        return Lake(str(self._folder / by), no_session, LakeSettings(small, thread_count=2))
 
     def copy(self, by: str) -> list[CopyResult]:
         """Copy all tables."""

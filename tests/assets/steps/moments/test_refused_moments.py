@@ -114,7 +114,9 @@ def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counte
     lsns = [counters.add() for _ in range(5)]
     counters.run()
     assert [counters.n(lsn) for lsn in (first, *lsns)] == [0, 1, 2, 3, 4, 5]
-    history = counters.lake.local.table(counters.lake.paths.changes("sub", "public", "t")).to_pylist()
+    history = counters.lake.local.read_all_rows(
+        counters.lake.paths.change_history("sub", "public", "t")
+    ).to_pylist()
     times = sorted(row["commit_time"] for row in history)
     # Up to a time, and before an LSN.
     assert [counters.n(Moment.of(counters.lake, "sub", time).lsn) for time in times[:-1]] == [1, 2, 3, 4]
@@ -158,7 +160,8 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
     record = SubscriptionRecord(counters.lake, "sub")
     lake = counters.lake
     lake.records.append_versioned(
-        record.path, lake.local.table(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"])
+        record.path,
+        lake.local.read_all_rows(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"]),
     )
     assert record.state().deleted_up_to is None
     assert "did not record which changes it deleted" in counters.refusal(late)

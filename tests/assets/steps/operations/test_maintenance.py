@@ -77,11 +77,11 @@ class Shop:
         """Transform a slice. With `sent=False` a row filter rejected all of its changes."""
         for table in TABLES if sent else ():
             row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
-            path = self.lake.paths.changes(name, "public", table)
+            path = self.lake.paths.change_history(name, "public", table)
             self.local.write(path, pa.Table.from_pylist([row], CHANGES), Commit(end))
         rows = [TableChanges(end, "public", t, sent={"insert": 1}).row() for t in TABLES if sent]
         table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED)
-        self.local.append(self.lake.paths.transformed(name), table, end)
+        self.local.append(self.lake.paths.transformed_slices(name), table, end)
 
     def apply(
         self, name: str, end: int, tables: tuple[str, ...] = TABLES, age: timedelta = timedelta()
@@ -155,8 +155,8 @@ def test_unapplied_changes_are_kept(tmp_path_factory, progress, sent) -> None:
         for name, steps in zip(NAMES, progress, strict=True):
             waiting = {end for end in unapplied[name] if steps[end // 10 - 1] and sent[end // 10 - 1]}
             for table in TABLES if any(s and sent[n] for n, s in enumerate(steps)) else ():
-                assert waiting <= shop.slices(shop.lake.paths.changes(name, "public", table))
-            assert waiting <= shop.slices(shop.lake.paths.transformed(name))
+                assert waiting <= shop.slices(shop.lake.paths.change_history(name, "public", table))
+            assert waiting <= shop.slices(shop.lake.paths.transformed_slices(name))
         assert {path: shop.local.position(path) for path in positions} == positions
         shop.maintain()  # a second run changes nothing
 
@@ -167,12 +167,12 @@ def test_changes_that_all_have_applied_are_deleted_when_old_enough(shop: Shop) -
     shop.maintain(Retention(timedelta(days=7), timedelta(days=1), timedelta(days=7)))
     assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [30, 40]
     assert shop.slices(shop.lake.paths.slices("shop")) == {30, 40}
-    assert shop.slices(shop.lake.paths.changes("first", "public", "a")) == {40}
+    assert shop.slices(shop.lake.paths.change_history("first", "public", "a")) == {40}
     shop.maintain(Retention(None, None, timedelta(days=7)))
     assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [30, 40]
     shop.maintain(Retention(timedelta(), timedelta(), timedelta(days=7)))
     assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == []
-    assert shop.slices(shop.lake.paths.changes("first", "public", "a")) == set()
+    assert shop.slices(shop.lake.paths.change_history("first", "public", "a")) == set()
 
 
 def test_old_changes_behind_a_young_one_stay(shop: Shop) -> None:
@@ -190,10 +190,10 @@ def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
     shop.maintain()
     assert DeltaTable(path).get_add_actions().num_rows == 1
     assert list(shop.local.slices(path, 10)) == [20, 30]
-    assert shop.local.change_log(path).messages(20) == [b"message 20"]
-    files = shop.local.change_log(path).files([20]) or []
+    assert shop.local.open_slices(path).messages(20) == [b"message 20"]
+    files = shop.local.open_slices(path).files([20]) or []
     assert len(files) == 1
-    assert shop.local.change_log(path).files([40]) == []
+    assert shop.local.open_slices(path).files([40]) == []
 
 
 def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slices_catalog_stays(
@@ -206,12 +206,12 @@ def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slic
     for end in (10, 20, 30):
         shop.all(end)
         row = {"subscription": "first", "begin": end - 10, "slice": end}
-        shop.local.append(shop.lake.paths.altered("shop"), pa.Table.from_pylist([row], ALTERED))
+        shop.local.append(shop.lake.paths.altered_slices("shop"), pa.Table.from_pylist([row], ALTERED))
         shop.receive(end, owner=as_published(FEED, "first").name)
     shop.receive(40)
     shop.maintain()
     assert {row["lsn"] for row in shop.local.rows(path)} == {25, 35}
-    assert shop.local.rows(shop.lake.paths.altered("shop")) == []
+    assert shop.local.rows(shop.lake.paths.altered_slices("shop")) == []
     assert shop.slices(shop.lake.paths.change_log(as_published(FEED, "first").name)) == set()
     assert shop.slices(shop.lake.paths.change_log("shop")) == {40}
 
@@ -225,7 +225,7 @@ def test_changes_that_a_filter_rejects_do_not_keep_the_change_log(shop: Shop) ->
         shop.transform("second", end, sent=False)
     shop.maintain()
     assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == []
-    assert shop.slices(shop.lake.paths.transformed("second")) == {30}
+    assert shop.slices(shop.lake.paths.transformed_slices("second")) == {30}
 
 
 @pytest.mark.parametrize(("versions", "kept"), [(timedelta(), [40]), (timedelta(days=7), [30, 40])])
@@ -328,11 +328,11 @@ def test_logs_of_records_are_kept_for_hours_and_logs_of_tables_as_long_as_their_
     kept = {path: DeltaTable(path).metadata().configuration.get(name) for path in shop.paths()}
     records = [
         shop.lake.paths.change_log("shop"),
-        shop.lake.paths.transformed("first"),
+        shop.lake.paths.transformed_slices("first"),
         shop.lake.paths.cuts("second"),
     ]
     assert {kept[path] for path in records} == {"interval 2 hours"}
-    tables = [shop.replica("first", "a"), shop.lake.paths.changes("first", "public", "a")]
+    tables = [shop.replica("first", "a"), shop.lake.paths.change_history("first", "public", "a")]
     assert {kept[path] for path in tables} == {"interval 72 hours"}
     assert kept[shop.replica("first", "b")] == "interval 90 days"
     shop.maintain(Retention(None, None, timedelta(days=4)))
@@ -344,8 +344,8 @@ def test_unchanged_tables_may_be_left_out(shop: Shop) -> None:
         shop.all(end)
     done = maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print, {("public", "a")})
     paths = {table.path for table in done}
-    assert {shop.replica("first", "a"), shop.lake.paths.transformed("first")} <= paths
-    assert not {shop.replica("first", "b"), shop.lake.paths.changes("first", "public", "b")} & paths
+    assert {shop.replica("first", "a"), shop.lake.paths.transformed_slices("first")} <= paths
+    assert not {shop.replica("first", "b"), shop.lake.paths.change_history("first", "public", "b")} & paths
     (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").all()[-1:]}
     assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
 
@@ -388,8 +388,8 @@ def test_maintenance_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
             assert {len(shop.ids("first", t, v)) for (_, t), v in cut.tables.items()} == {2}
         shop.maintain()
         assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [20]
-        assert shop.slices(shop.lake.paths.changes("first", "public", "a")) == {20}
-        assert shop.slices(shop.lake.paths.changes("second", "public", "a")) == set()
+        assert shop.slices(shop.lake.paths.change_history("first", "public", "a")) == {20}
+        assert shop.slices(shop.lake.paths.change_history("second", "public", "a")) == set()
         if not died:
             return
 

@@ -14,7 +14,7 @@ from tests.fixtures.lakes import no_session
 
 def test_another_template_is_refused_while_there_may_be_replicas(tmp_path: Path) -> None:
     def lake(**folders: str) -> Lake:
-        return Lake(str(tmp_path), no_session, folders=folders)
+        return Lake(str(tmp_path), no_session, template_by_subscription=folders)
 
     first = SubscriptionRecord(lake(sales="{table}"), "sales")
     # A table that waits for its first copy has no replica.

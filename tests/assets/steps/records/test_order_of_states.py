@@ -34,7 +34,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.maintenance import table_maintenance
 from pgsieve.resources.postgres.alterations import CatalogFingerprint
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
@@ -135,8 +135,8 @@ def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
             ],
         )
     path = lake.paths.table_states("sub")
-    maintenance(lake, path).compact()
-    maintenance(lake, path).vacuum(0)
+    table_maintenance(lake, path).compact()
+    table_maintenance(lake, path).vacuum(0)
     assert len(DeltaTable(path).file_uris()) == 1
     assert TableStates(lake, "sub").newest()["public", "t"].lsn == 4
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 5)])

@@ -230,7 +230,7 @@ def test_a_lost_prepared_transaction_is_an_error(server, tmp_path, name) -> None
             connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
             connection.execute("INSERT INTO a VALUES (2)")
             consumer.consume(flushed_lsn(connection))
-            shutil.rmtree(consumer.lake.paths.prepared(name))
+            shutil.rmtree(consumer.lake.paths.prepared_transactions(name))
             connection.execute("COMMIT PREPARED 'first'")
             with pytest.raises(SlotError, match="does not have those that were received"):
                 consumer.consume(flushed_lsn(connection))

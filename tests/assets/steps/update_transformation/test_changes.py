@@ -43,7 +43,7 @@ from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
-from pgsieve.resources.lake.executors import INLINE, Threads
+from pgsieve.resources.lake.executors import CALLING_THREAD, Threads
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, share_reads, shared_reads
 from pgsieve.resources.lake.stores.store import Store
@@ -168,7 +168,11 @@ def test_every_runner_writes_the_same_changes(
     encoded = map(EncodedMessages, few.table.select(ENCODED_COLUMNS).to_batches())
     made = [*chosen.changes(encoded, counts), truncate_changes([(405, 3, _AT)], _SCHEMA)]
     expected = pa.Table.from_batches([add_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
-    for name, several, runner in (("few", few, INLINE), ("many", many, Threads(2)), ("one", many, INLINE)):
+    for name, several, runner in (
+        ("few", few, CALLING_THREAD),
+        ("many", many, Threads(2)),
+        ("one", many, CALLING_THREAD),
+    ):
         changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
         written = changes.write(runner, str(folder), Store())
         files = written.files.to_pylist()
@@ -200,7 +204,7 @@ def test_spark_makes_and_counts_the_same_changes(
         of_one = Messages(lambda: frame, stored=stored).chosen(Choice(relations=frozenset({1})))
         readings = [Reading(of_one, each) for each in chosen]
         changes = SentChanges(readings, places, SliceOfTable(_END, ("a",), _SCHEMA))
-        expected = readable(changes).write(INLINE, str(tmp_path / f"{number}"), Store())
+        expected = readable(changes).write(CALLING_THREAD, str(tmp_path / f"{number}"), Store())
         rows = pa.concat_tables(
             pq.read_table(tmp_path / f"{number}" / file) for file in expected.files["path"].to_pylist()
         )

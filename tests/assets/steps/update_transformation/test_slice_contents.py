@@ -47,4 +47,4 @@ def test_a_small_slices_contents_are_recreated_without_spark(tmp_path: Path) -> 
         assert (version.relation.name, version.begin, version.end) == ("t", (9, 0), None)
         ((at, truncate),) = contents.truncates
         assert (at, tuple(truncate.relation_ids)) == ((9, 2), (OID,))
-    assert lake.records.slices(lake.paths.slices("shop"), after=0) == [10]
+    assert lake.records.slices(lake.paths.slices("shop"), after_lsn=0) == [10]

@@ -26,7 +26,7 @@ def test_tables_that_would_share_a_folder_are_all_refused() -> None:
 
 def test_tables_are_clustered_by_the_columns_that_they_have() -> None:
     own = {("s", "own"): TableLayout(("x",)), ("s", "not"): TableLayout(())}
-    layout = subscription(SubscriptionLayout(every=TableLayout(("a", "b")), tables=own))
+    layout = subscription(SubscriptionLayout(default_layout=TableLayout(("a", "b")), layout_by_table=own))
     assert clustering_columns(layout, ("s", "t"), [("b", "int"), ("a", "string")]) == ("a", "b")
     assert clustering_columns(layout, ("s", "t"), [("a", "string")]) == ()
     assert clustering_columns(layout, ("s", "t"), [("a", "string"), ("b", "array<int>")]) == ()

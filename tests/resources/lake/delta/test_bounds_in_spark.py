@@ -15,9 +15,9 @@ import pytest
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.maintenance import table_maintenance
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -79,7 +79,7 @@ def _merge(path: str) -> None:
         )
         merge = Merge({"id": "k0"}, {"id": "v0"} | {name: f"v{n + 1}" for n, name in enumerate(_NAMES)}, {})
         update = source.set_column(0, "action", [["update"]])
-        local.merge(path, update, merge, Commit(i + 2, base=local.version(path)))
+        local.merge(path, update, merge, Commit(i + 2, expected_version=local.version(path)))
 
 
 def _delete(path: str) -> None:
@@ -91,12 +91,12 @@ def _delete(path: str) -> None:
             pa.concat_tables([more, more.slice(0, 1).drop_columns(["id"]).append_column("id", [[i + 100]])]),
             Commit(),
         )
-    assert maintenance(_lake(path), path).delete("id >= 100") == 3
+    assert table_maintenance(_lake(path), path).delete("id >= 100") == 3
 
 
 def _compact(path: str) -> None:
     _append(path)
-    assert maintenance(_lake(path), path).compact() == 8
+    assert table_maintenance(_lake(path), path).compact() == 8
 
 
 def _lake(path: str) -> Lake:
@@ -128,7 +128,7 @@ def test_every_row_is_found(write: Callable[[str], None], asked_of: list[str], t
         for name in asked_of
     }
     counts = [
-        f"(select count(*) from delta.{quoted(path)} where {column} {operator} cast('{value}' as {kinds[name]}))"
+        f"(select count(*) from delta.{quote_name(path)} where {column} {operator} cast('{value}' as {kinds[name]}))"
         for column in columns
         for name in [column.removeprefix("new.")]
         for value in spelled[name]

@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.delta.row_removal import can_rewrite_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
@@ -64,20 +64,26 @@ def written(path: str) -> str:
 def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
     """Replace a row, and its file, by another."""
     assert can_rewrite_files(local, path, rows().column_names)
-    matches = local.matches(path, rows(gone).select(["slice"]), [np.ones(1, np.bool_)], 2**40)
+    matches = local.find_key_matches(path, rows(gone).select(["slice"]), [np.ones(1, np.bool_)], 2**40)
     assert matches is not None
     files = write_files(path, rows(come).schema, rows(come).to_batches(), store=local.store, size=2**20)
     added = [each for file in files for each in file.to_pylist()]
     removed = {match.path: match.size for match in matches}
-    local.commit(path, rows(come).schema, added, Commit(9, base=local.version(path)), removed=removed)
+    local.commit(
+        path,
+        rows(come).schema,
+        added,
+        Commit(9, expected_version=local.version(path)),
+        removed_size_by_path=removed,
+    )
 
 
 def values(path: str) -> list[int]:
-    return sorted(LocalRecords().table(path)["slice"].to_pylist())
+    return sorted(LocalRecords().read_all_rows(path)["slice"].to_pylist())
 
 
 def spark(path: str, statement: str) -> None:
-    engine().session.sql(statement.format(f"delta.{quoted(path)}")).collect()
+    engine().session.sql(statement.format(f"delta.{quote_name(path)}")).collect()
 
 
 _MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
@@ -98,7 +104,10 @@ _MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
         ),
         True,
     ),
-    "it is described": (lambda path: other_process().comment(path, "rows", {"slice": "of the log"}), True),
+    "it is described": (
+        lambda path: other_process().set_comments(path, "rows", {"slice": "of the log"}),
+        True,
+    ),
 }
 _BY_SPARK: dict[str, tuple[Meanwhile, bool]] = {
     "Spark compacts it": (lambda path: spark(path, "optimize {0}"), False),
@@ -281,7 +290,7 @@ def test_every_type_is_unchanged_also_in_files_older_than_a_column(tmp_path: Pat
 
 def _printed(local: LocalRecords, path: str) -> list[str]:
     """The rows as text, in which NaN equals NaN. Python has no dates that late."""
-    rows = local.table(path)
+    rows = local.read_all_rows(path)
     days = rows["day"].cast(pa.int32())
     return sorted(map(str, rows.set_column(rows.column_names.index("day"), "day", days).to_pylist()))
 

@@ -46,7 +46,9 @@ def _commit(records: LocalRecords, path: str) -> None:
 def _merge(records: LocalRecords, path: str) -> None:
     keys = pa.array([5, 1], pa.int32())
     source = pa.table({"action": ["upsert", "delete"], "k0": keys, "v0": keys})
-    records.merge(path, source, Merge.flat(("a",), ("a",), ()), Commit(20, base=0))
+    records.merge(
+        path, source, Merge.from_numbered_columns(("a",), ("a",), ()), Commit(20, expected_version=0)
+    )
 
 
 def _merge_with_feed(records: LocalRecords, path: str) -> None:
@@ -60,7 +62,9 @@ def _versioned(records: LocalRecords, path: str) -> None:
 def _mark(records: LocalRecords, path: str) -> None:
     records.write(path, rows(8, 9), Commit(15))
     enable_marking(records, path)
-    matches = [m for m in records.matches(path, rows(8), [np.array([True])], None) or () if len(m.rows)]
+    matches = [
+        m for m in records.find_key_matches(path, rows(8), [np.array([True])], None) or () if len(m.rows)
+    ]
     mark_rows(records, path, marked_files(records, path, matches, 2), [], 20, 2)
 
 

@@ -25,11 +25,11 @@ from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OvertakenE
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.delta.row_removal import can_mark_rows, enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.objects import Objects, objects_at
+from pgsieve.resources.lake.stores.objects import Objects, open_objects
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.lakes import no_session
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def store(self) -> Store:
-        return Store.of(self.storage)
+        return Store.from_storage(self.storage)
 
     def local(self) -> LocalRecords:
         """The tables as a process without open tables sees them."""
@@ -60,25 +60,25 @@ class Place:
 
     def rows(self) -> dict[int, int]:
         """The rows that delta-rs reads from a newly opened table."""
-        rows = self.local().table(self.path)
+        rows = self.local().read_all_rows(self.path)
         assert len(set(rows["id"].to_pylist())) == rows.num_rows
         return dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
 
     def files(self, end: str) -> list[str]:
         """The names of files in the table's folder and in its log that end with `end`."""
-        return [name for name in self.store.names(self.path) if name.endswith(end)]
+        return [name for name in self.store.file_names(self.path) if name.endswith(end)]
 
     def remove(self, name: str) -> None:
-        files, inner = self.store.system(f"{self.path}/{name}")
+        files, inner = self.store.file_system(f"{self.path}/{name}")
         files.delete_file(inner)
 
 
 @pytest.fixture(params=["folder", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "folder":
-        return Place(str(tmp_path / "t"), Storage.of(str(tmp_path)))
+        return Place(str(tmp_path / "t"), Storage.from_address(str(tmp_path)))
     server: S3Server = request.getfixturevalue("s3_server")
-    storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
+    storage = Storage.from_address(request.getfixturevalue("s3_folder"), server.storage)
     return Place(f"{storage.address}/t", storage)
 
 
@@ -98,7 +98,7 @@ def mark(
 ) -> None:
     """Mark the rows of these keys, and add other rows, in one commit."""
     base = local.version(path)
-    matches = local.matches(
+    matches = local.find_key_matches(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
     )
     assert matches is not None
@@ -131,9 +131,9 @@ def test_each_version_is_read_without_spark(place: Place) -> None:
         mark(local, place.path, [key], position)
         expected[local.version(place.path)] = {n for n in range(12) if not 3 <= n <= key}
     lake = Lake(place.storage.address, no_session, storage=place.storage)
-    assert lake.policy.reader(place.path) is not None
+    assert lake.policy.find_reader(place.path) is not None
     for version, keys in expected.items():
-        batches = local.batches(place.path, version)
+        batches = local.read_version_batches(place.path, version)
         assert sorted(n for batch in batches for n in batch.column("id").to_pylist()) == sorted(keys)
 
 
@@ -162,7 +162,7 @@ def test_a_file_whose_rows_are_all_marked_leaves_the_table(place: Place) -> None
     local = table_of(place, range(9))
     mark(local, place.path, [0, 3], 10)
     mark(local, place.path, [6, 1], 11)
-    assert len(local.table_at(place.path).file_uris()) == 2
+    assert len(local.open_table(place.path).file_uris()) == 2
     assert place.rows() == {n: 2 * n for n in (2, 4, 5, 7, 8)}
     assert len(place.files(".bin")) == 2
 
@@ -171,7 +171,7 @@ def test_the_slower_writer_marks_nothing(place: Place) -> None:
     local, other = table_of(place, range(9)), place.local()
     base = local.version(place.path)
     key = pa.table({"id": [4]})
-    matches = local.matches(place.path, key, [np.ones(1, bool)], None)
+    matches = local.find_key_matches(place.path, key, [np.ones(1, bool)], None)
     assert matches
     marked = marked_files(local, place.path, matches, base)
     place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
@@ -187,7 +187,7 @@ def test_the_slower_writer_marks_nothing(place: Place) -> None:
 
 def test_a_log_without_the_add_action_of_a_file_is_refused(place: Place) -> None:
     local = table_of(place, range(9))
-    matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+    matches = local.find_key_matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches
     place.remove(f"_delta_log/{0:020}.json")
     other = FileMatches("other.parquet", "", 0, *[np.empty(0, int)] * 3)
@@ -213,7 +213,7 @@ def test_a_long_log_is_read_backwards_to_its_checkpoint(place: Place) -> None:
 
 def test_one_of_two_writers_of_a_version_learns_that_it_exists(place: Place) -> None:
     table_of(place, range(3))
-    log = Log.of(place.path, place.store)
+    log = Log.open(place.path, place.store)
     assert log is not None
 
     def commits(version: int, writer: int) -> bool:
@@ -229,13 +229,13 @@ def test_one_of_two_writers_of_a_version_learns_that_it_exists(place: Place) -> 
             together = Barrier(2)
             ended = list(pool.map(commits, [version] * 2, range(2)))
             assert sorted(ended) == [False, True]
-            (entry,) = next(iter(log.backwards(version, "commitInfo", None)))
+            (entry,) = next(iter(log.read_backwards(version, "commitInfo", None)))
             assert entry["txnId"] == f"{version}/{ended.index(True)}"
 
 
 def test_a_table_gets_only_the_features_that_a_writer_needs(place: Place) -> None:
     local = table_of(place, range(3))
-    protocol = local.table_at(place.path).protocol()
+    protocol = local.open_table(place.path).protocol()
     assert set(protocol.reader_features or ()) == {"deletionVectors"}
     assert set(protocol.writer_features or ()) == {"appendOnly", "deletionVectors", "invariants"}
     assert local.has_deletion_vectors(place.path)
@@ -253,7 +253,7 @@ def test_spark_and_this_process_mark_rows_in_turns(place: Place, seed: int) -> N
     spark, draw = engine().session.newSession(), random.Random(seed)
     for key, value in place.storage.spark_settings().items():
         spark.conf.set(key, value)
-    name = f"delta.{quoted(place.path)}"
+    name = f"delta.{quote_name(place.path)}"
     local, expected = table_of(place, range(60)), {n: 2 * n for n in range(60)}
     spark.sql(f"alter table {name} set tblproperties ('delta.checkpointInterval' = '4')")
     for turn in range(12):
@@ -285,7 +285,7 @@ def test_a_folder_without_hard_links_is_left_to_other_writers(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = table_of(place, range(9))
-    matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+    matches = local.find_key_matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches
 
     def refuses(*_: object) -> None:
@@ -310,14 +310,14 @@ class TestOnABadNetwork:
         self, s3_server: S3Server, s3_folder: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> Place:
         """The proxy carries only this process's own writes: delta-rs holds Python's lock while it waits for an answer."""
-        storage = Storage.of(s3_folder, s3_server.storage)
-        behind = Storage.of(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
+        storage = Storage.from_address(s3_folder, s3_server.storage)
+        behind = Storage.from_address(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
         objects = Objects(f"s3a://{BUCKET}", behind.delta_rs_options())
 
         def reached(path: str, options: tuple[tuple[str, str], ...]) -> Objects | None:
-            return objects_at(path, options) if current_thread().name == "faster" else objects
+            return open_objects(path, options) if current_thread().name == "faster" else objects
 
-        monkeypatch.setattr(log_module, "objects_at", reached)
+        monkeypatch.setattr(log_module, "open_objects", reached)
         return Place(f"{storage.address}/t", storage)
 
     @pytest.mark.parametrize(("lost", "then"), [(1, 412), (2, 412), (1, 403)])
@@ -343,7 +343,7 @@ class TestOnABadNetwork:
     def test_another_writers_entry_is_not_mistaken_for_its_own(self, place: Place, proxy: S3Proxy) -> None:
         local = table_of(place, range(9))
         base = local.version(place.path)
-        matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+        matches = local.find_key_matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
         assert matches
         marked = marked_files(local, place.path, matches, base)
         faster = place.local()
@@ -379,7 +379,7 @@ class TestOnABadNetwork:
         local = table_of(place, range(9))
         files = FileCommitter(local, Lake(place.storage.address, no_session, storage=place.storage).access)
         key = pa.table({"id": [4]})
-        matches = local.matches(place.path, key, [np.ones(1, bool)], None)
+        matches = local.find_key_matches(place.path, key, [np.ones(1, bool)], None)
         assert matches
         base = local.version(place.path)
         marked = files.marked_files(place.path, matches, base)

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import DamagedTableError, illegible_file
+from pgsieve.resources.lake.delta.errors import DamagedTableError, find_illegible_file
 from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
@@ -47,14 +47,14 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 READERS: dict[str, Callable[[LocalRecords, str], object]] = {
     "rows": lambda records, path: records.rows(path),
     "least": lambda records, path: records.least(path, "commit_lsn", "ordinal > 3"),
-    "newest": lambda records, path: records.newest(path, "slice"),
-    "table": lambda records, path: records.table(path),
-    "batches": lambda records, path: list(records.batches(path, 1)),
-    "matches": lambda records, path: records.matches(
+    "newest": lambda records, path: records.newest_rows(path, "slice"),
+    "table": lambda records, path: records.read_all_rows(path),
+    "batches": lambda records, path: list(records.read_version_batches(path, 1)),
+    "matches": lambda records, path: records.find_key_matches(
         path, ROWS.select(["ordinal"]), [np.ones(ROWS.num_rows, np.bool_)], None
     ),
-    "rows_of": lambda records, path: records.rows_of(path, ROWS.select(["ordinal"]), ROWS.schema),
-    "slices": lambda records, path: records.change_log(path).rows([10]),
+    "rows_of": lambda records, path: records.find_rows(path, ROWS.select(["ordinal"]), ROWS.schema),
+    "slices": lambda records, path: records.open_slices(path).rows([10]),
     "delete": lambda records, path: _opened(records, path).delete("ordinal = 3"),
     "compact": lambda records, path: _opened(records, path).optimize.compact(),
     "merge": lambda records, path: (
@@ -63,7 +63,7 @@ READERS: dict[str, Callable[[LocalRecords, str], object]] = {
         .when_matched_update_all()
         .execute()
     ),
-    "row_groups": lambda records, path: records.change_log(path).row_groups([10]),
+    "row_groups": lambda records, path: records.open_slices(path).row_groups([10]),
 }
 
 
@@ -73,21 +73,23 @@ def _opened(records: LocalRecords, path: str) -> DeltaTable:
 
 @pytest.fixture(params=["folder", "s3"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
-    storage = Storage.of(str(tmp_path))
+    storage = Storage.from_address(str(tmp_path))
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
-        storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
+        storage = Storage.from_address(request.getfixturevalue("s3_folder"), server.storage)
     return Lake(storage.address, no_session, storage=storage)
 
 
 def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], bytes]) -> list[str]:
     """Change the files of a folder whose names end with `ending`. Return their names."""
-    files, inner = lake.store.system(folder)
+    files, inner = lake.store.file_system(folder)
     matching = [file for file in files.get_file_info(pafs.FileSelector(inner)) if file.path.endswith(ending)]
     for file in matching:
         with files.open_input_file(file.path) as stream:
             content = stream.read()
-        objects = lake.store.objects(folder) if folder.startswith("s3") and lake.store.objects else None
+        objects = (
+            lake.store.open_objects(folder) if folder.startswith("s3") and lake.store.open_objects else None
+        )
         if objects is None:
             Path(file.path).write_bytes(change(content))
         else:
@@ -141,7 +143,7 @@ def test_an_empty_file_is_reported_although_spark_reads_it_without_an_error(lake
     lake.local.append(path, ROWS, 1)
     (file,) = _change(lake, path, ".parquet", DAMAGES["empty"])
     with pytest.raises(DamagedTableError, match="is empty") as raised:
-        LocalRecords(lake.store).change_log(path).files([10])
+        LocalRecords(lake.store).open_slices(path).files([10])
     assert file in raised.value.message
 
 
@@ -152,15 +154,17 @@ def test_a_file_that_was_not_read_is_not_reported() -> None:
         "Generic S3 error: Error performing GET http://h/t/a.parquet - Server returned non-2xx status code: 503 Slow Down",
         "Generic LocalFileSystem error: Unable to open file t/a.parquet: Permission denied (os error 13)",
     ):
-        assert illegible_file(DeltaError(fetched + unread)) is None, unread
+        assert find_illegible_file(DeltaError(fetched + unread)) is None, unread
     beyond = "Generic S3 error: Error performing GET http://h/t/a.parquet - Server returned non-2xx status code: 416 Range Not Satisfiable"
-    assert illegible_file(DeltaError(fetched + beyond)) == "a.parquet"
+    assert find_illegible_file(DeltaError(fetched + beyond)) == "a.parquet"
 
 
 def test_an_error_in_a_condition_on_rows_is_not_damage() -> None:
     cast = "Parquet error: Arrow: Cast error: Cannot cast string 'x' to value of Int64 type"
-    assert illegible_file(DeltaError(f"External error: {cast}")) is None
-    assert illegible_file(pa.ArrowInvalid("Integer value 4294967296 not in range: 0 to 2147483647")) is None
+    assert find_illegible_file(DeltaError(f"External error: {cast}")) is None
+    assert (
+        find_illegible_file(pa.ArrowInvalid("Integer value 4294967296 not in range: 0 to 2147483647")) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,4 +178,4 @@ def test_an_error_in_a_condition_on_rows_is_not_damage() -> None:
 )
 def test_sparks_messages_about_unreadable_files_are_understood(cause: str) -> None:
     reading = "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:/l/t/a.parquet."
-    assert illegible_file(RuntimeError(f"{reading}  SQLSTATE: KD001\nCaused by: {cause}")) == "a.parquet"
+    assert find_illegible_file(RuntimeError(f"{reading}  SQLSTATE: KD001\nCaused by: {cause}")) == "a.parquet"

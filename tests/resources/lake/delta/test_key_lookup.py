@@ -12,7 +12,12 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgsieve.decoding.changes.keys import SoughtKeys, equal_rows
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_of_one_value, files_within, rows_of
+from pgsieve.resources.lake.delta.key_lookup import (
+    find_files_within,
+    find_rows,
+    find_single_value_files,
+    key_bounds,
+)
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -67,10 +72,10 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
         write(tmp_path, pa.table({"k": column[n : n + 1], "v": [n]}))
     for n, is_present in enumerate([True, True, False]):
         keys = pa.table({"k": column[n : n + 1]})
-        numbers, rows = rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)
+        numbers, rows = find_rows(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)
         assert numbers.tolist() == ([0] if is_present else [])
         assert rows.equals(keys.slice(0, len(numbers)))
-        files = files_within(DeltaTable(tmp_path), bounds_of(keys))
+        files = find_files_within(DeltaTable(tmp_path), key_bounds(keys))
         if write is _by_executors:
             assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
         # Another reader skips files by the same statistics.
@@ -95,11 +100,14 @@ def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_
         local.write(f"{path}/{number}", pa.table({"k": added, "v": [0] * len(added)}), Commit(1))
         source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"]}
         local.merge(
-            f"{path}/{number}", pa.table(source), Merge.flat(["k"], ["k", "v"], ()), Commit(2, base=0)
+            f"{path}/{number}",
+            pa.table(source),
+            Merge.from_numbered_columns(["k"], ["k", "v"], ()),
+            Commit(2, expected_version=0),
         )
         keys = pa.table({"k": column})
         schema = pa.schema({"k": type_, "v": pa.int64()})
-        numbers, rows = local.rows_of(f"{path}/{number}", keys, schema)
+        numbers, rows = local.find_rows(f"{path}/{number}", keys, schema)
         # NULL equals nothing.
         begin = len(column) - len(added)
         assert sorted(numbers.tolist()) == [n for n in range(begin, len(column)) if column[n].is_valid]
@@ -110,9 +118,9 @@ def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> Non
     rows = pa.table({"b": ["x", "y"], "a": [1, 2], "c": [0, 0]})
     _by_executors(tmp_path, rows)
     keys = pa.table({"a": [1, 2, 1], "b": ["y", "y", "z"]})
-    numbers, matches = rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, rows.schema)
+    numbers, matches = find_rows(DeltaTable(tmp_path), str(tmp_path), Store(), keys, rows.schema)
     assert (numbers.tolist(), matches.to_pylist()) == ([1], [{"b": "y", "a": 2, "c": 0}])
-    assert files_within(DeltaTable(tmp_path), bounds_of(pa.table({"a": [1], "b": ["z"]}))) == []
+    assert find_files_within(DeltaTable(tmp_path), key_bounds(pa.table({"a": [1], "b": ["z"]}))) == []
 
 
 def test_a_truncated_bound_is_still_a_bound(tmp_path: Path) -> None:
@@ -128,7 +136,7 @@ def test_a_truncated_bound_is_still_a_bound(tmp_path: Path) -> None:
             line["add"]["stats"] = json.dumps(cut | {"maxValues": cut["minValues"]})
     entry.write_text("\n".join(map(json.dumps, lines)))
     keys = pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))})
-    assert rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)[0].tolist() == [0]
+    assert find_rows(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)[0].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,7 @@ def test_keys_that_postgresql_finds_equal_are_found(
 ) -> None:
     path, keys = str(tmp_path / "t"), pa.table({"k": pa.array(wanted, kind)})
     _by_this_process(Path(path), pa.table({"k": pa.array(held, kind)}))
-    numbers, rows = rows_of(DeltaTable(path), path, Store(), keys, keys.schema)
+    numbers, rows = find_rows(DeltaTable(path), path, Store(), keys, keys.schema)
     assert (sorted(numbers.tolist()), rows.num_rows) == ([1, 2], 2)
 
 
@@ -180,7 +188,7 @@ def test_statistics_name_the_files_with_one_value(tmp_path: Path) -> None:
     for values in ([5, 5], [5, 6], [None, None], [7, None], [8]):
         _by_executors(tmp_path, pa.table({"n": pa.array(values, pa.int64())}))
     table = DeltaTable(tmp_path)
-    names = files_of_one_value(table, "n")
+    names = find_single_value_files(table, "n")
     paths = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     assert sorted(file["min.n"] for file in paths if file["path"] in names) == [5, 8]
-    assert files_of_one_value(table, "none") == set()
+    assert find_single_value_files(table, "none") == set()

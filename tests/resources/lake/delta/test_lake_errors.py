@@ -14,10 +14,10 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
 from pgsieve.resources.lake.delta.errors import (
     DamagedTableError,
-    first_line,
+    find_missing_file,
+    find_refusal_code,
+    first_message_line,
     is_spark_lost,
-    missing_file,
-    refusal_code,
     spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
@@ -32,16 +32,17 @@ def raised_from(error: BaseException, cause: BaseException) -> BaseException:
 def test_a_refusal_is_found_among_the_causes() -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     assert (
-        refusal_code(raised_from(RuntimeError("it failed"), raised_from(ValueError(), full))) == errno.ENOSPC
+        find_refusal_code(raised_from(RuntimeError("it failed"), raised_from(ValueError(), full)))
+        == errno.ENOSPC
     )
-    assert refusal_code(RuntimeError("it failed")) is None
+    assert find_refusal_code(RuntimeError("it failed")) is None
 
 
 def test_a_cycle_of_causes_ends() -> None:
     first, second = RuntimeError("first"), RuntimeError("second")
     raised_from(first, raised_from(second, first))
-    assert refusal_code(first) is None
-    assert missing_file(second) is None
+    assert find_refusal_code(first) is None
+    assert find_missing_file(second) is None
 
 
 def test_spark_is_lost_if_spark_says_so_and_not_if_a_cell_does() -> None:
@@ -104,7 +105,7 @@ _GET = "Error performing GET http://store:9000/lake/region=EMEA/x.parquet?sig=s3
     ],
 )
 def test_a_stores_error_shows_the_request_and_its_end(text: str, line: str) -> None:
-    assert first_line(RuntimeError(text)) == line
+    assert first_message_line(RuntimeError(text)) == line
 
 
 @pytest.mark.parametrize("lost", [("protocol",), ("metaData",), ("protocol", "metaData")])

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta import commits
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OvertakenError, missing_file
+from pgsieve.resources.lake.delta.errors import OvertakenError, find_missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
@@ -96,7 +96,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(DeltaError) as raised:
         LocalRecords().rows(path)
-    assert missing_file(raised.value) == str(file)
+    assert find_missing_file(raised.value) == str(file)
 
 
 def test_a_table_that_was_put_back_is_distinguished_from_one_that_others_wrote(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_a_write_planned_from_a_version_follows_no_later_one(
     base = LocalRecords().head(path)
     assert base == TableHead(1, 2)
     other(path) if other is compact else other(path, rows(3), 3, False)
-    planned = partial(by, path, rows(2, 3), 4, overwrite, base=base.version)
+    planned = partial(by, path, rows(2, 3), 4, overwrite, expected_version=base.version)
     with pytest.raises(OvertakenError):
         planned()
-    assert LocalRecords().table(path)["slice"].to_pylist().count(2) == 1
-    by(path, rows(4), 4, overwrite, base=LocalRecords().version(path))
+    assert LocalRecords().read_all_rows(path)["slice"].to_pylist().count(2) == 1
+    by(path, rows(4), 4, overwrite, expected_version=LocalRecords().version(path))
     assert LocalRecords().position(path) == 4
 
 
@@ -147,22 +147,22 @@ def test_a_table_that_another_process_created_is_not_created_again(tmp_path: Pat
     path = str(tmp_path / "t")
     write(path, rows(1), 1, False)
     with pytest.raises(OvertakenError):
-        by(path, rows(1, 2), 2, False, base=-1)
+        by(path, rows(1, 2), 2, False, expected_version=-1)
     with pytest.raises(OvertakenError):
-        by(path, rows(1, 2), 2, False, after=0)
-    assert LocalRecords().table(path)["slice"].to_pylist() == [1]
+        by(path, rows(1, 2), 2, False, expected_position=0)
+    assert LocalRecords().read_all_rows(path)["slice"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("by", [write, commit])
 def test_a_write_after_a_position_follows_no_other(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     for position in (1, 2):
-        by(path, rows(position), position, False, after=position - 1)
+        by(path, rows(position), position, False, expected_position=position - 1)
     with pytest.raises(OvertakenError):
-        by(path, rows(2, 3), 3, False, after=1)
+        by(path, rows(2, 3), 3, False, expected_position=1)
     compact(path)  # moves no position
-    by(path, rows(3), 3, False, after=2)
-    assert sorted(LocalRecords().table(path)["slice"].to_pylist()) == [1, 2, 3]
+    by(path, rows(3), 3, False, expected_position=2)
+    assert sorted(LocalRecords().read_all_rows(path)["slice"].to_pylist()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -199,8 +199,8 @@ def test_a_merge_follows_no_later_version_than_its_plans(tmp_path: Path) -> None
     source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
     merge = partial(LocalRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
     with pytest.raises(OvertakenError):
-        merge(Commit(3, base=0))
-    merge(Commit(3, base=1))
+        merge(Commit(3, expected_version=0))
+    merge(Commit(3, expected_version=1))
     assert LocalRecords().head(path) == TableHead(2, 3)
 
 
@@ -213,11 +213,11 @@ def test_one_of_several_writers_that_plan_from_a_version_commits(tmp_path: Path)
             head = LocalRecords().head(path)
             assert head.position is not None
             with contextlib.suppress(OvertakenError):
-                by(path, rows(head.position), head.position + 1, False, base=head.version)
+                by(path, rows(head.position), head.position + 1, False, expected_version=head.version)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, [write, commit, write, commit]))
-    numbers = sorted(LocalRecords().table(path)["slice"].to_pylist())
+    numbers = sorted(LocalRecords().read_all_rows(path)["slice"].to_pylist())
     assert numbers == list(range(len(numbers)))
     assert LocalRecords().position(path) == len(numbers)
 
@@ -229,29 +229,29 @@ def test_one_of_several_writers_that_create_a_table_commits(tmp_path: Path, numb
     def first(by: Write) -> int:
         ready.wait()
         try:
-            by(path, rows(1), 1, False, after=0)
+            by(path, rows(1), 1, False, expected_position=0)
         except OvertakenError:
             return 0
         return 1
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(first, [write, commit, write, commit])) == 1
-    assert LocalRecords().table(path)["slice"].to_pylist() == [1]
+    assert LocalRecords().read_all_rows(path)["slice"].to_pylist() == [1]
 
 
 def test_conditions_and_newest_rows_equal_those_of_all_rows(tmp_path: Path) -> None:
     path, records = str(tmp_path / "t"), LocalRecords()
-    assert records.newest(path, "slice") == records.rows(path, "slice > 1") == []
+    assert records.newest_rows(path, "slice") == records.rows(path, "slice > 1") == []
     for position, value in enumerate((3, 7, 5, 7), 1):
         write(path, rows(value), position, overwrite=False)
     for _ in range(2):
-        assert records.newest(path, "slice") == [{"slice": 7}, {"slice": 7}]
+        assert records.newest_rows(path, "slice") == [{"slice": 7}, {"slice": 7}]
         assert sorted(row["slice"] for row in records.rows(path, "slice > 3")) == [5, 7, 7]
         compact(path)
     DeltaTable(path).delete("slice = 7")
-    assert records.newest(path, "slice") == [{"slice": 5}]
+    assert records.newest_rows(path, "slice") == [{"slice": 5}]
     DeltaTable(path).delete("slice > 0")
-    assert records.newest(path, "slice") == []
+    assert records.newest_rows(path, "slice") == []
 
 
 def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> None:
@@ -288,11 +288,15 @@ def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> No
         records = LocalRecords()
         keys = pa.table({"operation": ["insert"], "ordinal": [1]})
         read = [
-            records.change_log(path).rows([200, 300]),
-            records.change_log(path).rows([300], columns=["commit_lsn", "ordinal", "operation", "new"]),
+            records.open_slices(path).rows([200, 300]),
+            records.open_slices(path).rows([300], columns=["commit_lsn", "ordinal", "operation", "new"]),
         ]
         plain = [rows.to_pylist() for rows in read if rows is not None]
-        return [*plain, records.slices(path, 100), set(records.rows_of(path, keys, keys.schema)[0].tolist())]
+        return [
+            *plain,
+            records.slices(path, 100),
+            set(records.find_rows(path, keys, keys.schema)[0].tolist()),
+        ]
 
     before = everything()
     DeltaTable(path).delete("slice = 100")

@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge, keyless_clauses
-from pgsieve.resources.lake.delta.records import Commit, quoted
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 
 MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
 
 
 def test_spark_gets_the_clauses_as_sql() -> None:
-    assert MERGE.clauses(quoted).statement("x", "y") == (
+    assert MERGE.clauses(quote_name).statement("x", "y") == (
         "merge into x t using y s on t.`id` = s.k0"
         " when matched and s.action = 'delete' then delete"
         " when matched then update set t.`id` = s.v0, t.`a``b` = case when s.u1 then t.`a``b` else s.v1 end"
@@ -42,16 +42,16 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
             "action": ["delete", "update", "upsert", "upsert", "update"],
         }
     )
-    local.merge(path, source, MERGE, Commit(20, base=local.version(path)))
+    local.merge(path, source, MERGE, Commit(20, expected_version=local.version(path)))
     rows = sorted((row["id"], row["a`b"]) for row in local.rows(path))
     assert rows == [(2, "x"), (4, "z"), (5, "come"), (7, "new")]
     assert local.position(path) == 20
 
 
 def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
-    merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, {}, of_ended=["gone"])
+    merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, {}, ended_columns=["gone"])
     assert " when matched and s.action = 'end' then update set t.`gone` = s.v2 when matched then update" in (
-        merge.clauses(quoted).statement("x", "y")
+        merge.clauses(quote_name).statement("x", "y")
     )
     path, local = str(tmp_path / "t"), LocalRecords()
     local.write(path, pa.table({"id": [1, 2], "a": ["w", "x"], "gone": [False, True]}), Commit(10))
@@ -64,6 +64,6 @@ def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
             "action": ["end", "upsert", "upsert"],
         }
     )
-    local.merge(path, source, merge, Commit(20, base=local.version(path)))
+    local.merge(path, source, merge, Commit(20, expected_version=local.version(path)))
     rows = sorted((row["id"], row["a"], row["gone"]) for row in local.rows(path))
     assert rows == [(1, "w", True), (2, "again", False), (3, "came and went", True)]

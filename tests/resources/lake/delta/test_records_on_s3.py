@@ -15,7 +15,7 @@ from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.maintenance import table_maintenance
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.lakes import no_session
@@ -28,10 +28,10 @@ SCHEMA = pa.schema({"slice": pa.int64(), "id": pa.int64()})
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     """A lake without a Spark, in a folder with a blank in its name or on S3."""
 
-    storage = Storage.of(str(tmp_path / "a lake"))
+    storage = Storage.from_address(str(tmp_path / "a lake"))
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
-        storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
+        storage = Storage.from_address(request.getfixturevalue("s3_folder"), server.storage)
     return Lake(storage.address, no_session, storage=storage)
 
 
@@ -66,13 +66,13 @@ def test_another_processs_commit_is_seen_and_is_no_base_of_a_later_write(
     by_another(lake).append(path, rows(20, 2), 20)
     assert records.head(path) == TableHead(1, 20)
     with pytest.raises(OvertakenError):
-        records.append(path, rows(30, 3), 30, base=0)
+        records.append(path, rows(30, 3), 30, expected_version=0)
     with pytest.raises(OvertakenError):
-        records.append(path, rows(30, 3), 30, after=10)
+        records.append(path, rows(30, 3), 30, expected_position=10)
     records.append(path, rows(20, 2), 20)  # a position is written once
     assert records.count(path) == 2
     assert not records.is_restored(path, 1)
-    assert records.newest(path, "slice") == [{"slice": 20, "id": 2}]
+    assert records.newest_rows(path, "slice") == [{"slice": 20, "id": 2}]
 
 
 def test_rows_name_the_version_of_their_commit(lake: Lake, records: LocalRecords) -> None:
@@ -92,21 +92,21 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
         (written,) = [batch.to_pylist() for batch in write_files(path, SCHEMA, batches, store=store)]
         records.commit(path, SCHEMA, written, Commit(end))
     assert records.slices(path, 0) == [10, 20]
-    files = records.change_log(path).files([20], every=True)
+    files = records.open_slices(path).files([20], must_exist=True)
     assert files is not None
     (file,) = files
     assert file.startswith(path)
-    assert records.store.read(file).to_pylist() == rows(20, 3, 4).to_pylist()
-    groups = records.change_log(path).row_groups([20], every=True)
+    assert records.store.read_rows(file).to_pylist() == rows(20, 3, 4).to_pylist()
+    groups = records.open_slices(path).row_groups([20], must_exist=True)
     assert groups is not None
     assert [read(["id"])["id"].to_pylist() for _, read in store.readers(groups)] == [[3, 4]]
-    matches = records.matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
+    matches = records.find_key_matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
     assert matches is not None
     assert [(match.path, match.rows.tolist(), match.keys.tolist()) for match in matches] == [
         (file.rpartition("/")[2], [0], [0])
     ]
     keys = pa.table({"id": [3, 7]})
-    assert records.rows_of(path, keys, keys.schema)[0].tolist() == [0]
+    assert records.find_rows(path, keys, keys.schema)[0].tolist() == [0]
     assert records.size(path) > 0
 
 
@@ -114,13 +114,13 @@ def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/t"
     for number in range(5):
         records.append(path, rows(number + 1, number), number + 1)
-    tended = maintenance(lake, path)
+    tended = table_maintenance(lake, path)
     assert tended.delete("id = 0") == 1
     assert tended.compact() >= 1
     assert tended.vacuum(0) >= 4
     assert records.count(path) == 4
     assert records.position(path) == 5
-    assert abs(records.written_at(path) - datetime.now(UTC)) < timedelta(hours=1)
+    assert abs(records.last_commit_time(path) - datetime.now(UTC)) < timedelta(hours=1)
 
 
 def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: LocalRecords) -> None:
@@ -137,18 +137,18 @@ def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: 
 def test_descriptions_are_kept_with_rows_and_position(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/t"
     records.append(path, rows(10, 1), 10)
-    lake.comment(path, "the table", {"id": "the key"})
+    lake.set_comments(path, "the table", {"id": "the key"})
     described = records.version(path)
-    lake.comment(path, "the table", {"id": "the key"})
+    lake.set_comments(path, "the table", {"id": "the key"})
     assert records.version(path) == described, "an unchanged description is committed again"
     records.append(path, rows(20, 2), 20)
-    table = records.table_at(path)
+    table = records.open_table(path)
     assert table.metadata().description == "the table"
     assert {f.name: f.metadata.get("comment", "") for f in table.schema().fields} == {
         "slice": "",
         "id": "the key",
     }
-    lake.comment(path, None, {})
-    assert records.table_at(path).schema().fields[1].metadata.get("comment", "") == ""
+    lake.set_comments(path, None, {})
+    assert records.open_table(path).schema().fields[1].metadata.get("comment", "") == ""
     assert records.position(path) == 20
     assert records.count(path) == 2

@@ -226,7 +226,7 @@ def test_a_table_that_was_recreated_after_it_was_opened_is_noticed(
     s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch, reached: str
 ) -> None:
     if reached == "by delta-rs alone":
-        monkeypatch.setattr(log_entries, "objects_at", lambda path, options: None)
+        monkeypatch.setattr(log_entries, "open_objects", lambda path, options: None)
     store, path = Store(tuple(s3_server.delta_rs.items())), f"{s3_folder}/t"
     one, other = LocalRecords(store, Tables(store)), LocalRecords(store, Tables(store))
     # First as many versions as the open table had, then more.
@@ -248,8 +248,8 @@ def test_a_table_without_the_entry_of_its_newest_version_exists(s3_server: S3Ser
     records = LocalRecords(store, tables := Tables(store))
     for path in paths:
         records.append(path, pa.table({"id": [1]}), 1)
-        records.table_at(path).create_checkpoint()
-        files, entry = store.system(f"{path}/_delta_log/{0:020d}.json")
+        records.open_table(path).create_checkpoint()
+        files, entry = store.file_system(f"{path}/_delta_log/{0:020d}.json")
         files.delete_file(entry)
     for _ in range(2):
         with tables.consistent_read(paths):

@@ -19,7 +19,7 @@ import pytest
 
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
-from pgsieve.resources.lake.java.jvm import properties
+from pgsieve.resources.lake.java.jvm import format_properties
 from tests.fixtures import commands
 
 if TYPE_CHECKING:
@@ -46,19 +46,19 @@ def _lives(pid: int) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path) -> EngineFolder:
     folder = EngineFolder(tmp_path / "engine")
-    folder.make()
+    folder.create()
     return folder
 
 
 def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> None:
-    record = EngineRecord(1, 2, "token", control.fingerprint(SETTINGS), "0", 0.0)
-    folder.write(record)
-    assert folder.read() is None, "there is an engine"
+    record = EngineRecord(1, 2, "token", control.compute_fingerprint(SETTINGS), "0", 0.0)
+    folder.write_record(record)
+    assert folder.read_record() is None, "there is an engine"
     serving = folder.lock("serving")
     assert serving is not None
     with serving:
         # In a process, a second lock of a file waits for the first one, as another process's lock would.
-        assert folder.read() == record
+        assert folder.read_record() == record
         used = control.use(folder, SETTINGS)
         assert used is not None
         assert control.is_used(folder)
@@ -69,13 +69,13 @@ def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> N
 
 
 def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> None:
-    folder.write(EngineRecord(1, 2, "token", "", "0", 0.0))
+    folder.write_record(EngineRecord(1, 2, "token", "", "0", 0.0))
     files = [folder.path, *folder.path.iterdir()]
     assert [stat.S_IMODE(file.stat().st_mode) & 0o077 for file in files] == [0] * len(files)
 
 
 def test_settings_are_written_in_javas_format() -> None:
-    (line,) = properties({"a b": "c=d:ü\n#!\\𝄞"}).splitlines()
+    (line,) = format_properties({"a b": "c=d:ü\n#!\\𝄞"}).splitlines()
     assert line == r"a\ b=c\=d\:\u00fc\n\#\!\\\ud834\udd1e"
 
 
@@ -153,7 +153,7 @@ def test_runs_share_an_engine_which_ends_when_unused(shop: Shop) -> None:
     assert _cli(shop, "check").returncode == 0
     assert _status(shop)["pid"] == first["pid"]
     # Python imports stay for the next run: all sessions share the daemon that forks the workers.
-    record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read()
+    record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read_record()
     assert record is not None
     assert len(_daemons(record.spark_pid)) == 1
 
@@ -174,7 +174,7 @@ def test_runs_share_an_engine_which_ends_when_unused(shop: Shop) -> None:
     assert not _lives(first["pid"])
 
     # The process that watches the engine may be killed. Then its Spark ends, and no command uses it as an engine.
-    record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read()
+    record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read_record()
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
     _until(lambda: not _lives(record.spark_pid))

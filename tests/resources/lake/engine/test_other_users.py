@@ -135,7 +135,7 @@ def test_another_user_gets_nothing_of_an_engine(
 ) -> None:
     """It takes long: an engine starts, with a JVM."""
     session = engine.session
-    record = engine.folder.read()
+    record = engine.folder.read_record()
     assert record is not None
     assert session.range(3).count() == 3
 
@@ -173,7 +173,7 @@ def test_another_user_gets_nothing_of_an_engine(
         time.sleep(0.05)
     with _listening("127.0.0.1", int(connect)) as listener:
         assert connect_to_process(record.spark_pid, int(connect)) is None
-        assert engine.folder.read() == record, "the record is gone"
+        assert engine.folder.read_record() == record, "the record is gone"
         stopped.close()
         used = control.use(engine.folder, engine.settings)
         with suppress(OSError), socket.socket(socket.AF_UNIX) as visitor:
@@ -191,12 +191,12 @@ def test_another_user_gets_nothing_of_an_engine(
 
 def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     folder = EngineFolder(tmp_path / "engine")
-    folder.make()
+    folder.create()
     settings = {"spark.master": "local[1]"}
-    folder.write(EngineRecord(1, 2, "theirs", control.fingerprint(settings), "0", 0.0))
+    folder.write_record(EngineRecord(1, 2, "theirs", control.compute_fingerprint(settings), "0", 0.0))
     os.chown(folder.path, 54321, 54321)
     assert control.use(folder, settings) is None
-    for access in (folder.read, folder.make):
+    for access in (folder.read_record, folder.create):
         with pytest.raises(EngineError, match="other users have access") as caught:
             access()
         assert caught.value.sqlstate == "42501"

@@ -10,7 +10,12 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.java import class_archive
-from pgsieve.resources.lake.java.class_archive import archive_file, copy_archive, make_archive, options
+from pgsieve.resources.lake.java.class_archive import (
+    archive_file,
+    archive_options,
+    copy_archive,
+    make_archive,
+)
 from tests.fixtures.pgsieve_replica import engine
 
 
@@ -22,17 +27,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_an_archive_java_gets_no_option_for_one(folder: Path) -> None:
-    assert options("") == []
+    assert archive_options("") == []
     archive_file().write_bytes(b"")
     assert archive_file().parent == folder
-    assert options("-Xmx1g")[0] == f"-XX:SharedArchiveFile={archive_file()}"
+    assert archive_options("-Xmx1g")[0] == f"-XX:SharedArchiveFile={archive_file()}"
 
 
 @pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"])
 def test_an_archive_that_the_user_configures_is_respected(folder: Path, own: str) -> None:
     assert folder
     archive_file().write_bytes(b"")
-    assert options(own) == []
+    assert archive_options(own) == []
 
 
 def test_another_java_has_another_archive(

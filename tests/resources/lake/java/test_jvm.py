@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.resources.lake.engine.server import SERVER_SETTINGS
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, write_parameters
+from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, make_environment, write_parameters
 from pgsieve.resources.private_folder import private_folder
 from tests.fixtures.pgsieve_replica import engine
 
@@ -46,21 +46,21 @@ def test_a_shells_environment_does_not_reach_the_jvm(shell: pytest.MonkeyPatch) 
     own = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(private_folder()), "TMPDIR": str(private_folder())}
     kept = {"HADOOP_CONF_DIR": "/etc/hadoop", "PATH": "/bin"}
     del os.environ["PYTEST_CURRENT_TEST"]
-    assert environment("local[2]") == {**own, **kept, "SPARK_LOCAL_IP": "127.0.0.1"}
+    assert make_environment("local[2]") == {**own, **kept, "SPARK_LOCAL_IP": "127.0.0.1"}
     # A cluster's executors must reach the driver, and the user's Spark may have settings for the cluster.
-    assert environment("yarn") == {**own, **kept, "SPARK_HOME": "/other/spark"}
+    assert make_environment("yarn") == {**own, **kept, "SPARK_HOME": "/other/spark"}
     shell.setitem(os.environ, "SPARK_LOCAL_IP", "192.0.2.1")
-    assert environment("local[2]")["SPARK_LOCAL_IP"] == "192.0.2.1"
+    assert make_environment("local[2]")["SPARK_LOCAL_IP"] == "192.0.2.1"
     shell.setitem(os.environ, "HOME", "/")
-    assert environment("local[2]")["HOME"] == "/"
+    assert make_environment("local[2]")["HOME"] == "/"
 
 
 def test_a_user_without_a_name_is_called_by_the_number(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shell.setattr(pwd, "getpwuid", _nameless)
     del os.environ["HOME"]
     number = str(os.geteuid())
-    assert environment("local")["HADOOP_USER_NAME"] == number
-    assert environment("local")["HOME"] == str(private_folder())
+    assert make_environment("local")["HADOOP_USER_NAME"] == number
+    assert make_environment("local")["HOME"] == str(private_folder())
     write_parameters({"spark.master": "local"}, tmp_path, {})
     assert f"-Duser.name={number}" in shlex.split((tmp_path / "java.options").read_text())
 
@@ -113,7 +113,7 @@ def test_a_folder_that_sparks_launcher_cannot_pass_is_reported(
     monkeypatch.setattr(jvm, "private_folder", lambda: tmp_path / "😀")
     with (
         pytest.raises(jvm.JavaEndedError, match="set TMPDIR"),
-        jvm._gateway({"spark.master": "local"}, 1.0),
+        jvm._start_gateway({"spark.master": "local"}, 1.0),
     ):
         pass
 

@@ -51,7 +51,7 @@ def test_the_keys_of_the_chosen_profile(
     home: Home, config: str, credentials: str, profile: str | None
 ) -> None:
     environ = home(config, credentials, **({"AWS_PROFILE": profile} if profile else {}))
-    chosen = AwsProfile.active(environ)
+    chosen = AwsProfile.read_active(environ)
     expected = {"aws_access_key_id": "AKIA7", "aws_secret_access_key": "x7Qm-secret-2Lp"}
     assert (chosen.keys, chosen.has_credentials) == (expected, True)
     assert "secret" not in repr(chosen)
@@ -70,23 +70,25 @@ def test_the_keys_of_the_chosen_profile(
     ],
 )
 def test_a_profile_without_keys_gives_nothing(home: Home, config: str) -> None:
-    assert AwsProfile.active(home(config, AWS_PROFILE="lake")).keys == {}
+    assert AwsProfile.read_active(home(config, AWS_PROFILE="lake")).keys == {}
 
 
 def test_without_a_home_or_files_there_is_no_profile(tmp_path: Path) -> None:
-    assert AwsProfile.active({}) == AwsProfile()
-    assert AwsProfile.active({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
+    assert AwsProfile.read_active({}) == AwsProfile()
+    assert AwsProfile.read_active({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
 
 
 def test_files_may_be_named_relative_to_the_home(home: Home, tmp_path: Path) -> None:
     environ = home()
     (tmp_path / "mine").write_text(f"[default]\n{KEYS}")
     (tmp_path / "own").write_text("[default]\nregion = eu-1\n")
-    chosen = AwsProfile.active(
+    chosen = AwsProfile.read_active(
         {**environ, "AWS_SHARED_CREDENTIALS_FILE": "~/mine", "AWS_CONFIG_FILE": "~/own"}
     )
     assert (chosen.keys["aws_access_key_id"], chosen.region) == ("AKIA7", "eu-1")
-    assert AwsProfile.active({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), "there is a home"
+    assert AwsProfile.read_active({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), (
+        "there is a home"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_files_may_be_named_relative_to_the_home(home: Home, tmp_path: Path) -> 
     ],
 )
 def test_a_profile_that_refers_to_another_source_gives_no_keys(home: Home, elsewhere: str) -> None:
-    chosen = AwsProfile.active(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
+    chosen = AwsProfile.read_active(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
     assert (chosen.keys, chosen.has_credentials) == ({}, True)
 
 
@@ -127,12 +129,14 @@ def test_both_engines_use_the_server_of_a_profile(
     home: Home, environ: dict[str, str], config: str, endpoint: str | None
 ) -> None:
     environ = home(config, **environ)
-    storage = Storage.of("s3://bucket/lake")
+    storage = Storage.from_address("s3://bucket/lake")
     assert storage.endpoint(environ) == endpoint
     assert storage.delta_rs_options(environ).get("aws_endpoint_url") == endpoint
     assert storage.spark_settings(environ).get("fs.s3a.endpoint") == endpoint
-    assert Storage.of("s3://bucket/lake", {"endpoint": "http://own"}).endpoint(environ) == "http://own"
-    assert Storage.of("abfss://lake@shop.dfs.core.windows.net/x").endpoint(environ) is None
+    assert (
+        Storage.from_address("s3://bucket/lake", {"endpoint": "http://own"}).endpoint(environ) == "http://own"
+    )
+    assert Storage.from_address("abfss://lake@shop.dfs.core.windows.net/x").endpoint(environ) is None
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://AKIA7:x7Qm-secret-2Lp@minio:9000"])
@@ -143,7 +147,7 @@ def test_an_invalid_address_is_refused_with_its_place(home: Home, name: str, end
     environ = home(f"[default]\nendpoint_url = {endpoint}\n")
     if name.startswith("AWS_"):
         environ = home(**{name: endpoint})
-    storage = Storage.of("s3://bucket/lake")
+    storage = Storage.from_address("s3://bucket/lake")
     for method in (
         storage.endpoint,
         storage.delta_rs_options,
@@ -158,7 +162,7 @@ def test_an_invalid_address_is_refused_with_its_place(home: Home, name: str, end
 
 
 def test_delta_rs_gets_the_profile_that_it_does_not_read_itself(home: Home) -> None:
-    storage = Storage.of("s3://bucket/lake")
+    storage = Storage.from_address("s3://bucket/lake")
     config = "[default]\nregion = eu-central-1\n"
     kept = storage.delta_rs_options(home(config, f"[default]\n{KEYS}"))
     assert (kept["aws_access_key_id"], kept["aws_region"]) == ("AKIA7", "eu-central-1")
@@ -166,7 +170,7 @@ def test_delta_rs_gets_the_profile_that_it_does_not_read_itself(home: Home) -> N
     # delta-rs reads temporary credentials itself, again and again, if it reads them at all.
     ending = home(config, f"[default]\n{KEYS}{TOKEN}")
     assert "aws_access_key_id" not in storage.delta_rs_options(ending)
-    with_endpoint = Storage.of(
+    with_endpoint = Storage.from_address(
         "s3://bucket/lake", {"endpoint": "http://own", "region": "us-1"}
     ).delta_rs_options(ending)
     assert (with_endpoint["aws_session_token"], with_endpoint["aws_region"]) == ("t0k-en-of-an-hour", "us-1")
@@ -175,8 +179,8 @@ def test_delta_rs_gets_the_profile_that_it_does_not_read_itself(home: Home) -> N
 @pytest.mark.parametrize("before", ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"])
 def test_credentials_of_the_environment_precede_a_profile(home: Home, before: str) -> None:
     environ = home("", f"[default]\n{KEYS}", **{before: "x"})
-    assert "aws_access_key_id" not in Storage.of("s3://bucket/lake").delta_rs_options(environ)
-    given = Storage.of("s3://bucket/lake", {"access_key_id": "own", "secret_access_key": "s"})
+    assert "aws_access_key_id" not in Storage.from_address("s3://bucket/lake").delta_rs_options(environ)
+    given = Storage.from_address("s3://bucket/lake", {"access_key_id": "own", "secret_access_key": "s"})
     options = given.delta_rs_options(home("", f"[default]\n{KEYS}{TOKEN}"))
     assert options["aws_access_key_id"] == "own"
     assert "aws_session_token" not in options

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.stores.objects import FIRST_BYTES, PART_BYTES, objects_at
+from pgsieve.resources.lake.stores.objects import FIRST_BYTES, PART_BYTES, open_objects
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_proxy import DENIED, S3Proxy, s3_proxy
@@ -33,8 +33,8 @@ def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
 
 @pytest.fixture
 def store(proxy: S3Proxy, s3_folder: str) -> Store:
-    made = Store.of(Storage.of(s3_folder, S3Server(proxy.url).storage))
-    return replace(made, objects=partial(objects_at, options=made.options))
+    made = Store.from_storage(Storage.from_address(s3_folder, S3Server(proxy.url).storage))
+    return replace(made, open_objects=partial(open_objects, options=made.options))
 
 
 def asked(proxy: S3Proxy) -> list[str]:
@@ -45,7 +45,7 @@ def asked(proxy: S3Proxy) -> list[str]:
 
 
 def write(store: Store, path: str, content: bytes) -> None:
-    files, inner = store.system(path)
+    files, inner = store.file_system(path)
     with files.open_output_stream(inner) as stream:
         stream.write(content)
 
@@ -57,10 +57,10 @@ def test_a_small_file_is_written_and_read_with_one_request_each(
     ((row,),) = (batch.to_pylist() for batch in write_files(s3_folder, NUMBERS, [rows], store=store))
     assert asked(proxy) == ["PUT"]
     path = f"{s3_folder}/{row['path']}"
-    assert store.read(path).to_batches() == [rows]
+    assert store.read_rows(path).to_batches() == [rows]
     assert asked(proxy) == ["GET"]
     ((group, read),) = store.readers(store.row_groups(path))
-    assert group.rows == 1000
+    assert group.row_count == 1000
     assert read(["n"]).to_batches() == [rows]
     assert asked(proxy) == ["GET", "GET"]
     stamp = store.stamp(path)
@@ -74,7 +74,7 @@ def test_a_file_of_any_size_is_read_as_it_was_written(store: Store, s3_folder: s
     rng = random.Random(size)
     content, path = rng.randbytes(size), f"{s3_folder}/a b/~41ü/x'y+z,&=@:!$()"
     write(store, path, content)
-    files, inner = store.system(path)
+    files, inner = store.file_system(path)
     expected = io.BytesIO(content)
     with files.open_input_file(inner) as file:
         assert file.size() == size
@@ -91,7 +91,7 @@ def test_a_file_of_any_size_is_read_as_it_was_written(store: Store, s3_folder: s
 
 
 def test_a_missing_or_refused_object_is_an_os_error(proxy: S3Proxy, store: Store, s3_folder: str) -> None:
-    files, inner = store.system(f"{s3_folder}/none")
+    files, inner = store.file_system(f"{s3_folder}/none")
     with pytest.raises(FileNotFoundError, match="none not found") as missing:
         files.open_input_file(inner)
     assert "Debug source" not in str(missing.value)

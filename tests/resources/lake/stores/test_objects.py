@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.resources.lake.stores.objects import Objects, has_credentials, objects_at
+from pgsieve.resources.lake.stores.objects import Objects, has_credentials, open_objects
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_server import S3Server
@@ -46,18 +46,18 @@ def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_nam
 ) -> None:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    storage = Storage.of(s3_folder, s3_server.storage)
-    store, path = Store.of(storage), f"{storage.address}/a b/~41ü/x'y+z,&=@:!$()"
+    storage = Storage.from_address(s3_folder, s3_server.storage)
+    store, path = Store.from_storage(storage), f"{storage.address}/a b/~41ü/x'y+z,&=@:!$()"
     store.touch(path)
-    objects = objects_at(path, store.options)
+    objects = open_objects(path, store.options)
     assert objects is not None
-    assert objects.read(store.system(path)[1]) == b""
-    objects.write(store.system(f"{path}.2")[1], b"2")
+    assert objects.read(store.file_system(path)[1]) == b""
+    objects.write(store.file_system(f"{path}.2")[1], b"2")
     assert store.has_file(f"{path}.2")
 
 
 def test_an_object_is_created_once(s3_server: S3Server, s3_folder: str) -> None:
-    storage = Storage.of(s3_folder, s3_server.storage)
+    storage = Storage.from_address(s3_folder, s3_server.storage)
     objects, name = Objects("s3a://lake", storage.delta_rs_options()), f"{s3_folder.rpartition('/')[2]}/x"
     objects.create(name, b"1")
     with pytest.raises(FileExistsError):
@@ -85,15 +85,15 @@ def test_every_option_of_a_lake_is_understood(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA7")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    storage = Storage.of(lake, options)
-    assert objects_at(storage.address, Store.of(storage).options) is not None
+    storage = Storage.from_address(lake, options)
+    assert open_objects(storage.address, Store.from_storage(storage).options) is not None
 
 
 def test_a_folder_has_no_objects(tmp_path: Path) -> None:
     for path in (str(tmp_path), tmp_path.as_uri(), "hdfs://name/x"):
-        assert objects_at(path, ()) is None
+        assert open_objects(path, ()) is None
 
 
 def test_a_store_that_cannot_be_opened_is_left_to_delta_rs(tmp_path: Path) -> None:
-    storage = Storage.of("gs://lake", {"service_account": str(tmp_path / "none.json")})
-    assert objects_at(storage.address, Store.of(storage).options) is None
+    storage = Storage.from_address("gs://lake", {"service_account": str(tmp_path / "none.json")})
+    assert open_objects(storage.address, Store.from_storage(storage).options) is None

@@ -11,7 +11,7 @@ from pgsieve.resources.lake.session import (
     verify_log_store_settings,
 )
 from pgsieve.resources.lake.stores import log_store
-from pgsieve.resources.lake.stores.storage import Storage, declare, storage_of
+from pgsieve.resources.lake.stores.storage import Storage, declare_storage, storage_of
 from pgsieve.resources.passwords import conceal_passwords
 
 MINIO = {
@@ -24,7 +24,7 @@ ABFSS = "abfss://lake@shop.dfs.core.windows.net/replicas"
 
 @pytest.mark.parametrize("written", ["s3://bucket/lake", "s3a://bucket/lake/", "S3://bucket/lake"])
 def test_s3_has_one_address_for_both_engines(written: str) -> None:
-    storage = Storage.of(written)
+    storage = Storage.from_address(written)
     assert (storage.address, storage.platform, storage.folder) == ("s3a://bucket/lake", "s3", None)
 
 
@@ -44,11 +44,11 @@ def test_s3_has_one_address_for_both_engines(written: str) -> None:
     ],
 )
 def test_a_store_is_safe_if_it_keeps_the_first_of_two_commits(address: str, is_safe: bool) -> None:
-    assert Storage.of(address).is_safe is is_safe
+    assert Storage.from_address(address).has_atomic_commits is is_safe
 
 
 def test_a_private_s3_server_in_the_options_of_both_engines() -> None:
-    storage = Storage.of("s3://bucket/lake", MINIO)
+    storage = Storage.from_address("s3://bucket/lake", MINIO)
     assert storage.delta_rs_options({}) == {
         "aws_endpoint_url": "http://minio:9000",
         "aws_endpoint_url_s3": "http://minio:9000",
@@ -69,7 +69,7 @@ def test_a_private_s3_server_in_the_options_of_both_engines() -> None:
 
 
 def test_without_options_both_engines_read_the_same_as_aws_tools() -> None:
-    storage = Storage.of("s3://bucket/lake")
+    storage = Storage.from_address("s3://bucket/lake")
     assert storage.delta_rs_options({}) == {"aws_conditional_put": "etag"}
     chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
     assert storage.spark_settings({}) == {"fs.s3a.aws.credentials.provider": chain}
@@ -108,7 +108,9 @@ def test_both_engines_have_the_bucket_in_the_path_or_in_the_hosts_name(
     spark: tuple[str | None, str | None],
 ) -> None:
     given = {"endpoint": endpoint, "path_style": path_style}
-    storage = Storage.of("s3://bucket/lake", {name: value for name, value in given.items() if value})
+    storage = Storage.from_address(
+        "s3://bucket/lake", {name: value for name, value in given.items() if value}
+    )
     options, settings = storage.delta_rs_options({}), storage.spark_settings({})
     assert (options.get("aws_endpoint_url"), options.get("aws_virtual_hosted_style_request")) == delta_rs
     assert options.get("aws_endpoint_url_s3") == options.get("aws_endpoint_url")
@@ -116,7 +118,7 @@ def test_both_engines_have_the_bucket_in_the_path_or_in_the_hosts_name(
 
 
 def test_a_session_token_needs_the_provider_that_reads_it() -> None:
-    storage = Storage.of("s3://bucket/lake", {**MINIO, "session_token": "t"})
+    storage = Storage.from_address("s3://bucket/lake", {**MINIO, "session_token": "t"})
     settings = storage.spark_settings({})
     assert settings["fs.s3a.session.token"] == storage.delta_rs_options()["aws_session_token"] == "t"
     assert settings["fs.s3a.aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
@@ -124,12 +126,12 @@ def test_a_session_token_needs_the_provider_that_reads_it() -> None:
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
 def test_both_engines_use_the_server_of_the_environment(name: str) -> None:
-    storage = Storage.of("s3://bucket/lake")
+    storage = Storage.from_address("s3://bucket/lake")
     environ = {name: "http://store:1"}
     options = storage.delta_rs_options(environ)
     assert (options["aws_endpoint_url"], options["aws_allow_http"]) == ("http://store:1", "true")
     assert storage.spark_settings(environ)["fs.s3a.endpoint"] == "http://store:1"
-    own = Storage.of("s3://bucket/lake", MINIO)
+    own = Storage.from_address("s3://bucket/lake", MINIO)
     assert own.delta_rs_options(environ)["aws_endpoint_url"] == own.spark_settings(environ)["fs.s3a.endpoint"]
 
 
@@ -147,37 +149,37 @@ def test_both_engines_use_the_server_of_the_environment(name: str) -> None:
 )
 def test_a_server_that_imitates_s3_is_recognised_by_its_name(endpoint: str | None, imitates: bool) -> None:
     options = {} if endpoint is None else {"endpoint": endpoint}
-    assert Storage.of("s3://bucket/lake", options).is_s3_imitation({}) is imitates
+    assert Storage.from_address("s3://bucket/lake", options).is_s3_imitation({}) is imitates
 
 
 def test_azure_in_the_options_of_both_engines() -> None:
     account = "shop.dfs.core.windows.net"
-    by_key = Storage.of(ABFSS, {"account_key": "k"})
+    by_key = Storage.from_address(ABFSS, {"account_key": "k"})
     assert by_key.delta_rs_options() == {"azure_storage_account_key": "k"}
     assert by_key.spark_settings({}) == {f"fs.azure.account.key.{account}": "k"}
-    by_role = Storage.of(ABFSS)
+    by_role = Storage.from_address(ABFSS)
     assert by_role.delta_rs_options() == {}
     assert by_role.spark_settings({})[f"fs.azure.account.oauth.provider.type.{account}"].endswith(
         ".MsiTokenProvider"
     )
     principal = {"tenant_id": "t", "client_id": "c", "client_secret": "s"}
-    by_principal = Storage.of(ABFSS, principal)
+    by_principal = Storage.from_address(ABFSS, principal)
     assert set(by_principal.delta_rs_options().values()) == {"t", "c", "s"}
     endpoint = by_principal.spark_settings({})[f"fs.azure.account.oauth2.client.endpoint.{account}"]
     assert endpoint.endswith("/t/oauth2/token")
 
 
 def test_google_in_the_options_of_both_engines() -> None:
-    storage = Storage.of("gs://bucket/lake", {"service_account": "/keys/lake.json"})
+    storage = Storage.from_address("gs://bucket/lake", {"service_account": "/keys/lake.json"})
     assert storage.delta_rs_options() == {"google_service_account": "/keys/lake.json"}
     settings = storage.spark_settings({})
     assert settings["fs.gs.auth.service.account.json.keyfile"] == "/keys/lake.json"
-    assert Storage.of("gs://bucket/lake").spark_settings({}) == {}
+    assert Storage.from_address("gs://bucket/lake").spark_settings({}) == {}
 
 
 def test_secrets_are_in_no_repr_no_text_and_no_command_that_starts_a_jvm() -> None:
-    storage = Storage.of("s3://bucket/lake", MINIO)
-    declare(storage)
+    storage = Storage.from_address("s3://bucket/lake", MINIO)
+    declare_storage(storage)
     assert storage_of("s3a://bucket/lake") is storage
     assert "x7Qm" not in repr(storage)
     assert "x7Qm" not in conceal_passwords("403 for AKIA7, x7Qm-secret-2Lp")
@@ -185,14 +187,14 @@ def test_secrets_are_in_no_repr_no_text_and_no_command_that_starts_a_jvm() -> No
 
 
 def test_a_session_for_s3_has_the_log_store_and_its_jar() -> None:
-    config = session_config("local[1]", {}, Storage.of("s3://bucket/lake"))
+    config = session_config("local[1]", {}, Storage.from_address("s3://bucket/lake"))
     assert config[log_store.SETTING] == log_store.CLASS
     assert str(log_store.JAR) in config["spark.jars"].split(",")
-    assert log_store.SETTING not in session_config("local[1]", {}, Storage.of("/lakes/shop"))
+    assert log_store.SETTING not in session_config("local[1]", {}, Storage.from_address("/lakes/shop"))
 
 
 def test_the_users_settings_of_the_file_system_are_kept() -> None:
-    storage = Storage.of("s3://bucket/lake", MINIO)
+    storage = Storage.from_address("s3://bucket/lake", MINIO)
     own = {"spark.hadoop.fs.s3a.endpoint": "https://other"}
     assert storage.spark_settings({}).keys() - storage_settings(storage, own).keys() == {"fs.s3a.endpoint"}
 
@@ -201,7 +203,7 @@ def test_the_users_settings_of_the_file_system_are_kept() -> None:
 def test_another_log_store_on_s3_is_refused_unless_only_spark_writes(setting: str) -> None:
     conf = {setting: "io.delta.storage.S3SingleDriverLogStore"}
     with pytest.raises(UnsafeLogStoreError, match=setting):
-        verify_log_store_settings(Storage.of("s3://bucket/lake"), conf)
-    verify_log_store_settings(Storage.of("s3://bucket/lake", only_spark=True), conf)
-    verify_log_store_settings(Storage.of("/lakes/shop"), conf)
-    verify_log_store_settings(Storage.of("s3://bucket/lake"), {setting: log_store.CLASS})
+        verify_log_store_settings(Storage.from_address("s3://bucket/lake"), conf)
+    verify_log_store_settings(Storage.from_address("s3://bucket/lake", is_written_only_by_spark=True), conf)
+    verify_log_store_settings(Storage.from_address("/lakes/shop"), conf)
+    verify_log_store_settings(Storage.from_address("s3://bucket/lake"), {setting: log_store.CLASS})

@@ -36,9 +36,9 @@ def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_probe_of_s3_leaves_nothing(s3_server: S3Server, s3_folder: str) -> None:
-    store = Store.of(Storage.of(s3_folder, s3_server.storage))
+    store = Store.from_storage(Storage.from_address(s3_folder, s3_server.storage))
     store.probe(s3_folder, ".probe")
-    assert ".probe" not in store.names(s3_folder)
+    assert ".probe" not in store.file_names(s3_folder)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_token_of_the_environment_is_not_combined_with_other_keys(
         options = {
             each: value for each, value in s3_server.storage.items() if keys == "storage" or each not in own
         }
-        storage = Storage.of(s3_folder, {**options, "endpoint": proxy.url})
+        storage = Storage.from_address(s3_folder, {**options, "endpoint": proxy.url})
         lake = Lake(storage.address, no_session, storage=storage)
         if keys == "environment" and token:
             with pytest.raises(LakeError):
@@ -81,8 +81,8 @@ def test_a_token_of_the_environment_is_not_combined_with_other_keys(
                 error.add_note(f"session tokens of the requests: {proxy.tokens}")
                 raise
             lake.store.touch(f"{lake.uri}/x")
-            assert lake.store.objects is not None
-            objects = lake.store.objects(lake.uri)
+            assert lake.store.open_objects is not None
+            objects = lake.store.open_objects(lake.uri)
             assert objects is not None
             assert objects.stamp("none") is None
             assert proxy.tokens == {None}
@@ -94,7 +94,7 @@ def test_the_environment_does_not_decide_where_the_bucket_is(
     s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
-    storage = Storage.of(s3_folder, s3_server.storage)
+    storage = Storage.from_address(s3_folder, s3_server.storage)
     lake = Lake(storage.address, no_session, storage=storage)
     lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
     assert lake.records.count(f"{lake.uri}/t") == 1
@@ -105,7 +105,7 @@ def test_a_removal_removes_a_folder_and_not_its_neighbours_with_the_same_prefix(
     s3_server: S3Server, s3_folder: str, tmp_path: Path
 ) -> None:
     for lake in (s3_folder, str(tmp_path)):
-        store = Store.of(Storage.of(s3_folder, s3_server.storage))
+        store = Store.from_storage(Storage.from_address(s3_folder, s3_server.storage))
         names = (
             "lake/sales/t/_x",
             "lake/sales2/x",
@@ -126,7 +126,7 @@ def test_a_folder_is_found_at_any_depth_by_its_whole_name(
     s3_server: S3Server, s3_folder: str, tmp_path: Path
 ) -> None:
     for lake in (s3_folder, str(tmp_path)):
-        store = Store.of(Storage.of(s3_folder, s3_server.storage))
+        store = Store.from_storage(Storage.from_address(s3_folder, s3_server.storage))
         assert not store.has_folder(f"{lake}/sales", "_pgsieve")
         for name, expected in (("a/_pgsieve2/x", False), ("_pgsieve", False), ("b/c/_pgsieve/x", True)):
             _touch(store, f"{lake}/sales/{name}")
@@ -150,7 +150,7 @@ def test_parts_have_all_row_groups_in_their_order_and_their_bytes_are_bounded(
     parts = divide_groups(groups, beside)
     assert [group for part in parts for group in part] == groups
     assert all(parts)
-    assert all(sum(group.bytes for group in part) <= PART_BYTES + largest for part in parts)
+    assert all(sum(group.uncompressed_bytes for group in part) <= PART_BYTES + largest for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,6 @@ def test_bounds_are_read_as_they_are_stored(tmp_path: Path) -> None:
     rows = {name: values.cast(kind) for name, (kind, values) in kinds.items()}
     path = str(tmp_path / "rows.parquet")
     pq.write_table(pa.table({"new": pa.StructArray.from_arrays([*rows.values()], [*rows])}), path)
-    read = Store().bounds(path, {f"new.{name}": kind for name, (kind, _) in kinds.items()})
+    read = Store().row_group_bounds(path, {f"new.{name}": kind for name, (kind, _) in kinds.items()})
     expected = {name: pc.min_max(values) for name, values in rows.items()}
     assert read == {f"new.{name}": [(each["min"], each["max"])] for name, each in expected.items()}

@@ -10,7 +10,7 @@ import pytest
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, StoreUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
-from pgsieve.resources.lake.stores.store_errors import StoreFault, store_refusal
+from pgsieve.resources.lake.stores.store_errors import StoreFault, find_store_refusal
 from tests.fixtures.lakes import no_session
 from tests.fixtures.s3_proxy import DENIED, EXPIRED, NO_BUCKET, OTHER_REGION, Answer, S3Proxy, s3_proxy
 from tests.fixtures.s3_server import SECRET, S3Server
@@ -25,7 +25,7 @@ def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
 
 
 def lake_at(address: str, options: dict[str, str]) -> Lake:
-    storage = Storage.of(address, options)
+    storage = Storage.from_address(address, options)
     return Lake(storage.address, no_session, storage=storage)
 
 
@@ -164,7 +164,7 @@ _S3A = (
     ],
 )
 def test_error_texts_of_engines_are_understood(text: str, fault: StoreFault, passes: bool) -> None:
-    refused = store_refusal([RuntimeError("it failed"), RuntimeError(text)])
+    refused = find_store_refusal([RuntimeError("it failed"), RuntimeError(text)])
     assert refused is not None
     assert (refused.fault, refused.is_transient) == (fault, passes)
 
@@ -179,4 +179,4 @@ def test_error_texts_of_engines_are_understood(text: str, fault: StoreFault, pas
     ],
 )
 def test_errors_of_a_missing_object_a_publisher_and_a_cell_are_not_the_stores(text: str) -> None:
-    assert store_refusal([RuntimeError(text)]) is None
+    assert find_store_refusal([RuntimeError(text)]) is None

@@ -10,26 +10,26 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class Answers:
+class QueryCache:
     """The cached results of queries of one table."""
 
     #: A version, and the results for it. They are one value, because several threads may use it at the same time.
     _cached: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
-    def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The result of `ask` for a version. It is computed only once. `question` identifies the query."""
-        answers: dict[str, Answer] = self._version_results(version)
-        if question not in answers:
-            answers[question] = ask()
-        return answers[question]
+    def get(self, version: Hashable, query_name: str, run_query: Callable[[], Result]) -> Result:
+        """The result of `run_query` for a version. It is computed only once. `query_name` identifies the query."""
+        results: dict[str, Result] = self._version_results(version)
+        if query_name not in results:
+            results[query_name] = run_query()
+        return results[query_name]
 
-    def record_answer(self, version: Hashable, question: str, answer: object) -> None:
+    def store(self, version: Hashable, query_name: str, result: object) -> None:
         """Store the result of a query for a version in the cache."""
-        self._version_results(version)[question] = answer
+        self._version_results(version)[query_name] = result
 
     def _version_results(self, version: Hashable) -> dict[str, Any]:
         cached = self._cached

@@ -33,7 +33,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
             records.exists(path),
             records.rows(path),
             records.rows(path, "slice > 10"),
-            records.newest(path, "slice"),
+            records.newest_rows(path, "slice"),
             records.head(path),
             records.version(path),
             records.count(path),

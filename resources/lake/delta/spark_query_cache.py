@@ -14,37 +14,37 @@ from collections.abc import Callable
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.delta.answers import Answer, Answers
+from pgsieve.resources.lake.delta.query_cache import QueryCache, Result
 
 #: The time and the number of a version. No other version has the same stamp, not even a version of another table
 #: that was at this path before.
 Stamp = tuple[str, int]
 
 
-class VersionAnswers:
+class SparkQueryCache:
     """The cached results of one session."""
 
-    def __init__(self, session: Callable[[], SparkSession]) -> None:
-        self._session = session
-        self._answers = defaultdict[str, Answers](Answers)
+    def __init__(self, get_session: Callable[[], SparkSession]) -> None:
+        self._get_session = get_session
+        self._cache_by_path = defaultdict[str, QueryCache](QueryCache)
 
-    def of(self, path: str, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The result of `ask`, which is called only once per version. `question` identifies the query."""
+    def get(self, path: str, query_name: str, run_query: Callable[[], Result]) -> Result:
+        """The result of `run_query`, which is called only once per version. `query_name` identifies the query."""
         # The stamp is read before the result. If a new version is committed in between, the result for the new version is
         # cached under the stamp of the former version. This does no harm, because that stamp never occurs again.
         stamp = self.stamp(path)
-        return ask() if stamp is None else self._answers[path].of(stamp, question, ask)
+        return run_query() if stamp is None else self._cache_by_path[path].get(stamp, query_name, run_query)
 
     def stamp(self, path: str) -> Stamp | None:
         """The stamp of the newest version of a table. None if there is no table, or no JVM."""
-        session = self._session()
+        session = self._get_session()
         jvm = getattr(session, "_jvm", None)
         if jvm is None:
             return None
         try:
-            log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001 - no public way
-            absent = jvm.scala.Option.empty()
-            snapshot = log.update(False, absent, absent)
+            delta_log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001 - no public way
+            no_value = jvm.scala.Option.empty()
+            snapshot = delta_log.update(False, no_value, no_value)
             version, time_written = (
                 snapshot.version(),
                 snapshot.logSegment().lastCommitFileModificationTimestamp(),
