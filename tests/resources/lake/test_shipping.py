@@ -75,8 +75,8 @@ FUNCTIONS = (
     "by_key_parts._Reader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "by_key_parts._Decider(batch, False)",
     "by_key_parts._Writer(batch, None, (), (), True)",
-    "Store.of(Storage.of('s3://lake'))",
-    "lambda: write_files('s3a://lake/t', changes_schema([]), (), store=Store.of(Storage.of('s3://lake')))",
+    "Store.from_storage(Storage.from_address('s3://lake'))",
+    "lambda: write_files('s3a://lake/t', changes_schema([]), (), store=Store.from_storage(Storage.from_address('s3://lake')))",
 )
 
 

@@ -90,10 +90,10 @@ class Pgsieve:
         program = (
             "import sys, json\n"
             "from pgsieve.resources.lake.session import SparkEngine\n"
-            "from pgsieve.resources.lake.stores.storage import Storage, declare\n"
+            "from pgsieve.resources.lake.stores.storage import Storage, declare_storage\n"
             "lake, folder, since, options, conf = map(json.loads, sys.argv[1:])\n"
-            "storage = Storage.of(lake, options)\n"
-            "declare(storage)\n"
+            "storage = Storage.from_address(lake, options)\n"
+            "declare_storage(storage)\n"
             "spark = SparkEngine(master='local[2]', lake=storage.address, spark_config=conf).session\n"
             "feed = spark.read.option('readChangeFeed', 'true').option('startingVersion', since).format('delta')\n"
             "rows = feed.load(storage.address + '/sales/' + folder).select('_change_type', 'id').collect()\n"

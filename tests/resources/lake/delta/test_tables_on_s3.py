@@ -33,7 +33,7 @@ import pyarrow as pa
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 
-storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+storage = Storage.from_address(sys.argv[1], json.loads(sys.argv[2]))
 path = f"{storage.address}/t"
 
 def lake():
@@ -59,7 +59,7 @@ import json, sys
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 
-storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+storage = Storage.from_address(sys.argv[1], json.loads(sys.argv[2]))
 rows = Lake(storage.address, None, storage=storage).records.rows(f"{storage.address}/t")
 print(json.dumps(sorted(row["id"] for row in rows)), flush=True)
 """
@@ -70,7 +70,7 @@ import pyarrow as pa
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 
-storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+storage = Storage.from_address(sys.argv[1], json.loads(sys.argv[2]))
 paths = [f"{storage.address}/t{number}" for number in range(9)]
 lake = Lake(storage.address, None, storage=storage)
 for path in paths[:8]:
@@ -99,7 +99,7 @@ import pyarrow as pa
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 
-storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+storage = Storage.from_address(sys.argv[1], json.loads(sys.argv[2]))
 lake = Lake(storage.address, None, storage=storage)
 lake.records.append(f"{storage.address}/t", pa.table({"id": [1]}), 1)
 told = None
