@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.moments.moment import Moment
-from pgsieve.assets.steps.moments.reading import frames, tables_at
+from pgsieve.assets.steps.moments.reading import find_tables, read_frames
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.translator import Naming
 from pgsieve.resources.lake.lake import Lake
@@ -48,7 +48,7 @@ class PgsieveLake(LakeResource):
         self, subscription: str, moment: str | datetime, scratch: str | None = None
     ) -> dict[str, DataFrame]:
         """The replicas of a subscription as they were at any moment, in the same form as `pgsieve.read_at` returns them."""
-        return frames(Moment.of(self.open(), subscription, moment), scratch)
+        return read_frames(Moment.from_user_input(self.open(), subscription, moment), scratch)
 
     def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:
         """The same replicas as `read_at` returns, as tables of the package `deltalake`.
@@ -56,8 +56,8 @@ class PgsieveLake(LakeResource):
         No JVM is needed, but delta-rs has to be able to reach the lake. The tables are clones beside the lake or on
         this machine, and are deleted when this process ends.
         """
-        tables = tables_at(Moment.of(self.open(), subscription, moment))
-        return {each.qualified_name: each.table() for each in tables}
+        tables = find_tables(Moment.from_user_input(self.open(), subscription, moment))
+        return {each.qualified_name: each.open_table() for each in tables}
 
 
 def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:

@@ -27,7 +27,7 @@ from replication import COLUMNS, ROW, SETTINGS, configuration, quiet
 from rich.console import Console
 from rich.table import Table
 
-from pgsieve.assets.steps.checks.consistency import at_one_lsn, check_consistency
+from pgsieve.assets.steps.checks.consistency import check_consistency, hold_at_one_lsn
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.pipelines.config.model import load_config
@@ -102,8 +102,8 @@ def main() -> None:
             key = f"(id)=({options.rows // 3})"
             assert set(check.keys) == {f"{key} missing from the replica", f"{key} only in the replica"}
             if not options.skip_peer:
-                with at_one_lsn(subscription, lake, quiet) as moment:
-                    sides = replace(moment.sides(("public", "checked")), row_hash=None)
+                with hold_at_one_lsn(subscription, lake, quiet) as moment:
+                    sides = replace(moment.make_sides(("public", "checked")), row_hash=None)
                     with measure(results, "all rows, by Spark"):
                         assert sides.difference().rows == 2
     table = Table("what", "seconds", "peak RSS, MiB", "ratio to all rows")

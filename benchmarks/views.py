@@ -25,7 +25,7 @@ from benchmarks.replication import COLUMNS, ROW, SETTINGS
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.moments.moment import Moment
-from pgsieve.assets.steps.moments.reading import tables_at
+from pgsieve.assets.steps.moments.reading import find_tables
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -122,8 +122,8 @@ def main(options: argparse.Namespace) -> None:
         lake = build_project(config).lake.open()
         for what, lsn in (("before the changes", before), ("amid the changes", amid)):
             with _timed(f"all rows as of {what}"):
-                (table,) = tables_at(Moment(lake, "all", lsn))
-                rows = sum(batch.num_rows for batch in table.batches())
+                (table,) = find_tables(Moment(lake, "all", lsn))
+                rows = sum(batch.num_rows for batch in table.read_batches())
             assert rows == options.rows
         config = load_config(_write_configuration(folder, server.conninfo(), "filtered", "copied"))
         with _timed("a view, filtered again"):

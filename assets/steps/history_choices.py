@@ -22,22 +22,22 @@ class HistoryChoice:
         """True if one of the histories is kept."""
         return bool(self.initial or self.scd2)
 
-    def or_else(self, other: "HistoryChoice") -> "HistoryChoice":
-        """The same choice, in which each None is replaced by the value of `other`."""
+    def with_defaults(self, defaults: "HistoryChoice") -> "HistoryChoice":
+        """The same choice, in which each None is replaced by the value of `defaults`."""
         return HistoryChoice(
-            other.initial if self.initial is None else self.initial,
-            other.scd2 if self.scd2 is None else self.scd2,
+            defaults.initial if self.initial is None else self.initial,
+            defaults.scd2 if self.scd2 is None else self.scd2,
         )
 
 
 @dataclass(frozen=True)
 class HistoryChoices:
-    """The choices of a subscription: `every` for all tables, and `tables` for single tables."""
+    """The choices of a subscription: `default_choice` for all tables, and `choice_by_table` for single tables."""
 
-    every: HistoryChoice = field(default_factory=HistoryChoice)
-    tables: Mapping[Name, HistoryChoice] = field(default_factory=dict)
+    default_choice: HistoryChoice = field(default_factory=HistoryChoice)
+    choice_by_table: Mapping[Name, HistoryChoice] = field(default_factory=dict)
 
-    def of(self, name: Name) -> HistoryChoice:
+    def table_choice(self, name: Name) -> HistoryChoice:
         """The choice for one table."""
-        table = self.tables.get(name)
-        return self.every if table is None else table.or_else(self.every)
+        table = self.choice_by_table.get(name)
+        return self.default_choice if table is None else table.with_defaults(self.default_choice)

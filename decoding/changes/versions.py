@@ -64,7 +64,7 @@ class Commits:
     times: pa.Array
 
     @classmethod
-    def of(cls, changes: pa.Table) -> Commits:
+    def from_changes(cls, changes: pa.Table) -> Commits:
         """Return the commits of changes."""
         grouped = (
             changes.select(["commit_lsn", "commit_time"])
@@ -78,7 +78,7 @@ class Commits:
         )
 
     @classmethod
-    def one(cls, lsn: int, time: datetime | None) -> Commits:
+    def single_commit(cls, lsn: int, time: datetime | None) -> Commits:
         """Return a single commit; its number is 0."""
         return cls(pa.array([lsn], pa.int64()), pa.array([time], _TIME))
 
@@ -142,7 +142,7 @@ class OpenedVersions:
             np.full(rows.num_rows, NONE, np.int64),
         )
         versions = add_validity(
-            rows, first_commits, last_commits, Commits.one(lsn_before(self.lsn), self.time)
+            rows, first_commits, last_commits, Commits.single_commit(lsn_before(self.lsn), self.time)
         )
         columns = [
             versions.column(versions.schema.get_field_index(field.name)).cast(field.type)

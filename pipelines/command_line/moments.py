@@ -56,7 +56,7 @@ def read(
     table_rows = reading.read_table(settings, chosen_subscription, at, table)
     from pgsieve.pipelines.command_line.rows import print_rows
 
-    print_rows(table_rows.batches(), table_rows.schema(), as_json=as_json)
+    print_rows(table_rows.read_batches(), table_rows.read_schema(), as_json=as_json)
 
 
 @command("Example: pgsieve restore sales ./sales-before --at 16/B374D848", panel=_PANEL)

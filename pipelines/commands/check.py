@@ -90,10 +90,10 @@ def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequ
             subscription=subscription.name,
             schema=result.schema,
             name=result.name,
-            recorded=result.recorded.last_value if result.recorded else None,
-            publisher=result.present.last_value if result.present else None,
-            equal=result.equal,
-            moved=result.moved,
+            recorded=result.recorded_value.last_value if result.recorded_value else None,
+            publisher=result.present_value.last_value if result.present_value else None,
+            equal=result.is_equal,
+            moved=result.has_moved,
             problem=result.problem,
         )
         for result in compare_sequences(subscription, Sequences(lake, subscription.name))

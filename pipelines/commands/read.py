@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.moments.bases import bases
+from pgsieve.assets.steps.moments.bases import find_bases
 from pgsieve.assets.steps.moments.moment import Moment
-from pgsieve.assets.steps.moments.reading import TableAt, tables_at
+from pgsieve.assets.steps.moments.reading import TableVersion, find_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -28,15 +28,15 @@ from pgsieve.pipelines.project import build_project
 def read(config: Config, selected: SubscriptionConfig, at: str | None) -> MomentReport:
     """The tables that a subscription had at a moment."""
     moment = moment_of(config, selected, at)
-    return moment_report(moment, tables_at(moment))
+    return moment_report(moment, find_tables(moment))
 
 
-def read_table(config: Config, selected: SubscriptionConfig, at: str | None, table: str) -> TableAt:
+def read_table(config: Config, selected: SubscriptionConfig, at: str | None, table: str) -> TableVersion:
     """One table as it was at a moment."""
     moment = moment_of(config, selected, at)
-    for each in tables_at(moment, only=parse_table_name(table)):
+    for each in find_tables(moment, only_table=parse_table_name(table)):
         return each
-    names = tuple(quote_qualified(*base.name) for base in bases(moment))
+    names = tuple(quote_qualified(*base.name) for base in find_bases(moment))
     raise PgsieveError(
         f'subscription "{selected.name}" had no table "{table}" at {format_lsn(moment.lsn)}',
         hint=name_hint(table, names),
@@ -51,19 +51,19 @@ def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> M
     if at is None:
         moment = Moment(lake, selected.name, Cuts(lake, selected.name).newest().lsn)
     else:
-        moment = Moment.of(lake, selected.name, at)
+        moment = Moment.from_user_input(lake, selected.name, at)
     progress = ReplicaProgress(subscription, lake)
-    return replace(moment, complete=progress.complete_up_to(progress.transformed_up_to()))
+    return replace(moment, complete_lsn=progress.complete_up_to(progress.transformed_up_to()))
 
 
-def moment_report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
+def moment_report(moment: Moment, tables: Sequence[TableVersion], folder: str | None = None) -> MomentReport:
     """The result of `read` or `restore` for these tables. `folder` is the folder into which they were restored."""
 
-    def report_of(table: TableAt) -> TableOfMoment:
+    def report_of(table: TableVersion) -> TableOfMoment:
         # `read` makes clones of tables, and deletes them when the command ends. So their paths are not reported.
         is_kept = folder is not None or table.lake is moment.lake
         location = (table.path, table.version) if is_kept else (None, None)
-        return TableOfMoment(*table.name, table.count(), table.changes, *location)
+        return TableOfMoment(*table.name, table.count_rows(), table.change_count, *location)
 
     ordered_tables = sorted(tables, key=lambda each: each.name)
     return MomentReport(

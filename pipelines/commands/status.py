@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import psycopg
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.checks.freshness import seconds_since, unapplied_since, unread_since
+from pgsieve.assets.steps.checks.freshness import find_unapplied, find_unread_time, seconds_since
 from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -173,7 +173,7 @@ def _seconds_waiting_in_slot(
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
         return round(
-            seconds_since(connection, unread_since(connection, lake, feed, state, peeking=may_decode)), 3
+            seconds_since(connection, find_unread_time(connection, lake, feed, state, can_peek=may_decode)), 3
         )
     except PgsieveError:
         # There is too much WAL to decode, the slot is lost, or a publication is missing. Other parts of the report show
@@ -192,7 +192,7 @@ def _progress_of(
     if log_position is None:
         return None, None if success_time is None else _iso(success_time)
     try:
-        applied, waiting_since = unapplied_since(ReplicaProgress(subscription, lake), log_position)
+        applied, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
     except PgsieveError:  # The lake is damaged, and other parts of the report show where.
         return None, None if success_time is None else _iso(success_time)
     seconds = source_state.waiting_seconds

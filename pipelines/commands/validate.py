@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.history.expected_histories import expected_histories
+from pgsieve.assets.steps.history.expected_histories import describe_histories
 from pgsieve.assets.steps.operations.refilter import Refilter
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -292,7 +292,7 @@ def _received_tables(
 
     def received_table(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
         renamed = {name: subscription.replica_name(name) for name in replicated.columns}
-        histories = expected_histories(
+        histories = describe_histories(
             subscription, lake, table, states.get(table), definitions[table], cuts[-1] if cuts else None
         )
         return ReceivedTable(

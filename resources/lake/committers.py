@@ -127,7 +127,8 @@ class FileCommitter:
         """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
 
         Returns None if rows of the table cannot be marked. If need be, this enables deletion vectors, which makes
-        a new version of the table. Raises OvertakenError if the version of the table is not `expected_version` afterwards.
+        a new version of the table. Raises OvertakenError if the version of the table is not `expected_version`
+        afterwards.
         """
         with self.access.translate_errors(path):
             try:
@@ -157,7 +158,7 @@ class FileCommitter:
         max_bytes: int | None,
         null_column: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table that have one of these keys, file by file. The parameters are those of `key_lookup.find_key_matches`."""
+        """The rows of a table that have one of these keys, file by file. See `key_lookup.find_key_matches`."""
         with self.access.translate_errors(path):
             return self.local.find_key_matches(path, keys, key_masks, max_bytes, null_column)
 

@@ -455,8 +455,8 @@ class Lake:
     ) -> None:
         """Replace the rows of a table by the results of `change`, in one commit that keeps the position.
 
-        With `target_path`, the table at that path gets the results instead, with the position `position`. For `expected_version` see
-        `Commit`.
+        With `target_path`, the table at that path gets the results instead, with the position `position`. For
+        `expected_version` see `Commit`.
         """
         size, target = (self.records.size(path) if self.local else None), target_path or path
         commit = Commit(position, overwrite=True, expected_version=expected_version)

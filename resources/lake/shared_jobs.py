@@ -37,8 +37,8 @@ class Request:
     - `part`: the function of a part's number that does the work of the part
     - `part_count`: the number of parts
     - `name`: the name for the job in Spark's web interface
-    - `rows_future`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in that
-      case the caller runs its parts again in a job of its own.
+    - `rows_future`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in
+      that case the caller runs its parts again in a job of its own.
     """
 
     part: Part

@@ -16,7 +16,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
-from pgsieve.assets.steps.moments.reading import TableAt, tables_at
+from pgsieve.assets.steps.moments.reading import TableVersion, find_tables
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.delta.queries import query_table
@@ -82,10 +82,10 @@ def subscriber_states(scenario: Scenario, workload: Workload, draw: random.Rando
 
 
 def rows_at(
-    replica: PgsieveReplica, table: TableAt, columns: list[str], types: dict[str, str]
+    replica: PgsieveReplica, table: TableVersion, columns: list[str], types: dict[str, str]
 ) -> Rows | None:
     """The rows of a table as PostgreSQL prints them, or None if its columns differ from the subscriber's."""
-    rows = query_table(table.table(), "select * from t")
+    rows = query_table(table.open_table(), "select * from t")
     if set(rows.column_names) - set(replica.metadata.values()) != set(columns):
         return None
     return Rows(printed_rows(rows.select(columns), types))
@@ -98,7 +98,7 @@ def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
     # The log ends there: the last transactions changed none of these tables.
     lsn = min(seen.lsn, complete)
     try:
-        tables = {".".join(t.name): t for t in tables_at(Moment(replica.lake, "sub", lsn, complete))}
+        tables = {".".join(t.name): t for t in find_tables(Moment(replica.lake, "sub", lsn, complete))}
     except MomentError as error:
         if not altered or "copied" not in str(error):
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.checks.consistency import HIDDEN, check_consistency
+from pgsieve.assets.steps.checks.consistency import HIDDEN_PROBLEM, check_consistency
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
@@ -95,8 +95,11 @@ def test_policies_hide_rows_from_a_copy_but_not_from_later_changes(keeper: Scena
     for replica in keeper.replicas.values():
         assert isinstance(replica, PgsieveReplica)
         results = check_consistency(replica.subscription, replica.lake, lambda _: None)
-        assert {r.table: r.problem for r in results if not r.equal} == {"policed": HIDDEN, "root": HIDDEN}
+        assert {r.table: r.problem for r in results if not r.equal} == {
+            "policed": HIDDEN_PROBLEM,
+            "root": HIDDEN_PROBLEM,
+        }
         # The replica keeps rows that the role cannot see.
         (done,) = repair(replica.subscription, replica.lake, [("public", "policed")], lambda _: None)
-        assert (done.problem, done.deleted) == (HIDDEN, 0)
+        assert (done.problem, done.deleted) == (HIDDEN_PROBLEM, 0)
     keeper.check(*_PUBLISHED)

@@ -398,7 +398,7 @@ class RowsTask:
         """A function that adds rows removed from a file to the shared rows; None if no rows are shared."""
         if (shared := self.chosen.shared) is None:
             return None
-        return lambda part, rows: shared.add_removed(match.keys[part], rows)
+        return lambda part, rows: shared.add_removed_rows(match.keys[part], rows)
 
     def _ended_batches(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for file_rows in rows:

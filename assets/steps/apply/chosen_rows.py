@@ -90,7 +90,7 @@ class ChosenRows:
             batch = completion.of(batch, places)
         batch = self.stamp.apply(batch)
         if self.shared is not None:
-            self.shared.add_new(places, batch)
+            self.shared.add_new_rows(places, batch)
         return places, batch if self.validity is None else self.validity.of(batch, places)
 
     def _inserted(self, changes: pa.Table) -> Mask:

@@ -7,7 +7,7 @@ applied, and the tables that are ahead of the newest cut. Raises LakeError.
 from dataclasses import dataclass
 
 from pgsieve.assets.steps.apply.batch import lacking_changes
-from pgsieve.assets.steps.apply.row_versions import lacking_versions
+from pgsieve.assets.steps.apply.row_versions import find_lacking_versions
 from pgsieve.assets.steps.apply.table_result import heads
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -85,7 +85,7 @@ class ReplicaProgress:
         for end, changes in slices.items():
             if any(
                 lacking_changes([change], states[change.name], present_heads[change.name])
-                or lacking_versions(self.subscription, lake, states[change.name], [change])
+                or find_lacking_versions(self.subscription, lake, states[change.name], [change])
                 for change in changes
             ):
                 return applied

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.row_versions import VersionsDuringApply
 from pgsieve.assets.steps.apply.table_result import TableResult
-from pgsieve.assets.steps.history.repaired_tables import note_partial, repaired_tables
+from pgsieve.assets.steps.history.repaired_tables import find_repaired_tables, record_partial_histories
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.own_versions import present_versions
@@ -138,8 +138,8 @@ class _Apply:
         }
         cut = self.result.cut
         states = set_aside_damaged(self._subscription, self._lake, cut, changed)
-        self._repaired = repaired_tables(self._subscription, self._lake, states, cut)
-        if note_partial(
+        self._repaired = find_repaired_tables(self._subscription, self._lake, states, cut)
+        if record_partial_histories(
             self._subscription.name, self._lake, [states[name] for name in self._repaired], self._log
         ):
             states = TableStates(self._lake, self._subscription.name).newest()
@@ -182,7 +182,7 @@ class _Apply:
                 for change in slices[end]
                 if change.has_changes and change.name in self._tables
             ]
-            versioned = self._replicas.row_versions.positions
+            versioned = self._replicas.row_versions.position_by_table
             batch = Batch(self._subscription.name, self._lake, ends[-1], changes, versioned)
             plans = self._plan(batch)
             if self._subscription.disable_on_error:
@@ -336,7 +336,7 @@ class _Replicas:
             states_version = newest_version(self.states.values())
             versioned, scd2 = (
                 {name: number for name, number in numbers.items() if name in tables}
-                for numbers in (self.row_versions.positions, self.row_versions.tables)
+                for numbers in (self.row_versions.position_by_table, self.row_versions.version_by_table)
             )
             time, histories = datetime.now(UTC), dict(self._histories)
             cut = Cut(lsn, tables, time, states_version, histories=histories, versioned=versioned, scd2=scd2)

@@ -26,7 +26,7 @@ from pgsieve.assets.steps.history.versions import (
     StoredVersions,
     VersionChange,
     VersionTable,
-    present_rows,
+    find_present_versions,
     versions_failure,
 )
 from pgsieve.assets.steps.log import Log
@@ -53,12 +53,12 @@ from pgsieve.resources.work import name_jobs
 class VersionsDuringApply:
     """The versions of rows of a subscription's tables during an apply.
 
-    Both dictionaries have the tables whose versions of rows have no gap. `positions` maps a table to the LSN that its
-    versions reach, and `tables` to a Delta version that was not put back.
+    Both dictionaries have the tables whose versions of rows have no gap. `position_by_table` maps a table to the LSN
+    that its versions reach, and `version_by_table` to a Delta version that was not put back.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
-        self.positions, self.tables = dict[Name, int](), dict[Name, int]()
+        self.position_by_table, self.version_by_table = dict[Name, int](), dict[Name, int]()
         self._subscription, self._lake, self._cut, self._log = subscription, lake, cut, log
         self._intact_versions = IntactVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
 
@@ -81,87 +81,98 @@ class VersionsDuringApply:
 
         Other versions begin anew with the replica's present rows.
         """
-        failed = dict[Name, str]()
+        problem_by_table = dict[Name, str]()
         for name, state in states.items():
-            table = VersionTable.of_state(self._subscription, self._lake, state) if state.applies else None
+            table = VersionTable.from_state(self._subscription, self._lake, state) if state.applies else None
             if table is None:
                 continue
             try:
                 self._begin(table, state, is_repaired=name in repaired)
             except TABLE_ERRORS as error:
-                failed[name] = versions_failure(self._lake, error, name, table.path)
-        return failed
+                problem_by_table[name] = versions_failure(self._lake, error, name, table.path)
+        return problem_by_table
 
     def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
         lake, cut, name, path = self._lake, self._cut, state.name, table.path
-        of_cut = cut if cut is not None and name in cut.tables and state.lsn <= cut.lsn else None
-        since = state.lsn if of_cut is None else of_cut.versioned.get(name, of_cut.lsn)
-        version = None if of_cut is None else of_cut.scd2.get(name)
+        usable_cut = cut if cut is not None and name in cut.tables and state.lsn <= cut.lsn else None
+        since_lsn = state.lsn if usable_cut is None else usable_cut.versioned.get(name, usable_cut.lsn)
+        version = None if usable_cut is None else usable_cut.scd2.get(name)
         head = lake.records.head(path) if lake.records.exists(path) else TableHead()
-        if head.position is None or is_repaired or is_put_back(lake, path, version, since):
-            if state.state != SyncState.READY or (of_cut is None and not is_repaired):
+        if head.position is None or is_repaired or is_put_back(lake, path, version, since_lsn):
+            if state.state != SyncState.READY or (usable_cut is None and not is_repaired):
                 return
-            replica = lake.records.position(lake.paths.replica(table.subscription, *name))
-            lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
-            table.begin_and_log(self._log, lsn, datetime.now(UTC), once=False)
+            replica_position = lake.records.position(lake.paths.replica(table.subscription, *name))
+            lsn = max(
+                state.lsn,
+                replica_position or 0,
+                head.position or 0,
+                usable_cut.lsn if usable_cut is not None else 0,
+            )
+            table.begin_and_log(self._log, lsn, datetime.now(UTC), skips_reached=False)
             head, version = lake.records.head(path), None
         # Without new changes, keep the Delta version that the newest cut has: another version would cause another cut.
-        is_idle = version is not None and head.position == since
-        self.positions[name] = head.position or 0
-        self.tables[name] = version if version is not None and is_idle else head.version
+        is_idle = version is not None and head.position == since_lsn
+        self.position_by_table[name] = head.position or 0
+        self.version_by_table[name] = version if version is not None and is_idle else head.version
         self._intact_versions.record(state, head.version)
 
     def follow(
         self,
         states: Mapping[Name, TableState],
         changes: Sequence[TableChanges],
-        behind: Collection[Name],
-        decided: DecidedTables,
+        lagging_tables: Collection[Name],
+        applied_keys: DecidedTables,
     ) -> dict[Name, str]:
         """Apply the batch's changes to the versions of rows; maps tables to the problems of their versions.
 
-        Tables in `behind` are left out, as their replicas lack changes. `decided` has the changes by key that the apply
-        of the replicas has computed.
+        Tables in `lagging_tables` are left out, as their replicas lack changes. `applied_keys` has the changes by key
+        that the apply of the replicas has computed.
         """
-        followed = [c for c in changes if c.name in self.positions and c.name not in behind]
+        followed_changes = [
+            c for c in changes if c.name in self.position_by_table and c.name not in lagging_tables
+        ]
 
         def follow(name: Name) -> tuple[Name, str | None]:
             try:
                 with name_jobs(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
                     retry_after_conflict(self._follow)(
-                        states[name], [c for c in followed if c.name == name], decided.get(name)
+                        states[name], [c for c in followed_changes if c.name == name], applied_keys.get(name)
                     )
             except TABLE_ERRORS as error:
                 return name, versions_failure(self._lake, error, name, self._path(states[name]))
             return name, None
 
-        done = self._lake.map_in_parallel(follow, list(dict.fromkeys(change.name for change in followed)))
-        self.positions |= {c.name: c.slice for c in followed if c.slice > states[c.name].lsn}
-        return {name: problem for name, problem in done if problem is not None}
+        problems = self._lake.map_in_parallel(
+            follow, list(dict.fromkeys(change.name for change in followed_changes))
+        )
+        self.position_by_table |= {c.name: c.slice for c in followed_changes if c.slice > states[c.name].lsn}
+        return {name: problem for name, problem in problems if problem is not None}
 
     def _follow(
-        self, state: TableState, changes: Sequence[TableChanges], decided: DecidedKeys | None
+        self, state: TableState, changes: Sequence[TableChanges], applied_keys: DecidedKeys | None
     ) -> None:
         lake = self._lake
-        if (lacking := lacking_versions(self._subscription, lake, state, changes)) is None:
+        if (
+            lacking_changes_of_table := find_lacking_versions(self._subscription, lake, state, changes)
+        ) is None:
             return
-        table, pending = lacking
-        log = lake.paths.change_history(
+        table, pending = lacking_changes_of_table
+        history_path = lake.paths.change_history(
             self._subscription.name, *state.name, table.definition.history.generation
         )
-        VersionsWriter(table, log, pending, state.lsn, decided).apply()
+        VersionsWriter(table, history_path, pending, state.lsn, applied_keys).apply()
         reach(Failpoint.REPLICA_COMMITTED)
-        now = lake.records.head(table.path)
+        new_head = lake.records.head(table.path)
         # For a table of versions that was put back, the cut keeps the former Delta version, so the next run notices it.
-        if self._intact_versions.advance(state, pending.head, now):
-            self.tables[state.name] = now.version
+        if self._intact_versions.advance(state, pending.head, new_head):
+            self.version_by_table[state.name] = new_head.version
 
 
-def lacking_versions(
+def find_lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
     """The versions of a table's rows, and the changes that they lack; None if they lack none or do not exist."""
-    table = VersionTable.of_state(subscription, lake, state) if state.applies else None
+    table = VersionTable.from_state(subscription, lake, state) if state.applies else None
     if table is None or not lake.records.exists(table.path):
         return None
     head = lake.records.head(table.path)
@@ -173,32 +184,32 @@ def lacking_versions(
 class _VersionOutcome:
     """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
 
-    For each change, `commit_of` has the number of its commit in `commits`, and `places` its place. `matches` tells where
-    the table has present versions of the keys. `truncated` is the number of the commit of the first TRUNCATE; None if
-    there is no TRUNCATE.
+    For each change, `commit_numbers` has the number of its commit in `commits`, and `places` its place. `matches` tells
+    where the table has present versions of the keys. `truncate_commit` is the number of the commit of the first
+    TRUNCATE; None if there is no TRUNCATE.
     """
 
     versions: RowVersions
-    commit_of: Numbers
+    commit_numbers: Numbers
     places: Numbers
     commits: Commits
     matches: Sequence[FileMatches]
-    truncated: int | None
+    truncate_commit: int | None
 
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch, which are in the change history `log`, to the versions of one table.
+    """Writes the changes of a batch, which are in the change history `history_path`, to the versions of one table.
 
-    `copy_lsn` is the LSN of the table's copy. `decided` has the changes by key that the replica's apply has computed; they
-    may be those of other slices.
+    `copy_lsn` is the LSN of the table's copy. `applied_keys` has the changes by key that the replica's apply has
+    computed; they may be those of other slices.
     """
 
     table: VersionTable
-    log: str
+    history_path: str
     pending: PendingChanges
     copy_lsn: int
-    decided: DecidedKeys | None = None
+    applied_keys: DecidedKeys | None = None
 
     def apply(self) -> None:
         """Write the versions in one commit; its position is the end of the last slice."""
@@ -206,132 +217,148 @@ class VersionsWriter:
         if pending.since < former_key_until(table.definition):
             # Rows from before the key was altered may have the same value of the present key, so versions cannot be told
             # apart: they begin anew. After a crash the replica may have a later position than `end`.
-            reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
-            table.begin_anew(max(end, reached), datetime.now(UTC))
+            replica_position = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
+            table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
         table.follow_columns()
-        changes = lake.find_stored_slices(self.log, pending.slice_ends, must_exist=True)
+        changes = lake.find_stored_slices(self.history_path, pending.slice_ends, must_exist=True)
         if changes is None:
-            raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
+            raise LakeError(f'Delta table "{self.history_path}": only Spark reads it', sqlstate="55000")
         outcome = self._compute(changes.row_groups)
-        ending, until = self._ended_versions(outcome)
-        change = VersionChange.of(self._stored, ending, until, outcome.commits, pending.size)
-        if (shared := self._shared_rows) is not None and outcome.truncated is None:
-            change = replace(change, replica_rows=shared.removed_with(table.columns))
+        ending_matches, ending_commits = self._find_ended_versions(outcome)
+        change = VersionChange.plan_ends(
+            self._stored_versions, ending_matches, ending_commits, outcome.commits, pending.size
+        )
+        if (shared := self._shared_rows) is not None and outcome.truncate_commit is None:
+            change = replace(change, replica_rows=shared.select_removed_rows(table.columns))
 
-        def new() -> list[pa.Table]:
+        def write_new_versions() -> list[pa.Table]:
             return list(self._write_new_versions(outcome, changes.row_groups))
 
-        change.commit(self._stored, new, end, pending.head.version)
+        change.commit(self._stored_versions, write_new_versions, end, pending.head.version)
 
     @cached_property
-    def _stored(self) -> StoredVersions:
-        return self.table.as_stored
+    def _stored_versions(self) -> StoredVersions:
+        return self.table.stored_versions
 
     def _compute(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
-        with lake.access.translate_errors(self.log):
-            keyed = self._keyed_changes(files)
+        with lake.access.translate_errors(self.history_path):
+            keyed = self._find_keyed_changes(files)
             times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
-        commits = Commits.of(pa.concat_tables(times))
-        matches = self._present_versions(keyed)
-        present = keyed.presence(match.keys for match in matches)
-        changes, number = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
-        lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncate_lsns, np.int64)])[number]
-        places = np.concatenate([keyed.places, np.full(len(keyed.truncate_lsns), NONE)])[number]
-        commit_of = commits.numbers(lsns)
-        truncated = (
+        commits = Commits.from_changes(pa.concat_tables(times))
+        matches = self._find_present_versions(keyed)
+        has_version = keyed.presence(match.keys for match in matches)
+        changes, change_indices = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
+        lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncate_lsns, np.int64)])[change_indices]
+        places = np.concatenate([keyed.places, np.full(len(keyed.truncate_lsns), NONE)])[change_indices]
+        commit_numbers = commits.numbers(lsns)
+        truncate_commit = (
             int(commits.numbers(np.array(keyed.truncate_lsns[:1]))[0]) if keyed.truncate_lsns else None
         )
-        versions = row_versions(changes, commit_of, present)
-        return _VersionOutcome(versions, commit_of, places, commits, matches, truncated)
+        versions = row_versions(changes, commit_numbers, has_version)
+        return _VersionOutcome(versions, commit_numbers, places, commits, matches, truncate_commit)
 
-    def _keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
+    def _find_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
         """The changes by key. If the replica's apply had the same changes, its result is used; otherwise they are read."""
         table, pending = self.table, self.pending
-        if self.decided is not None and self._shared_rows is not None:
-            return self.decided.keyed
+        if self.applied_keys is not None and self._shared_rows is not None:
+            return self.applied_keys.keyed
         keys = pa.schema([table.columns.field(name) for name in table.definition.key])
         unsent = sorted(pending.unchanged)
         stored = stored_changes(table.lake.store, files, keys, unsent)
-        keyed = keyed_changes(stored, keys, unsent, Extent(pending.slice_ends, self.since))
+        keyed = keyed_changes(stored, keys, unsent, Extent(pending.slice_ends, self.since_lsn))
         assert keyed is not None
         return keyed
 
     @property
     def _shared_rows(self) -> SharedRows | None:
         """The rows that the replica's apply has in memory; None if it did not apply the same changes."""
-        decided = self.decided
-        if decided is None or (decided.slices, decided.since) != (self.pending.slice_ends, self.since):
+        applied_keys = self.applied_keys
+        if applied_keys is None or (applied_keys.slices, applied_keys.since) != (
+            self.pending.slice_ends,
+            self.since_lsn,
+        ):
             return None
-        return decided.rows
+        return applied_keys.rows
 
     @property
-    def since(self) -> int:
+    def since_lsn(self) -> int:
         """The LSN from which changes are applied: the copy, or an earlier batch, had the changes before it."""
         return max(self.copy_lsn, self.pending.since)
 
-    def _present_versions(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
+    def _find_present_versions(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """The present versions of the keys, by file."""
-        path, committer = self.table.path, self._stored.committer
+        path, committer = self.table.path, self._stored_versions.committer
         expected, matters = keyed.lookups
         # The first change of a key tells whether the key had a row. The exception is a move of a row that is missing: the
         # new key may have a row, which stays.
-        among = (expected, matters) if keyed.changes.is_move.any() else (expected,)
-        matches = committer.find_key_matches(path, keyed.keys, among, None, VALID_TO_LSN)
+        key_masks = (expected, matters) if keyed.changes.is_move.any() else (expected,)
+        matches = committer.find_key_matches(path, keyed.keys, key_masks, None, VALID_TO_LSN)
         assert matches is not None
-        return present_rows(committer, path, matches)
+        return find_present_versions(committer, path, matches)
 
-    def _ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
+    def _find_ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
         """The present versions that end, by file, and the numbers of the commits that end them."""
         ends = outcome.versions.ends
-        if outcome.truncated is None:
+        if outcome.truncate_commit is None:
             matches = [match.select_keys(ends != NONE) for match in outcome.matches]
             matches = [match for match in matches if len(match.rows)]
             return matches, [ends[match.keys] for match in matches]
-        of_keys = {match.name: match for match in outcome.matches}
-        until = list[Numbers]()
-        present_versions = present_rows(self._stored.committer, self.table.path)
+        match_by_file = {match.name: match for match in outcome.matches}
+        ending_commits = list[Numbers]()
+        present_versions = find_present_versions(self._stored_versions.committer, self.table.path)
         for match in present_versions:
             # Versions of keys without a change end with the first TRUNCATE.
-            ended = np.full(len(match.rows), outcome.truncated, np.int64)
-            if (match_of_keys := of_keys.get(match.name)) is not None:
-                ended[np.searchsorted(match.rows, match_of_keys.rows)] = ends[match_of_keys.keys]
-            until.append(ended)
-        return present_versions, until
+            file_ending_commits = np.full(len(match.rows), outcome.truncate_commit, np.int64)
+            if (match_of_keys := match_by_file.get(match.name)) is not None:
+                file_ending_commits[np.searchsorted(match.rows, match_of_keys.rows)] = ends[
+                    match_of_keys.keys
+                ]
+            ending_commits.append(file_ending_commits)
+        return present_versions, ending_commits
 
     def _write_new_versions(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Write the versions that begin with the batch. Those that the batch also ends get files of their own."""
         table, versions = self.table, outcome.versions
-        lake, size = table.lake, self._stored.committer.target_file_bytes(table.path, {})
+        lake, size = table.lake, self._stored_versions.committer.target_file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
         runner, is_present = lake.policy.choose_runner(self.pending.size), versions.until == NONE
-        for chosen in (is_present, ~is_present):
-            at = np.flatnonzero(chosen)
-            at = at[np.argsort(outcome.places[versions.last[at]])]
-            if not len(at):
+        for is_chosen in (is_present, ~is_present):
+            version_indices = np.flatnonzero(is_chosen)
+            version_indices = version_indices[np.argsort(outcome.places[versions.last[version_indices]])]
+            if not len(version_indices):
                 continue
-            places = outcome.places[versions.last[at]]
+            places = outcome.places[versions.last[version_indices]]
             sent = {
-                name: np.where(of[at] == NONE, NONE, outcome.places[of[at]])
+                name: np.where(of[version_indices] == NONE, NONE, outcome.places[of[version_indices]])
                 for name, of in versions.sent.items()
             }
-            rows = NetRows(places, sent, versions.base[at])
+            rows = NetRows(places, sent, versions.base[version_indices])
             validity = Validity(
-                places, outcome.commit_of[versions.last[at]], versions.until[at], outcome.commits
+                places,
+                outcome.commit_numbers[versions.last[version_indices]],
+                versions.until[version_indices],
+                outcome.commits,
             )
-            shared = None if self._shared_rows is None else self._shared_rows.at_places(places, table.columns)
+            shared = (
+                None
+                if self._shared_rows is None
+                else self._shared_rows.select_new_rows(places, table.columns)
+            )
             if shared is not None:
                 batches = [[partial(validity.batches, numbers, rows)] for numbers, rows in shared]
-                written = RowWriter(lake.store, table.path, table.schema, size, batches, VALIDITY_ENCODINGS)
-                yield written.write_on(CALLING_THREAD)
+                row_writer = RowWriter(
+                    lake.store, table.path, table.schema, size, batches, VALIDITY_ENCODINGS
+                )
+                yield row_writer.write_on(CALLING_THREAD)
                 continue
-            read = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
-            for kept, completed in completions(*read, rows, table.columns):
+            completion_arguments = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
+            for kept, completed in completions(*completion_arguments, rows, table.columns):
                 parts = divide_groups(groups, runner.parallelism)
-                extent = Extent(self.pending.slice_ends, self.since)
-                of_changes = ChosenRows(extent, stamp, kept, completed, validity=validity)
+                extent = Extent(self.pending.slice_ends, self.since_lsn)
+                chosen_rows = ChosenRows(extent, stamp, kept, completed, validity=validity)
                 task = RowsTask(
-                    lake.store, table.path, table.columns, table.schema, size, (), (), parts, of_changes
+                    lake.store, table.path, table.columns, table.schema, size, (), (), parts, chosen_rows
                 )
                 yield runner.run(task, len(parts))

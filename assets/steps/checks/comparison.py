@@ -17,8 +17,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.checks.difference import differing_rows, few_differing_rows
-from pgsieve.assets.steps.checks.segments import living_rows, replica_checksums, replica_rows
+from pgsieve.assets.steps.checks.difference import find_differing_rows, find_few_differing_rows
+from pgsieve.assets.steps.checks.segments import (
+    compute_replica_checksums,
+    select_living_rows,
+    select_segment_rows,
+)
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
     SelectedRows,
@@ -54,14 +58,14 @@ class Difference:
     """The result of a comparison.
 
     - `publisher_rows`, `replica_rows`: how many rows the two sides have
-    - `rows`: how many rows differ
+    - `differing_rows`: how many rows differ
     - `sample`: some of these rows. Each has the columns c0, c1 and so on, and `count`, as in
       `pgsieve.assets.steps.checks.difference`.
     """
 
     publisher_rows: int
     replica_rows: int
-    rows: int = 0
+    differing_rows: int = 0
     sample: Sequence[Mapping[str, Any]] = ()
 
 
@@ -69,8 +73,8 @@ class Difference:
 class TableSides:
     """The publisher's rows of a table in a snapshot, and the rows of one version of its replica.
 
-    - `chunks`: makes the queries that select some expressions from the published rows of the table
-    - `selected`: the expressions that a copy selects, named c0, c1 and so on
+    - `make_chunks`: makes the queries that select some expressions from the published rows of the table
+    - `select_list`: the expressions that a copy selects, named c0, c1 and so on
     - `row_hash`: hashes rows; None if the server computes other hashes than pgsieve, or if the table has no columns
     - `soft_delete_columns`: the metadata columns of a replica that keeps deleted rows. Deleted rows and these columns
       are not compared.
@@ -82,8 +86,8 @@ class TableSides:
     columns: Sequence[ReplicaColumn]
     conninfo: Conninfo
     snapshot: Snapshot
-    chunks: Callable[[Sequence[str]], Chunks]
-    selected: Sequence[str]
+    make_chunks: Callable[[Sequence[str]], Chunks]
+    select_list: Sequence[str]
     row_hash: RowHash | None
     soft_delete_columns: Metadata = ()
 
@@ -91,18 +95,18 @@ class TableSides:
         """Compare the two sides."""
         if self.row_hash is None:
             return self._compare_by_spark(None)
-        size = max(self.chunks(self.selected).bytes, self.lake.records.size(self.path))
+        size = max(self.make_chunks(self.select_list).bytes, self.lake.records.size(self.path))
         if (reader := self._local_reader(size)) is not None:
             return self._compare_in_process(reader, None)
-        publisher, replica = self._checksums(self.row_hash)
-        rows, differing_segments = (
+        publisher, replica = self._compute_checksums(self.row_hash)
+        row_counts, differing_segments = (
             (int(publisher.rows.sum()), int(replica.rows.sum())),
             publisher.differing_segments(replica),
         )
         if not differing_segments.any():
-            return Difference(*rows)
+            return Difference(*row_counts)
         segment_share = max(int(side.rows[differing_segments].sum()) for side in (publisher, replica)) / max(
-            rows
+            row_counts
         )
         reader, segments = (
             self._local_reader(int(size * segment_share)),
@@ -111,45 +115,47 @@ class TableSides:
         difference = (
             self._compare_by_spark(segments) if reader is None else self._compare_in_process(reader, segments)
         )
-        return Difference(*rows, difference.rows, difference.sample)
+        return Difference(*row_counts, difference.differing_rows, difference.sample)
 
-    def differing_segments(self) -> ChosenSegments | None:
+    def find_differing_segments(self) -> ChosenSegments | None:
         """The segments that differ. None if there are no checksums, so that only rows can be compared."""
         if self.row_hash is None:
             return None
-        publisher, replica = self._checksums(self.row_hash)
+        publisher, replica = self._compute_checksums(self.row_hash)
         return ChosenSegments(self.row_hash, publisher.differing_segments(replica))
 
-    def _checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
+    def _compute_checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
         """The checksums of the publisher and of the replica, which are computed at the same time."""
-        queries = [checksums_query(query) for query in self.chunks([_hash_column(row_hash)]).queries]
+        queries = [checksums_query(query) for query in self.make_chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
         with ThreadPoolExecutor(CHECKSUM_SESSIONS) as pool:
-            answers = [pool.submit(self._read, query) for query in queries]
-            replica = self._replica_checksums(row_hash)
-            for answer in answers:
-                for batch in answer.result():
+            futures = [pool.submit(self._read_chunk, query) for query in queries]
+            replica = self._compute_replica_checksums(row_hash)
+            for future in futures:
+                for batch in future.result():
                     add_query_result(publisher, batch)
         return publisher, replica
 
-    def frames(self, segments: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
+    def read_frames(self, segments: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
         """The publisher's and the replica's rows as Spark DataFrames.
 
         They are the rows in the chosen segments, or all rows if `segments` is None.
         """
-        replica = self._replica()
-        selected_rows = SelectedRows(self.conninfo, self.snapshot.name, self._queries(segments), self.columns)
+        replica = self._read_replica()
+        selected_rows = SelectedRows(
+            self.conninfo, self.snapshot.name, self._make_queries(segments), self.columns
+        )
         publisher_rows = copied_rows(self.lake.spark, selected_rows)
-        return publisher_rows, replica if segments is None else replica_rows(replica, segments)
+        return publisher_rows, replica if segments is None else select_segment_rows(replica, segments)
 
     @property
     def _deleted_column(self) -> str | None:
         """The column that marks deleted rows; None if the replica does not keep them."""
         return metadata_column(self.soft_delete_columns, DELETED)
 
-    def _replica(self) -> DataFrame:
+    def _read_replica(self) -> DataFrame:
         rows = self.lake.read_version(self.path, self.version)
-        return living_rows(rows, [c.name for c in self.columns], self._deleted_column)
+        return select_living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
     def _local_reader(self, size: int) -> LocalRecords | None:
         """An object that reads the replica in this process.
@@ -158,65 +164,67 @@ class TableSides:
         """
         return self.lake.policy.find_reader(self.path, size)
 
-    def _read(self, query: str) -> list[pa.RecordBatch]:
+    def _read_chunk(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
-    def _replica_checksums(self, row_hash: RowHash) -> Checksums:
+    def _compute_replica_checksums(self, row_hash: RowHash) -> Checksums:
         if (reader := self.lake.policy.find_reader(self.path)) is None:
-            return replica_checksums(self._replica(), row_hash)
+            return compute_replica_checksums(self._read_replica(), row_hash)
         checksums = Checksums()
-        for batch in self._batches(reader):
+        for batch in self._read_replica_batches(reader):
             checksums.add(row_hash.hashes(batch))
         return checksums
 
-    def _batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
+    def _read_replica_batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
         schema = replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
             for batch in reader.read_version_batches(self.path, self.version):
                 yield select_living(batch, schema, self._deleted_column)
 
-    def _queries(self, segments: ChosenSegments | None) -> list[str]:
+    def _make_queries(self, segments: ChosenSegments | None) -> list[str]:
         if segments is None:
-            return self.chunks(self.selected).queries
+            return self.make_chunks(self.select_list).queries
         names = [f"c{number}" for number in range(len(self.columns))]
-        queries = self.chunks([*self.selected, _hash_column(segments.row_hash)]).queries
+        queries = self.make_chunks([*self.select_list, _hash_column(segments.row_hash)]).queries
         return [segments.query(rows, names) for rows in queries]
 
     def _compare_by_spark(self, segments: ChosenSegments | None) -> Difference:
         """Compare the rows by Spark."""
-        publisher_rows, replica = self.frames(segments)
-        differences = differing_rows(publisher_rows, replica, [c.name for c in self.columns])
+        publisher_rows, replica = self.read_frames(segments)
+        differences = find_differing_rows(publisher_rows, replica, [c.name for c in self.columns])
         counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
             # The publisher's number of rows is computed from this, so that the publisher's rows are read only once.
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
         assert counts is not None
-        sample = _row_texts(differences.limit(SAMPLE_ROWS).toArrow()) if counts["rows"] else []
-        replica_rows = replica.count()
-        return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
+        sample = _format_rows(differences.limit(SAMPLE_ROWS).toArrow()) if counts["rows"] else []
+        replica_row_count = replica.count()
+        return Difference(
+            replica_row_count + int(counts["surplus"]), replica_row_count, int(counts["rows"]), sample
+        )
 
     def _compare_in_process(self, reader: LocalRecords, segments: ChosenSegments | None) -> Difference:
         """Compare few rows in this process."""
         schema = replica_schema(self.columns)
         batches = [
             batch
-            for query in self._queries(segments)
+            for query in self._make_queries(segments)
             for batch in copied_batches(self.conninfo, self.snapshot.name, query, self.columns)
         ]
-        replica_batches = self._batches(reader)
+        replica_batches = self._read_replica_batches(reader)
         if segments is not None:
             replica_batches = map(segments.select, replica_batches)
         publisher_rows, replica = (
             pa.Table.from_batches(batches, schema) for batches in (batches, replica_batches)
         )
-        differences = few_differing_rows(publisher_rows, replica)
+        differences = find_few_differing_rows(publisher_rows, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
-        sample = _row_texts(differences.slice(0, SAMPLE_ROWS))
+        sample = _format_rows(differences.slice(0, SAMPLE_ROWS))
         return Difference(publisher_rows.num_rows, replica.num_rows, rows, sample)
 
 
-def _row_texts(differences: pa.Table) -> list[dict[str, Any]]:
+def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:
     """Rows with their values as text, as PostgreSQL prints them. Python could not represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
@@ -231,7 +239,7 @@ def _hash_column(row_hash: RowHash) -> str:
     return f"{row_hash.expression} AS hash"
 
 
-def hashes_alike(connection: psycopg.Connection[Any], seed: int) -> bool:
+def has_same_hashes(connection: psycopg.Connection[Any], seed: int) -> bool:
     """True if the server computes the same hashes as `pgsieve.decoding.checksums.hash_bytes`.
 
     A big-endian server does not.

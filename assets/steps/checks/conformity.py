@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.checks.segments import living_rows
+from pgsieve.assets.steps.checks.segments import select_living_rows
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
@@ -43,7 +43,7 @@ from pgsieve.resources.postgres.catalog import read_catalog
 MAX_KEYS = 10
 
 #: Row filters. A row has to match at least one of them. None means that all rows are allowed.
-Filters = tuple[str, ...] | None
+FilterTexts = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,16 @@ class TableConformity:
     problem: str | None = None
 
 
-def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
+def find_applicable_filters(
+    subscription: Subscription, replicated_table: ReplicatedTable, catalog: Catalog
+) -> FilterTexts:
     """The row filters that apply to a replica."""
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
-    sources = [replicated.row_filters]
+    sources = [replicated_table.row_filters]
     for relation in changed_relations(catalog):
         published = published_relation(relation, publications, catalog)
-        if published is not None and published.publish_as.oid == replicated.table.oid:
+        if published is not None and published.publish_as.oid == replicated_table.table.oid:
             sources += [
                 published.filters[operation]
                 for operation in ("insert", "update")
@@ -84,17 +86,21 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
     return tuple(filters)
 
 
-def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
+def is_checkable(subscription: Subscription, replicated_table: ReplicatedTable) -> bool:
     """True if the table has a row filter, and it can be evaluated with the columns of the replica."""
     try:
-        return bool(parsed_filters(subscription, replicated, replicated.row_filters or (), MappingRequests()))
+        return bool(
+            parse_filters(
+                subscription, replicated_table, replicated_table.row_filters or (), MappingRequests()
+            )
+        )
     except PgsieveError:
         return False
 
 
-def parsed_filters(
+def parse_filters(
     subscription: Subscription,
-    replicated: ReplicatedTable,
+    replicated_table: ReplicatedTable,
     texts: Sequence[str],
     mappings: CaseMappings | None = None,
 ) -> list[RowFilter]:
@@ -103,11 +109,11 @@ def parsed_filters(
     Raises PgsieveError if the replica does not have a column of a filter, or has it in another type that the user has
     chosen.
     """
-    table = replicated.table
+    table = replicated_table.table
     filters = [parse_table_filter(table, text, mappings) for text in texts]
     usable_columns = {
         name
-        for name in replicated.columns
+        for name in replicated_table.columns
         if subscription.chosen_type((table.schema, table.name), name) is None
     }
     for missing_columns in (row_filter.columns - usable_columns for row_filter in filters):
@@ -126,16 +132,16 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     with feed.source.connect() as connection:
         catalog = feed.with_defined_publications(read_catalog(connection))
         catalog = with_case_mappings(connection, catalog, feed.subscriptions[subscription.name])
-    state, replicated = (
+    state, replicated_table = (
         TableStates(lake, subscription.name).newest().get(name),
         subscription.tables(catalog).get(name),
     )
-    if replicated is None or state is None or state.state != SyncState.READY:
+    if replicated_table is None or state is None or state.state != SyncState.READY:
         return TableConformity(problem=(state.state if state else SyncState.INITIALIZE).meaning)
     if (lock_error := dict(locked_tables(feed, subscription.name, catalog)).get(name)) is not None:
         return TableConformity(problem=lock_error.message)
-    filters = applicable_filters(subscription, replicated, catalog)
-    replica = _FilteredReplica(subscription, lake, state, replicated, filters)
+    filters = find_applicable_filters(subscription, replicated_table, catalog)
+    replica = _FilteredReplica(subscription, lake, state, replicated_table, filters)
     is_altered = replica.is_altered()
     try:
         return replace(replica.evaluate(), altered=is_altered)
@@ -150,22 +156,22 @@ class _FilteredReplica:
     subscription: Subscription
     lake: Lake
     state: TableState
-    replicated: ReplicatedTable
-    filters: Filters
+    replicated_table: ReplicatedTable
+    filters: FilterTexts
 
     def is_altered(self) -> bool:
         """True if the filter was, or may have been, altered since the copy."""
         subscription, state = self.subscription, self.state
         published = state.definition.published if state.definition else None
-        if published is None or published.row_filters != self.replicated.row_filters:
+        if published is None or published.row_filters != self.replicated_table.row_filters:
             return True
-        for recorded in Catalogs(self.lake, subscription.feed).since(state.lsn):
+        for recorded_catalog in Catalogs(self.lake, subscription.feed).since(state.lsn):
             try:
-                catalog = subscription.feed.with_defined_publications(recorded)
+                catalog = subscription.feed.with_defined_publications(recorded_catalog)
                 recorded_table = subscription.tables(catalog).get(state.name)
                 if (
                     recorded_table is None
-                    or applicable_filters(subscription, recorded_table, catalog) != self.filters
+                    or find_applicable_filters(subscription, recorded_table, catalog) != self.filters
                 ):
                     return True
             except PgsieveError:
@@ -174,18 +180,18 @@ class _FilteredReplica:
 
     def evaluate(self) -> TableConformity:
         """Evaluate the filters for all rows."""
-        subscription, lake, replicated = self.subscription, self.lake, self.replicated
+        subscription, lake, replicated_table = self.subscription, self.lake, self.replicated_table
         path = lake.paths.replica(subscription.name, *self.state.name)
         if self.filters is None:
             return TableConformity(lake.count(path))
-        row_filters = parsed_filters(subscription, replicated, self.filters)
-        key = [name for name in replicated.columns if name in replicated.key]
+        row_filters = parse_filters(subscription, replicated_table, self.filters)
+        key = [name for name in replicated_table.columns if name in replicated_table.key]
         # At least one column is read; otherwise there would be no rows to count.
         names = {*key, *(name for each in row_filters for name in each.columns)} or set(
-            replicated.columns[:1]
+            replicated_table.columns[:1]
         )
-        types = subscription.column_types(replicated)
-        schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in names])
+        types = subscription.column_types(replicated_table)
+        schema = pa.schema([(name, types[name].arrow) for name in replicated_table.columns if name in names])
         replica_schema = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
 
         def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -202,7 +208,7 @@ class _FilteredReplica:
                 results = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
             else:
                 rows = number_columns(
-                    living_rows(lake.read_table(path), replica_schema.names, deleted_column)
+                    select_living_rows(lake.read_table(path), replica_schema.names, deleted_column)
                 )
                 results = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
         count, failing = (pc.sum(results[name]).as_py() or 0 for name in ("rows", "failing"))
@@ -220,23 +226,23 @@ def _evaluate_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Evaluate the filters for batches of rows; yields a row (`_BATCH_RESULT`) for each batch."""
-    matches = compile_filters(*(row_filter.tree for row_filter in filters))
+    evaluate_filters = compile_filters(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.cast(schema)
-        failing = pc.invert(pc.fill_null(matches(rows), False))
-        sample = rows.filter(failing).slice(0, MAX_KEYS)
+        is_failing = pc.invert(pc.fill_null(evaluate_filters(rows), False))
+        sample = rows.filter(is_failing).slice(0, MAX_KEYS)
         values = zip(*(value_texts(sample.column(name)) for name in key), strict=True)
         yield pa.RecordBatch.from_pylist(
             [
                 {
                     "rows": rows.num_rows,
-                    "failing": failing.true_count,
-                    "keys": [_key(key, row) for row in values],
+                    "failing": is_failing.true_count,
+                    "keys": [_format_key(key, row) for row in values],
                 }
             ],
             _BATCH_RESULT,
         )
 
 
-def _key(names: Sequence[str], values: Sequence[str]) -> str:
+def _format_key(names: Sequence[str], values: Sequence[str]) -> str:
     return f"({', '.join(names)})=({', '.join(values)})"

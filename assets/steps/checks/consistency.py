@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference, TableSides, hashes_alike
+from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference, TableSides, has_same_hashes
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, no_log
@@ -75,12 +75,12 @@ class TableConsistency:
 
 #: A table that is altered during its comparison is compared again, but not more often than this.
 MAX_ATTEMPTS = 3
-ALTERED = "its columns changed on the publisher; run again to copy it"
-HIDDEN = (
+ALTERED_PROBLEM = "its columns changed on the publisher; run again to copy it"
+HIDDEN_PROBLEM = (
     "row-level security hides some of its rows from the source's role, but replication sends these rows too: to compare it,"
     " give the role BYPASSRLS, or a policy that lets every row pass"
 )
-REWRITTEN = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
+REWRITTEN_PROBLEM = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
 
 Names = Collection[Name] | None
 
@@ -91,7 +91,7 @@ class SubscriptionAtLsn:
 
     - `tables`, `states`: map the subscription's tables to their definitions in `catalog` and to their states
     - `seed`: the seed of the hashes of rows; None if the server computes other hashes than pgsieve
-    - `hidden`: the oids of tables with rows that row-level security hides from the role
+    - `oids_with_hidden_rows`: the oids of tables with rows that row-level security hides from the role
     """
 
     subscription: Subscription
@@ -103,14 +103,14 @@ class SubscriptionAtLsn:
     states: dict[Name, TableState]
     snapshot: Snapshot
     seed: int | None
-    hidden: Collection[int]
+    oids_with_hidden_rows: Collection[int]
 
-    def problem(self, name: Name) -> str | None:
+    def find_problem(self, name: Name) -> str | None:
         """The reason why a table cannot be compared; None if it can."""
         if name not in self.tables:
             return SyncState.REMOVED.meaning
-        if self.tables[name].table.oid in self.hidden:
-            return HIDDEN
+        if self.tables[name].table.oid in self.oids_with_hidden_rows:
+            return HIDDEN_PROBLEM
         state = self.states.get(name)
         if state is None or state.state != SyncState.READY:
             reason = "not copied yet" if state is None else state.state.meaning
@@ -124,10 +124,10 @@ class SubscriptionAtLsn:
             (self.subscription.replica_name(name), kind.spark) for name, kind in types.items()
         )
         if state.definition is None or state.definition.table_columns != published_columns:
-            return ALTERED
+            return ALTERED_PROBLEM
         return None
 
-    def rewritten_tables(self, names: Collection[Name]) -> list[Name]:
+    def find_rewritten_tables(self, names: Collection[Name]) -> list[Name]:
         """Those of these tables that were rewritten after the snapshot was exported, so that it may show them as empty."""
         if not names:
             return []
@@ -148,16 +148,16 @@ class SubscriptionAtLsn:
         ):
             yield
 
-    def sides(self, name: Name) -> TableSides:
+    def make_sides(self, name: Name) -> TableSides:
         """The publisher's and the replica's rows of a table.
 
         Raises OvertakenError if the replica has changes from after the snapshot.
         """
-        replicated, definition = self.tables[name], self.states[name].definition
+        replicated_table, definition = self.tables[name], self.states[name].definition
         assert definition is not None
-        types = self.subscription.column_types(replicated)
-        oids = {a.name: a.type_oid for a in replicated.table.attributes}
-        columns_sent = tuple(
+        types = self.subscription.column_types(replicated_table)
+        oids = {a.name: a.type_oid for a in replicated_table.table.attributes}
+        sent_columns = tuple(
             SentColumn.for_column(quote(column_name), oids[column_name], kind)
             for column_name, kind in types.items()
         )
@@ -171,8 +171,8 @@ class SubscriptionAtLsn:
             policy = self.lake.policy
             return policy.parts_in_parallel(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
 
-        def chunks(expressions: Sequence[str]) -> Chunks:
-            return chunk_queries(self.connection, replicated, expressions, self.catalog, parallelism)
+        def make_chunks(expressions: Sequence[str]) -> Chunks:
+            return chunk_queries(self.connection, replicated_table, expressions, self.catalog, parallelism)
 
         return TableSides(
             lake=self.lake,
@@ -180,21 +180,21 @@ class SubscriptionAtLsn:
             version=head.version,
             columns=[
                 ReplicaColumn(
-                    self.subscription.replica_name(column_name), kind, column_name in replicated.key
+                    self.subscription.replica_name(column_name), kind, column_name in replicated_table.key
                 )
                 for column_name, kind in types.items()
             ],
             conninfo=self.conninfo,
             snapshot=self.snapshot,
-            chunks=chunks,
-            selected=select_list(self.subscription, replicated),
-            row_hash=RowHash(columns_sent, self.seed) if columns_sent and self.seed is not None else None,
+            make_chunks=make_chunks,
+            select_list=select_list(self.subscription, replicated_table),
+            row_hash=RowHash(sent_columns, self.seed) if sent_columns and self.seed is not None else None,
             soft_delete_columns=definition.soft_delete_columns,
         )
 
 
 @contextmanager
-def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
+def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
     """Export a snapshot, and bring the subscription up to its LSN. Within the block, both stay as they are."""
     feed = subscription.feed
     feed.source.check_ready()
@@ -219,7 +219,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
             tables,
             TableStates(lake, subscription.name).newest(),
             snapshot,
-            seed if hashes_alike(connection, seed) else None,
+            seed if has_same_hashes(connection, seed) else None,
             tables_with_hidden_rows(connection, [replicated.table.oid for replicated in tables.values()]),
         )
 
@@ -237,23 +237,26 @@ def check_consistency(
     warnings: dict[str, None] = {}
 
     def compare(names: Names) -> list[Name]:
-        with at_one_lsn(subscription, lake, log) as moment:
+        with hold_at_one_lsn(subscription, lake, log) as moment:
             compared_names = [name for name in moment.tables if names is None or name in names]
             comparisons = {name: _compare_table(moment, name, log) for name in compared_names}
-            rewritten_tables = moment.rewritten_tables(
+            rewritten_tables = moment.find_rewritten_tables(
                 [name for name in compared_names if comparisons[name].differing]
             )
             differing_tables = [moment.tables[name] for name in compared_names if comparisons[name].differing]
             warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
-            warnings.update(dict.fromkeys(filter(None, map(_unpublished_warning, differing_tables))))
+            warnings.update(dict.fromkeys(filter(None, map(_warn_of_unpublished, differing_tables))))
         results.update(comparisons)
         results.update(
             {
-                name: TableConsistency(*name, moment.snapshot.lsn, problem=REWRITTEN)
+                name: TableConsistency(*name, moment.snapshot.lsn, problem=REWRITTEN_PROBLEM)
                 for name in rewritten_tables
             }
         )
-        return [*rewritten_tables, *(name for name in compared_names if comparisons[name].problem == ALTERED)]
+        return [
+            *rewritten_tables,
+            *(name for name in compared_names if comparisons[name].problem == ALTERED_PROBLEM),
+        ]
 
     retry_altered(compare, names_to_check)
     for warning in warnings:
@@ -261,26 +264,26 @@ def check_consistency(
     return list(results.values())
 
 
-def _unpublished_warning(replicated: ReplicatedTable) -> str | None:
+def _warn_of_unpublished(replicated_table: ReplicatedTable) -> str | None:
     """A warning that rows differ because the table's publications do not publish all operations; None if they do.
 
     PostgreSQL documentation, 29.1 Publication.
     """
     unpublished_operations = [
-        f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations
+        f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated_table.operations
     ]
     if not unpublished_operations:
         return None
     return (
-        f'table "{replicated.table.qualified_name}": its publications publish no {", ".join(unpublished_operations)}, so the replica lacks'
+        f'table "{replicated_table.table.qualified_name}": its publications publish no {", ".join(unpublished_operations)}, so the replica lacks'
         " these changes; `pgsieve check --repair` brings it up to date"
     )
 
 
-def retry_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
+def retry_altered(run_step: Callable[[Names], Collection[Name]], names: Names) -> None:
     """Run a step for some tables, and run it again for the tables that it returns, because they were altered meanwhile."""
     for _ in range(MAX_ATTEMPTS):
-        names = step(names)
+        names = run_step(names)
         if not names:
             return
 
@@ -288,15 +291,15 @@ def retry_altered(step: Callable[[Names], Collection[Name]], names: Names) -> No
 def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
     """Compare one table."""
     lsn, subscription = moment.snapshot.lsn, moment.subscription.name
-    if problem := moment.problem(name):
+    if problem := moment.find_problem(name):
         return TableConsistency(*name, lsn, problem=problem)
-    replicated = moment.tables[name]
-    log(f"comparing {replicated.table.qualified_name} of {subscription}")
+    replicated_table = moment.tables[name]
+    log(f"comparing {replicated_table.table.qualified_name} of {subscription}")
     try:
         with moment.translate_errors(name, "compare"):
-            if replicated.table.unsent_leaves:
+            if replicated_table.table.unsent_leaves:
                 verify_foreign_servers(moment.subscription.feed.source, name)
-            return _result(replicated, lsn, moment.sides(name).compare())
+            return _make_result(replicated_table, lsn, moment.make_sides(name).compare())
     except LakeError as error:
         problem = copy_again(subscription, name, reason(moment.lake, error))
         return TableConsistency(*name, lsn, problem=problem)
@@ -306,27 +309,29 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
         return TableConsistency(*name, lsn, problem=error.message)
 
 
-def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
+def _make_result(replicated_table: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
     """The result for a table. The values of the sample's rows are in columns c0, c1 and so on."""
-    key_indexes = [index for index, column in enumerate(replicated.columns) if column in replicated.key]
+    key_indexes = [
+        index for index, column in enumerate(replicated_table.columns) if column in replicated_table.key
+    ]
     return TableConsistency(
-        schema=replicated.table.schema,
-        table=replicated.table.name,
+        schema=replicated_table.table.schema,
+        table=replicated_table.table.name,
         lsn=lsn,
         publisher_rows=difference.publisher_rows,
         replica_rows=difference.replica_rows,
-        differing=difference.rows,
+        differing=difference.differing_rows,
         keys=tuple(
-            _key_text(replicated, [row[f"c{index}"] for index in key_indexes], row["count"])
+            _format_key(replicated_table, [row[f"c{index}"] for index in key_indexes], row["count"])
             for row in difference.sample
         ),
     )
 
 
-def _key_text(replicated: ReplicatedTable, values: Sequence[str], count: int) -> str:
+def _format_key(replicated_table: ReplicatedTable, values: Sequence[str], count: int) -> str:
     """Write a row that differs as text: its key, and on which side it is. Without a key, no value of the row is written."""
     side = "missing from the replica" if count > 0 else "only in the replica"
-    if not replicated.key:
+    if not replicated_table.key:
         return f"a row {side}"
-    names = ", ".join(column for column in replicated.columns if column in replicated.key)
+    names = ", ".join(column for column in replicated_table.columns if column in replicated_table.key)
     return f"({names})=({', '.join(values)}) {side}"

@@ -26,36 +26,38 @@ from pgsieve.resources.lake.spark_writes import number_columns
 OCTETS = "octets"
 
 
-def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
+def find_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
     """The rows that one side has more often than the other side, computed by Spark."""
-    counts = _counted(expected, replica, columns, one_zero=True)
+    counts = _count_rows(expected, replica, columns, one_zero=True)
     return counts.select("row.*", (F.col("expected") - F.col("actual")).alias("count")).where("count <> 0")
 
 
-def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
+def count_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
     """The rows that the two sides have in different numbers, with the columns `row`, `expected` and `actual`.
 
-    Unlike in `differing_rows`, -0.0 differs from 0.0 here.
+    Unlike in `find_differing_rows`, -0.0 differs from 0.0 here.
     """
-    counts = _counted(expected, replica, columns, one_zero=False).where("expected <> actual")
+    counts = _count_rows(expected, replica, columns, one_zero=False).where("expected <> actual")
     row = F.struct(*(F.col(f"row.c{index}").alias(name) for index, name in enumerate(columns)))
     return counts.select(row.alias("row"), "expected", "actual")
 
 
-def _counted(expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
+def _count_rows(
+    expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, one_zero: bool
+) -> DataFrame:
     """Each distinct `row` (a struct of the columns c0, c1 and so on), and how often each side has it.
 
     With `one_zero`, -0.0 and 0.0 are the same value.
     """
 
-    def side(frame: DataFrame, is_replica: int) -> DataFrame:
+    def mark_side(frame: DataFrame, is_replica: int) -> DataFrame:
         rows = _encode(frame, columns, one_zero=one_zero)
         row = F.struct(*(f"c{index}" for index in range(len(columns))))
         counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
         return rows.select(OCTETS, row.alias("row"), *counts)
 
-    both = side(expected, 0).unionByName(side(replica, 1))
-    return both.groupBy(OCTETS).agg(
+    both_sides = mark_side(expected, 0).unionByName(mark_side(replica, 1))
+    return both_sides.groupBy(OCTETS).agg(
         F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
     )
 
@@ -81,19 +83,19 @@ def add_octets(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> D
     return frame.mapInArrow(encode, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
 
 
-def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
+def find_few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
     """The rows that one of two tables in memory has more often than the other. Both have the schema of the replica."""
     names = [f"c{index}" for index in range(expected.num_columns)]
-    both = pa.concat_tables([expected, replica]).rename_columns(names)
-    sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)
-    octets = [encoded_rows(batch, one_zero=True) for batch in both.to_batches()]
+    both_sides = pa.concat_tables([expected, replica]).rename_columns(names)
+    signs = np.where(np.arange(both_sides.num_rows) < expected.num_rows, 1, -1)
+    octets = [encoded_rows(batch, one_zero=True) for batch in both_sides.to_batches()]
     grouped = pa.table(
         {
             OCTETS: pa.chunked_array(octets, pa.large_binary()),
-            "count": pa.array(sign, pa.int64()),
-            "row": pa.array(np.arange(both.num_rows)),
+            "count": pa.array(signs, pa.int64()),
+            "row": pa.array(np.arange(both_sides.num_rows)),
         }
     )
-    counted = grouped.group_by(OCTETS).aggregate([("count", "sum"), ("row", "min")])
-    different = counted.filter(pc.not_equal(counted["count_sum"], 0))
-    return both.take(different["row_min"]).append_column("count", different["count_sum"])
+    counted_rows = grouped.group_by(OCTETS).aggregate([("count", "sum"), ("row", "min")])
+    different_rows = counted_rows.filter(pc.not_equal(counted_rows["count_sum"], 0))
+    return both_sides.take(different_rows["row_min"]).append_column("count", different_rows["count_sum"])

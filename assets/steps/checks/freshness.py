@@ -45,28 +45,28 @@ _LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _PeekResult:
     """The result of a peek at a slot.
 
-    - `since`: the commit time of the first waiting transaction; None if there was none
-    - `confirmed`: the LSN up to which the slot was confirmed
+    - `waiting_since`: the commit time of the first waiting transaction; None if there was none
+    - `confirmed_lsn`: the LSN up to which the slot was confirmed
     - `publications`: the publications with which the slot was read
-    - `upto`: the end of the WAL
+    - `wal_end_lsn`: the end of the WAL
     """
 
-    confirmed: int
+    confirmed_lsn: int
     publications: tuple[str, ...]
-    upto: int
-    since: datetime | None
+    wal_end_lsn: int
+    waiting_since: datetime | None
 
-    def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
+    def is_valid_for(self, confirmed_lsn: int, publications: tuple[str, ...], wal_end_lsn: int) -> bool:
         """True if the result is still valid for a slot and WAL with these positions."""
-        is_same_position = (self.confirmed, self.publications) == (confirmed, publications)
-        return is_same_position and (self.since is not None or self.upto == upto)
+        is_same_position = (self.confirmed_lsn, self.publications) == (confirmed_lsn, publications)
+        return is_same_position and (self.waiting_since is not None or self.wal_end_lsn == wal_end_lsn)
 
 
 #: Maps a source and a slot to the result of the last peek.
-_ANSWERS: dict[tuple[Source, str], _Answer] = {}
+_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 
 
 @dataclass(frozen=True)
@@ -86,67 +86,71 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
     feed = subscription.feed
     log_position = ChangeLog(lake, feed).position()
     with feed.source.connect() as connection:
-        state = slot_state(connection, feed.slot)
-        if log_position is None or state is None:
+        slot = slot_state(connection, feed.slot)
+        if log_position is None or slot is None:
             return Freshness(0, log_position or 0, f'replication slot "{feed.slot}" does not exist')
-        applied, waiting_since = unapplied_since(ReplicaProgress(subscription, lake), log_position)
-        if applied >= log_position:
-            waiting_since = unread_since(connection, lake, feed, state)
-        return Freshness(seconds_since(connection, waiting_since), applied)
+        applied_lsn, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
+        if applied_lsn >= log_position:
+            waiting_since = find_unread_time(connection, lake, feed, slot)
+        return Freshness(seconds_since(connection, waiting_since), applied_lsn)
 
 
-def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -> float:
+def seconds_since(connection: psycopg.Connection[Any], time: datetime | None) -> float:
     """The seconds from a time to now, by the publisher's clock; 0 for None."""
-    if since is None:
+    if time is None:
         return 0.0
     row = connection.execute("select clock_timestamp()").fetchone()
     assert row is not None
-    seconds: float = (row[0] - since).total_seconds()
+    seconds: float = (row[0] - time).total_seconds()
     return max(0.0, seconds)
 
 
-def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datetime | None]:
+def find_unapplied(progress: ReplicaProgress, durable_lsn: int) -> tuple[int, datetime | None]:
     """The LSN before which everything is applied, and the time of the first commit after it in the change log.
 
-    `durable` is the LSN at which the change log ends. The time is None if the change log has nothing more to apply.
+    `durable_lsn` is the LSN at which the change log ends. The time is None if the change log has nothing more to apply.
     """
     subscription, lake = progress.subscription, progress.lake
     cut = Cuts(lake, subscription.name).last()
-    if cut is not None and cut.lsn >= durable:
+    if cut is not None and cut.lsn >= durable_lsn:
         return cut.lsn, None  # The cut has all changes of the change log, so no other record has to be read.
     applied_lsn, transformed_lsn = progress.applied_up_to(), progress.transformed_up_to()
     if applied_lsn >= transformed_lsn:
         applied_lsn = progress.complete_up_to(transformed_lsn)
-    return applied_lsn, _first_commit(lake, subscription.feed, applied_lsn) if applied_lsn < durable else None
+    return applied_lsn, _find_first_commit_time(
+        lake, subscription.feed, applied_lsn
+    ) if applied_lsn < durable_lsn else None
 
 
-def unread_since(
-    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, peeking: bool = True
+def find_unread_time(
+    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, can_peek: bool = True
 ) -> datetime | None:
     """The commit time of the first transaction that is in the slot and not yet in the change log; None if there is none.
 
-    If another process is reading the slot, or without `peeking`, the result is the earliest time that is possible. A
+    If another process is reading the slot, or without `can_peek`, the result is the earliest time that is possible. A
     peek takes the lock of the slot, so that steps that read the slot wait, instead of failing.
     """
-    if peeking and not state.active:
+    if can_peek and not state.active:
         try:
-            return _first_waiting(connection, feed, state)
+            return _find_first_waiting_time(connection, feed, state)
         except SourceError as error:
             # Some transactions cannot be sent (`pgsieve.assets.steps.slot_consumption.unsendable_changes`). They wait, too.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
-    return _earliest_unread(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
+    return _find_earliest_unread_time(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
 
-def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
+def _find_first_commit_time(lake: Lake, feed: Feed, applied_lsn: int) -> datetime | None:
     """The time of the first commit in the change log at or after an LSN; None if there is none."""
     path = ChangeLog(lake, feed).path
-    slices = lake.records.slices(path, applied)
+    slices = lake.records.slices(path, applied_lsn)
     first_time = lake.column_bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
     return None if first_time is None else first_time.astimezone(UTC)
 
 
-def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
+def _find_first_waiting_time(
+    connection: psycopg.Connection[Any], feed: Feed, state: SlotState
+) -> datetime | None:
     """The commit time of the first transaction that waits in the slot; None if there is none.
 
     For a peek the server decodes WAL from the slot's restart_lsn on, which may be much earlier than the confirmed LSN
@@ -154,26 +158,28 @@ def _first_waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotS
     slot. It is valid until the slot is confirmed further. If no transaction is waiting, it is valid only until WAL is
     written.
     """
-    lsn = flushed_lsn(connection)
-    if lsn <= state.confirmed_lsn:
+    wal_end_lsn = flushed_lsn(connection)
+    if wal_end_lsn <= state.confirmed_lsn:
         return None  # All WAL is confirmed.
     catalog = feed.with_defined_publications(present_catalog(connection))
-    names = tuple(feed.without_missing_publications(catalog).slot_publications(catalog))
-    answer = _ANSWERS.get((feed.source, feed.slot))
-    if answer is None or not answer.holds(state.confirmed_lsn, names, lsn):
+    publication_names = tuple(feed.without_missing_publications(catalog).slot_publications(catalog))
+    result = _RESULT_BY_SLOT.get((feed.source, feed.slot))
+    if result is None or not result.is_valid_for(state.confirmed_lsn, publication_names, wal_end_lsn):
         with feed.hold_lock(_LOCK_SECONDS):
-            since = _peek_first_waiting(connection, feed, names, lsn)
-        answer = _ANSWERS[feed.source, feed.slot] = _Answer(state.confirmed_lsn, names, lsn, since)
-    return answer.since
+            since = _peek_first_waiting_time(connection, feed, publication_names, wal_end_lsn)
+        result = _RESULT_BY_SLOT[feed.source, feed.slot] = _PeekResult(
+            state.confirmed_lsn, publication_names, wal_end_lsn, since
+        )
+    return result.waiting_since
 
 
-def _peek_first_waiting(
-    connection: psycopg.Connection[Any], feed: Feed, names: tuple[str, ...], upto: int
+def _peek_first_waiting_time(
+    connection: psycopg.Connection[Any], feed: Feed, publication_names: tuple[str, ...], end_lsn: int
 ) -> datetime | None:
     """Peek at the first message in the slot; returns its commit time."""
-    options = replace(feed.options, publications=names, streaming="off")
-    query = peek_query(feed.slot, upto, options, connection.info.server_version, limit=1)
-    message = first_message(connection, feed.source.name, feed.slot, query) if names else None
+    options = replace(feed.options, publications=publication_names, streaming="off")
+    query = peek_query(feed.slot, end_lsn, options, connection.info.server_version, limit=1)
+    message = first_message(connection, feed.source.name, feed.slot, query) if publication_names else None
     if message is None:
         return None
     match decode(message):
@@ -186,13 +192,13 @@ def _peek_first_waiting(
     return datetime.fromtimestamp(timestamp_to_unix_micros(time) / 1_000_000, UTC)
 
 
-def _earliest_unread(
-    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int
+def _find_earliest_unread_time(
+    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable_lsn: int
 ) -> datetime | None:
     """The earliest time at which a waiting transaction may have committed: when the change log was last written.
 
     A process that reads the slot writes the change log at least every ten seconds, even if there are no changes.
     """
-    if current_lsn(connection) <= durable:
+    if current_lsn(connection) <= durable_lsn:
         return None
     return lake.last_commit_time(ChangeLog(lake, feed).path)

@@ -21,14 +21,14 @@ from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.checks.comparison import TableSides
 from pgsieve.assets.steps.checks.consistency import (
-    ALTERED,
-    REWRITTEN,
+    ALTERED_PROBLEM,
+    REWRITTEN_PROBLEM,
     Names,
     SubscriptionAtLsn,
-    at_one_lsn,
+    hold_at_one_lsn,
     retry_altered,
 )
-from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, differing_row_counts
+from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, count_differing_rows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import aggregate_metrics
 from pgsieve.assets.steps.records.columns import field
@@ -70,7 +70,7 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
     results: dict[Name, RepairResult] = {}
 
     def repair_tables(names: Names) -> list[Name]:
-        with at_one_lsn(subscription, lake, log) as moment:
+        with hold_at_one_lsn(subscription, lake, log) as moment:
             results_of_attempt = {name: _repair_table(moment, name, log) for name in names or ()}
             versions = {
                 name: result.version
@@ -82,7 +82,11 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, versions)
         results.update(results_of_attempt)
-        return [name for name, result in results_of_attempt.items() if result.problem in {ALTERED, REWRITTEN}]
+        return [
+            name
+            for name, result in results_of_attempt.items()
+            if result.problem in {ALTERED_PROBLEM, REWRITTEN_PROBLEM}
+        ]
 
     retry_altered(repair_tables, names)
     return list(results.values())
@@ -91,19 +95,19 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
 def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResult:
     """Repair one replica."""
     lsn, lake = moment.snapshot.lsn, moment.lake
-    if problem := moment.problem(name):
+    if problem := moment.find_problem(name):
         return RepairResult(*name, lsn, problem=problem)
     table = moment.tables[name]
     if not table.columns:
         return RepairResult(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
     log(f"repairing {table.table.qualified_name} of {moment.subscription.name}")
     with moment.translate_errors(name, "repair"):
-        sides = moment.sides(name)
-        row_counts = _differing_rows(sides)
+        sides = moment.make_sides(name)
+        row_counts = _count_differing_rows(sides)
         # If a table was rewritten, it may have been read as empty. If that were written, the replica would lose its rows.
-        if row_counts is not None and moment.rewritten_tables([name]):
-            return RepairResult(*name, lsn, problem=REWRITTEN)
-        inserted, deleted = (0, 0) if row_counts is None else _merge(sides, row_counts, lsn)
+        if row_counts is not None and moment.find_rewritten_tables([name]):
+            return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
+        inserted, deleted = (0, 0) if row_counts is None else _merge_rows(sides, row_counts, lsn)
         head = lake.records.head(sides.path)
         # If another writer has restored the replica meanwhile, the cut must not name the version after that. Otherwise
         # later checks would not notice that the replica was restored.
@@ -112,17 +116,17 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
     return RepairResult(*name, lsn, inserted, deleted, version)
 
 
-def _differing_rows(sides: TableSides) -> DataFrame | None:
-    """The rows that one side has more often, in the form of `differing_row_counts`; None if the sides are equal."""
-    segments = sides.differing_segments()
+def _count_differing_rows(sides: TableSides) -> DataFrame | None:
+    """The rows that one side has more often, in the form of `count_differing_rows`; None if the sides are equal."""
+    segments = sides.find_differing_segments()
     if segments is not None and not segments.segments.any():
         return None
     columns = [c.name for c in sides.columns]
-    row_counts = checkpoint(differing_row_counts(*sides.frames(segments), columns))
+    row_counts = checkpoint(count_differing_rows(*sides.read_frames(segments), columns))
     return None if row_counts.isEmpty() else row_counts
 
 
-def _merge(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int, int]:
+def _merge_rows(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int, int]:
     """Correct the rows of a replica in one commit; returns how many rows were inserted and deleted."""
     totals = aggregate_metrics(
         row_counts, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")]
@@ -149,27 +153,27 @@ def _hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
 
 def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
     """The source and the clauses of a MERGE by key that marks rows as deleted. An insert may revive a deleted row."""
-    kinds, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
+    kind_by_column, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
     merge = Merge.from_numbered_columns(
-        [c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds)
+        [c.name for c in sides.columns if c.is_key], [*names, *kind_by_column], (), list(kind_by_column)
     )
     end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
 
-    def rows(side: str, action: str) -> DataFrame:
+    def make_rows(side: str, action: str) -> DataFrame:
         metadata = end_metadata if action == "end" else {"filtered": F.lit(False)}
         values = {name: field("row", name) for name in names}
         values |= {
             name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark)
-            for name, kind in kinds.items()
+            for name, kind in kind_by_column.items()
         }
-        values |= {name: F.lit(action == "end") for name, kind in kinds.items() if kind == DELETED}
+        values |= {name: F.lit(action == "end") for name, kind in kind_by_column.items() if kind == DELETED}
         return row_counts.where(f"{side} > 0").select(
             *(values[name].alias(column) for name, column in merge.key_source_by_column.items()),
             *(values[name].alias(column) for name, column in merge.value_source_by_column.items()),
             F.lit(action).alias("action"),
         )
 
-    key, added_rows = list(merge.key_source_by_column.values()), rows("expected", "upsert")
-    removed_rows = add_octets(rows("actual", "end"), key, one_zero=True)
+    key, added_rows = list(merge.key_source_by_column.values()), make_rows("expected", "upsert")
+    removed_rows = add_octets(make_rows("actual", "end"), key, one_zero=True)
     ended_rows = removed_rows.join(add_octets(added_rows, key, one_zero=True), OCTETS, "left_anti")
     return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.clauses(quote_name)

@@ -20,28 +20,28 @@ from pgsieve.resources.lake.spark_writes import number_columns
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
 
 
-def living_rows(rows: DataFrame, columns: Sequence[str], deleted: str | None) -> DataFrame:
+def select_living_rows(rows: DataFrame, columns: Sequence[str], deleted_column: str | None) -> DataFrame:
     """The columns of those rows of a replica that are not deleted.
 
-    If the replica keeps deleted rows, the column `deleted` marks them.
+    If the replica keeps deleted rows, the column `deleted_column` marks them.
     """
     columns_to_read = [F.col(quote_name(name)) for name in columns]
-    if deleted is None:
+    if deleted_column is None:
         return rows.select(*columns_to_read)
-    numbered_rows = number_columns(rows.select(*columns_to_read, F.col(quote_name(deleted))))
+    numbered_rows = number_columns(rows.select(*columns_to_read, F.col(quote_name(deleted_column))))
     *names, flag = numbered_rows.columns
 
-    def select_living_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def filter_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch.filter(mask_living_rows(batch, flag)).select(names)
 
-    return numbered_rows.mapInArrow(select_living_rows, numbered_rows.select(*names).schema).toDF(*columns)
+    return numbered_rows.mapInArrow(filter_batches, numbered_rows.select(*names).schema).toDF(*columns)
 
 
-def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
+def compute_replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
     """The checksums of a replica's segments."""
 
-    def checksums(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def sum_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         totals = Checksums()
         for batch in batches:
             totals.add(row_hash.hashes(batch))
@@ -55,7 +55,7 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
 
     summed_rows = (
         number_columns(replica)
-        .mapInArrow(checksums, _CHECKSUMS)
+        .mapInArrow(sum_hashes, _CHECKSUMS)
         .groupBy("segment")
         .agg(*(F.sum(name).alias(name) for name in ("rows", "high", "low")))
     )
@@ -69,11 +69,11 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
     return totals
 
 
-def replica_rows(replica: DataFrame, segments: ChosenSegments) -> DataFrame:
+def select_segment_rows(replica: DataFrame, segments: ChosenSegments) -> DataFrame:
     """The rows of a replica that are in the chosen segments."""
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def select_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return map(segments.select, batches)
 
     numbered_rows = number_columns(replica)
-    return numbered_rows.mapInArrow(rows, numbered_rows.schema).toDF(*replica.columns)
+    return numbered_rows.mapInArrow(select_rows, numbered_rows.schema).toDF(*replica.columns)

@@ -22,25 +22,25 @@ from pgsieve.resources.postgres.sequences import SequenceValue
 class SequenceComparison:
     """A sequence as it was recorded, and as the publisher has it now.
 
-    `recorded` is None if the sequence is not recorded, and `present` is None if it is not published.
+    `recorded_value` is None if the sequence is not recorded, and `present_value` is None if it is not published.
     """
 
     schema: str
     name: str
-    recorded: SequenceValue | None
-    present: SequenceValue | None
+    recorded_value: SequenceValue | None
+    present_value: SequenceValue | None
 
     @property
     def problem(self) -> str | None:
         """The reason why the publisher's value cannot be read; None if it can."""
-        return self.present.problem if self.present else None
+        return self.present_value.problem if self.present_value else None
 
     @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """True if the publisher's value has moved on since it was recorded."""
-        if self.recorded is None or self.present is None or self.problem or self._is_same:
+        if self.recorded_value is None or self.present_value is None or self.problem or self._is_same:
             return False
-        recorded_lsn, present_lsn = self.recorded.page_lsn, self.present.page_lsn
+        recorded_lsn, present_lsn = self.recorded_value.page_lsn, self.present_value.page_lsn
         # A server logs several values of a sequence at once, and only the first of them changes the LSN of the page. So
         # the value may have moved on although the LSN is the same.
         return (
@@ -50,28 +50,30 @@ class SequenceComparison:
         )
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         """True if the recorded value is the publisher's value, or was the publisher's value before."""
-        return self._is_same or self.moved
+        return self._is_same or self.has_moved
 
     @property
     def _is_same(self) -> bool:
-        return _place(self.recorded) is not None and _place(self.recorded) == _place(self.present)
+        return _last_value(self.recorded_value) is not None and _last_value(
+            self.recorded_value
+        ) == _last_value(self.present_value)
 
     @property
     def _is_beyond(self) -> bool:
-        recorded_place, present_place = _place(self.recorded), _place(self.present)
-        if recorded_place is None or present_place is None or self.present is None:
+        recorded_place, present_place = _last_value(self.recorded_value), _last_value(self.present_value)
+        if recorded_place is None or present_place is None or self.present_value is None:
             return False
-        forwards = (
+        distance = (
             present_place[0] - recorded_place[0]
-            if self.present.ascending
+            if self.present_value.ascending
             else recorded_place[0] - present_place[0]
         )
-        return forwards > 0 or (forwards == 0 and present_place[1])
+        return distance > 0 or (distance == 0 and present_place[1])
 
 
-def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
+def _last_value(value: SequenceValue | None) -> tuple[int, bool] | None:
     """The last value and whether it was used; None if that is not known."""
     if value is None or value.last_value is None or value.is_called is None:
         return None
@@ -82,10 +84,12 @@ def compare_sequences(subscription: Subscription, record: Sequences) -> list[Seq
     """Compare the recorded sequences with those of the publisher. Empty if none is or was published."""
     # The record is read before the publisher's values. Otherwise a value that was recorded in between could be newer than
     # the publisher's value.
-    recorded = record.newest()
+    recorded_by_name = record.newest()
     feed = subscription.feed
     with feed.source.connect() as connection:
-        sequences_received = received_sequences(connection, feed, subscription.name)
-    present = {(value.schema, value.name): value for value in sequences_received}
-    names = sorted(recorded.keys() | present.keys())
-    return [SequenceComparison(*name, recorded.get(name), present.get(name)) for name in names]
+        published_values = received_sequences(connection, feed, subscription.name)
+    present_by_name = {(value.schema, value.name): value for value in published_values}
+    names = sorted(recorded_by_name.keys() | present_by_name.keys())
+    return [
+        SequenceComparison(*name, recorded_by_name.get(name), present_by_name.get(name)) for name in names
+    ]

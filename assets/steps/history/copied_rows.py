@@ -34,23 +34,30 @@ def begin_history(
     """
     definition = state.definition
     assert definition is not None
-    path = lake.paths.change_history(subscription, *state.name, definition.history.generation)
-    position = lake.records.position(path) or 0
+    history_path = lake.paths.change_history(subscription, *state.name, definition.history.generation)
+    position = lake.records.position(history_path) or 0
     if position >= state.lsn:
         return
-    source, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
-    size = lake.records.size(source)
-    committer, reader = lake.policy.choose_file_committer(path, schema), lake.policy.find_reader(source)
+    replica_path, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
+    size = lake.records.size(replica_path)
+    committer, reader = (
+        lake.policy.choose_file_committer(history_path, schema),
+        lake.policy.find_reader(replica_path),
+    )
     if committer is None or reader is None:
-        _begin_by_spark(lake, source, path, rows, definition, position)
+        _begin_by_spark(lake, replica_path, history_path, rows, definition, position)
         return
-    with lake.access.translate_errors(source):
-        copied = list_file_rows(reader, source, pa.schema(list(schema.field("new").type)), rows.to_changes)
-    batches: list[BatchSource] = [partial(_single_batch, rows.begin()), *copied]
-    written = RowWriter(lake.store, path, schema, DEFAULT_FILE_BYTES, [[batch] for batch in batches])
+    with lake.access.translate_errors(replica_path):
+        file_rows = list_file_rows(
+            reader, replica_path, pa.schema(list(schema.field("new").type)), rows.to_changes
+        )
+    batches: list[BatchSource] = [partial(_single_batch, rows.begin()), *file_rows]
+    row_writer = RowWriter(
+        lake.store, history_path, schema, DEFAULT_FILE_BYTES, [[batch] for batch in batches]
+    )
     committer.commit(
-        lambda: written.write_on(lake.policy.choose_runner(size)),
-        path,
+        lambda: row_writer.write_on(lake.policy.choose_runner(size)),
+        history_path,
         schema,
         Commit(state.lsn, expected_position=position, properties=CHANGES_PROPERTIES),
     )
@@ -61,13 +68,15 @@ def _single_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _begin_by_spark(
-    lake: Lake, source: str, path: str, rows: CopiedRows, definition: Definition, position: int
+    lake: Lake, replica_path: str, history_path: str, rows: CopiedRows, definition: Definition, position: int
 ) -> None:
-    ddl, names = changes_ddl(definition.columns), list(lake.columns(source))
-    begin = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
-    copied = number_columns(lake.read_table(source)).mapInArrow(_make_change_function(rows, names), ddl)
+    ddl, names = changes_ddl(definition.columns), list(lake.columns(replica_path))
+    first_change = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
+    copied_changes = number_columns(lake.read_table(replica_path)).mapInArrow(
+        _make_change_function(rows, names), ddl
+    )
     commit = Commit(rows.lsn, expected_position=position, properties=CHANGES_PROPERTIES)
-    lake.write(begin.unionByName(copied), path, commit)
+    lake.write(first_change.unionByName(copied_changes), history_path, commit)
 
 
 def _make_change_function(

@@ -21,9 +21,9 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 
 def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
     """The mask of the keys that have a row in memory (`rows`); it has an element for each key in `matches` too."""
-    highest = max((int(keys.max(initial=0)) for keys in (m.keys for m in matches)), default=0)
-    highest = max(highest, *(int(keys.max(initial=0)) for keys, _ in rows), 0)
-    has_row = np.zeros(highest + 1, np.bool_)
+    highest_key = max((int(keys.max(initial=0)) for keys in (m.keys for m in matches)), default=0)
+    highest_key = max(highest_key, *(int(keys.max(initial=0)) for keys, _ in rows), 0)
+    has_row = np.zeros(highest_key + 1, np.bool_)
     for keys, _ in rows:
         has_row[keys] = True
     return has_row
@@ -33,65 +33,73 @@ def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> M
 class EndsInMemory:
     """Versions that end, with their rows in memory (`rows`).
 
-    `begun` has the begin of each version. For each key number, `begin_of` has the row of `begun` for the key's version,
-    and `until` the number in `commits` of the commit that ends it; both have `NONE` if no version of the key ends.
+    `beginnings` has the begin of each version. For each key number, `beginning_indices` has the row of `beginnings` for
+    the key's version, and `ending_commits` the number in `commits` of the commit that ends it; both have `NONE` if no
+    version of the key ends.
     """
 
     schema: pa.Schema
     rows: Sequence[NumberedRows]
-    begun: pa.RecordBatch
-    begin_of: Numbers
-    until: Numbers
+    beginnings: pa.RecordBatch
+    beginning_indices: Numbers
+    ending_commits: Numbers
     commits: Commits
 
     @classmethod
-    def of(
+    def from_matches(
         cls,
         store: Store,
         folder: str,
         schema: pa.Schema,
         rows: Sequence[NumberedRows],
         ended: Sequence[tuple[FileMatches, Numbers]],
-        of_one_commit: Collection[str],
+        single_commit_files: Collection[str],
         commits: Commits,
     ) -> "EndsInMemory":
         """End the versions `ended`: for each file, the versions in it and the number of the commit that ends each.
 
-        `of_one_commit` are the names of the files in which all versions began with the same commit. Of such a file only
-        the begin of the first version is read.
+        `single_commit_files` are the names of the files in which all versions began with the same commit. Of such a
+        file only the begin of the first version is read.
         """
-        begin = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
+        beginning_schema = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
         count = len(mask_keys(rows, [match for match, _ in ended]))
-        begin_of, until_of = np.full(count, NONE, np.int64), np.full(count, NONE, np.int64)
-        parts, number = [begin.empty_table().combine_chunks()], 0
-        for match, until in ended:
-            is_one = match.name in of_one_commit
-            at = match.rows[:1] if is_one else match.rows
-            batches = [batch for _, batch in read_rows(store, join_path(folder, match.name), begin, at)]
-            parts.append(pa.Table.from_batches(batches, begin))
-            begin_of[match.keys] = number + (0 if is_one else np.arange(len(at)))
-            until_of[match.keys] = until
-            number += len(at)
-        (begun,) = pa.concat_tables(parts).combine_chunks().to_batches()
-        return cls(schema, rows, begun, begin_of, until_of, commits)
+        beginning_indices, ending_commits = np.full(count, NONE, np.int64), np.full(count, NONE, np.int64)
+        parts, beginning_count = [beginning_schema.empty_table().combine_chunks()], 0
+        for match, file_ending_commits in ended:
+            has_one_commit = match.name in single_commit_files
+            row_numbers = match.rows[:1] if has_one_commit else match.rows
+            batches = [
+                batch
+                for _, batch in read_rows(store, join_path(folder, match.name), beginning_schema, row_numbers)
+            ]
+            parts.append(pa.Table.from_batches(batches, beginning_schema))
+            beginning_indices[match.keys] = beginning_count + (
+                0 if has_one_commit else np.arange(len(row_numbers))
+            )
+            ending_commits[match.keys] = file_ending_commits
+            beginning_count += len(row_numbers)
+        (beginnings,) = pa.concat_tables(parts).combine_chunks().to_batches()
+        return cls(schema, rows, beginnings, beginning_indices, ending_commits, commits)
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
         """Yield the ended versions."""
-        for removed, rows in self.rows:
-            is_ended = self.until[removed] != NONE
+        for removed_keys, rows in self.rows:
+            is_ended = self.ending_commits[removed_keys] != NONE
             if is_ended.any():
-                keys = removed[is_ended]
-                ended = rows if is_ended.all() else rows.filter(pa.array(is_ended))
-                begun = self.begun.take(pa.array(self.begin_of[keys]))
-                yield end_versions(self._complete(ended, begun), self.until[keys], self.commits)
+                ended_keys = removed_keys[is_ended]
+                ended_rows = rows if is_ended.all() else rows.filter(pa.array(is_ended))
+                beginnings = self.beginnings.take(pa.array(self.beginning_indices[ended_keys]))
+                yield end_versions(
+                    self._complete(ended_rows, beginnings), self.ending_commits[ended_keys], self.commits
+                )
 
-    def _complete(self, rows: pa.RecordBatch, begun: pa.RecordBatch) -> pa.RecordBatch:
-        """Put together present versions from their rows (`rows`) and their begin (`begun`); other columns are NULL."""
+    def _complete(self, rows: pa.RecordBatch, beginnings: pa.RecordBatch) -> pa.RecordBatch:
+        """Put together present versions from their rows (`rows`) and their begin (`beginnings`); other columns are NULL."""
         columns = [
             rows[field.name]
             if field.name in rows.schema.names
-            else begun[field.name]
-            if field.name in begun.schema.names
+            else beginnings[field.name]
+            if field.name in beginnings.schema.names
             else pa.nulls(rows.num_rows, field.type)
             for field in self.schema
         ]

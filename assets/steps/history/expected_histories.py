@@ -14,38 +14,42 @@ from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.lake import Lake
 
 
-def expected_histories(
+def describe_histories(
     subscription: Subscription,
     lake: Lake,
     name: Name,
     state: TableState | None,
     definition: Definition,
-    newest: Cut | None,
+    newest_cut: Cut | None,
 ) -> Iterator[str]:
     """Yield sentences about the histories of a table.
 
-    `definition` is the table's present definition; `state` may have an older one. `newest` is the newest cut.
+    `definition` is the table's present definition; `state` may have an older one. `newest_cut` is the newest cut.
     """
-    kept = subscription.histories.of(name)
-    copied = state if state is not None and state.applies else None
-    if kept.initial:
-        if copied is None or (copied.definition is not None and copied.definition.history.whole):
+    choice = subscription.histories.table_choice(name)
+    copied_state = state if state is not None and state.applies else None
+    if choice.initial:
+        if copied_state is None or (
+            copied_state.definition is not None and copied_state.definition.history.whole
+        ):
             yield "the change history begins with the copied rows"
         else:
             yield copy_again(subscription.name, name, "the change history lacks the copied rows")
-    present = replace(copied or TableState(*name, SyncState.INITIALIZE), definition=definition)
-    if kept.scd2:
-        yield from _expected_versions(subscription, lake, present, newest, is_copied=copied is not None)
-    elif copied is not None and copied.definition is not None:
-        path = lake.paths.row_versions(subscription.name, *name, copied.definition.history.generation)
+    present_state = replace(copied_state or TableState(*name, SyncState.INITIALIZE), definition=definition)
+    if choice.scd2:
+        yield from _describe_versions(
+            subscription, lake, present_state, newest_cut, is_copied=copied_state is not None
+        )
+    elif copied_state is not None and copied_state.definition is not None:
+        path = lake.paths.row_versions(subscription.name, *name, copied_state.definition.history.generation)
         if lake.records.exists(path):
             yield f'the versions of its rows in "{path}" stay as they are: new ones are no longer kept'
 
 
-def _expected_versions(
-    subscription: Subscription, lake: Lake, state: TableState, newest: Cut | None, *, is_copied: bool
+def _describe_versions(
+    subscription: Subscription, lake: Lake, state: TableState, newest_cut: Cut | None, *, is_copied: bool
 ) -> Iterator[str]:
-    table = VersionTable.of_state(subscription, lake, state)
+    table = VersionTable.from_state(subscription, lake, state)
     if table is None:
         assert state.definition is not None
         replica = lake.paths.replica(subscription.name, *state.name)
@@ -53,7 +57,7 @@ def _expected_versions(
         assert problem is not None
         yield f"no versions of its rows are kept: {problem[0]}; {problem[1]}"
         return
-    is_followed = newest is not None and state.name in newest.versioned
+    is_followed = newest_cut is not None and state.name in newest_cut.versioned
     if not is_copied or (is_followed and lake.records.exists(table.path)):
         yield f'versions of its rows in "{table.path}"'
     else:

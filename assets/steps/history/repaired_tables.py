@@ -16,11 +16,11 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
 
 
-def repaired_tables(
+def find_repaired_tables(
     subscription: Subscription, lake: Lake, states: Mapping[Name, TableState], cut: Cut | None
 ) -> set[Name]:
     """The tables with a history that were repaired after the cut; or after their copy, if the copy is later than the cut."""
-    repaired = set[Name]()
+    repaired_names = set[Name]()
     for name, state in states.items():
         if not state.applies or not _has_history(subscription, lake, state):
             continue
@@ -29,27 +29,27 @@ def repaired_tables(
         if version is None:
             version = lake.records.version_of_position(path, state.lsn)
         if version is not None and lake.records.is_repaired(path, version):
-            repaired.add(name)
-    return repaired
+            repaired_names.add(name)
+    return repaired_names
 
 
 def _has_history(subscription: Subscription, lake: Lake, state: TableState) -> bool:
     is_whole = state.definition is not None and state.definition.history.whole
-    return is_whole or VersionTable.of_state(subscription, lake, state) is not None
+    return is_whole or VersionTable.from_state(subscription, lake, state) is not None
 
 
-def note_partial(subscription: str, lake: Lake, states: Iterable[TableState], log: Log) -> bool:
+def record_partial_histories(subscription: str, lake: Lake, states: Iterable[TableState], log: Log) -> bool:
     """Record and log that the change histories of tables are no longer whole.
 
     Returns False if none of them was whole before, so that nothing was recorded.
     """
-    partial = list[TableState]()
+    partial_states = list[TableState]()
     for state in states:
         definition = state.definition
         if definition is not None and definition.history.whole:
             history = replace(definition.history, whole=False)
-            partial.append(replace(state, definition=replace(definition, history=history)))
-            lacking = f"the change history of {quote_qualified(*state.name)} lacks the repaired rows"
-            log(copy_again(subscription, state.name, lacking))
-    TableStates(lake, subscription).append(partial)
-    return bool(partial)
+            partial_states.append(replace(state, definition=replace(definition, history=history)))
+            problem = f"the change history of {quote_qualified(*state.name)} lacks the repaired rows"
+            log(copy_again(subscription, state.name, problem))
+    TableStates(lake, subscription).append(partial_states)
+    return bool(partial_states)

@@ -19,7 +19,7 @@ SHARED_BYTES = 192 * 1024 * 1024
 NumberedRows = tuple[Numbers, pa.RecordBatch]
 
 
-def _none() -> None:
+def _make_none() -> None:
     return None
 
 
@@ -40,9 +40,9 @@ class SharedRows:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle to None: rows that an executor adds would not reach this process."""
-        return _none, ()
+        return _make_none, ()
 
-    def add_new(self, places: Numbers, rows: pa.RecordBatch) -> None:
+    def add_new_rows(self, places: Numbers, rows: pa.RecordBatch) -> None:
         """Add new rows, by the places of their changes."""
         if not self.lacks_new_rows and self._fits(rows):
             self.new_rows.append((places, rows))
@@ -51,7 +51,7 @@ class SharedRows:
             self.nbytes -= sum(each.nbytes for _, each in self.new_rows)
             self.new_rows.clear()
 
-    def add_removed(self, keys: Numbers, rows: pa.RecordBatch) -> None:
+    def add_removed_rows(self, keys: Numbers, rows: pa.RecordBatch) -> None:
         """Add removed rows, by the numbers of their keys."""
         if self._fits(rows):
             self.removed_rows.append((keys, rows))
@@ -64,7 +64,7 @@ class SharedRows:
         self.nbytes = nbytes
         return True
 
-    def at_places(self, places: Numbers, columns: pa.Schema) -> list[NumberedRows] | None:
+    def select_new_rows(self, places: Numbers, columns: pa.Schema) -> list[NumberedRows] | None:
         """The new rows in the order of their places.
 
         None if these are not exactly the rows at `places`, which ascend, or if a row has other columns than `columns`.
@@ -74,7 +74,7 @@ class SharedRows:
             return None
         return parts if all(rows.schema.equals(columns) for _, rows in parts) else None
 
-    def removed_with(self, columns: pa.Schema) -> list[NumberedRows]:
+    def select_removed_rows(self, columns: pa.Schema) -> list[NumberedRows]:
         """The removed rows with only these columns; empty if some rows lack one, or have it with another type."""
         if not all(set(columns.names) <= set(rows.schema.names) for _, rows in self.removed_rows):
             return []

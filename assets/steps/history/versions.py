@@ -96,7 +96,7 @@ class StoredVersions:
         """The committer of the table; raises LakeError if another writer has altered the table."""
         committer = self.lake.policy.choose_file_committer(self.path, self.schema)
         if committer is None:
-            raise _altered(self.path)
+            raise _altered_table_error(self.path)
         return committer
 
 
@@ -111,10 +111,10 @@ class VersionTable:
     columns: pa.Schema
 
     @classmethod
-    def of_state(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
+    def from_state(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
         """The versions of the rows of the table with this state; None if no versions are kept for the table."""
         definition = state.definition
-        if definition is None or not subscription.histories.of(state.name).scd2:
+        if definition is None or not subscription.histories.table_choice(state.name).scd2:
             return None
         replica = lake.paths.replica(subscription.name, *state.name)
         if versions_problem(lake, definition, replica) is not None:
@@ -134,7 +134,7 @@ class VersionTable:
         return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
 
     @property
-    def as_stored(self) -> "StoredVersions":
+    def stored_versions(self) -> "StoredVersions":
         """The table for writing."""
         return StoredVersions(self.lake, self.path, self.schema)
 
@@ -152,54 +152,54 @@ class VersionTable:
         """The words for these versions in messages."""
         return f"the versions of {quote_qualified(*self.name)}"
 
-    def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
+    def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, skips_reached: bool) -> None:
         """Call `begin_anew`, and log if it wrote something. `versions_failure` explains the errors that it raises."""
-        existed = self.lake.records.exists(self.path)
-        if self.begin_anew(lsn, time, once=once):
-            anew = "are ended, and begin anew" if existed else "begin"
-            log(f"{self.label} {anew} at {format_lsn(lsn)} with the present rows of its replica")
+        had_table = self.lake.records.exists(self.path)
+        if self.begin_anew(lsn, time, skips_reached=skips_reached):
+            predicate = "are ended, and begin anew" if had_table else "begin"
+            log(f"{self.label} {predicate} at {format_lsn(lsn)} with the present rows of its replica")
 
-    def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
+    def begin_anew(self, lsn: int, time: datetime | None, *, skips_reached: bool = True) -> bool:
         """End all present versions just before an LSN, and begin a version for each row of the replica.
 
-        The replica is at this LSN. With `once`, nothing is done if the versions have reached this position already.
-        Returns True if versions were written.
+        The replica is at this LSN. With `skips_reached`, nothing is done if the versions have reached this position
+        already. Returns True if versions were written.
         """
-        self._end_former(lsn, time)
+        self._end_former_generation(lsn, time)
         self.follow_columns()
-        return bool(retry_after_conflict(self._begin_anew)(lsn, time, once))
+        return bool(retry_after_conflict(self._begin_anew)(lsn, time, skips_reached))
 
-    def _begin_anew(self, lsn: int, time: datetime | None, once: bool) -> bool:
+    def _begin_anew(self, lsn: int, time: datetime | None, skips_reached: bool) -> bool:
         lake, head = self.lake, self.lake.records.head(self.path)
-        reached = (head.position or 0) >= lsn
-        if reached and once:
+        has_reached_lsn = (head.position or 0) >= lsn
+        if has_reached_lsn and skips_reached:
             return False
         replica = lake.paths.replica(self.subscription, *self.name)
         local = lake.policy.find_reader(replica)
         if local is None:
-            raise _altered(replica)
+            raise _altered_table_error(replica)
         with lake.access.translate_errors(replica):
-            opened = list_file_rows(
+            opened_rows = list_file_rows(
                 local, replica, self.columns, OpenedVersions(lsn, time, self.schema).to_versions
             )
-        stored = self.as_stored
-        change = VersionChange.of_all(stored, lsn, time)
+        stored_versions = self.stored_versions
+        change = VersionChange.plan_all_ends(stored_versions, lsn, time)
 
-        def written() -> list[pa.Table]:
+        def write_rows() -> list[pa.Table]:
             size = lake.records.size(replica)
-            rows = RowWriter(
+            row_writer = RowWriter(
                 lake.store,
                 self.path,
                 self.schema,
-                stored.committer.target_file_bytes(self.path, {}),
-                [[each] for each in opened],
+                stored_versions.committer.target_file_bytes(self.path, {}),
+                [[each] for each in opened_rows],
             )
-            return [rows.write_on(lake.policy.choose_runner(size))]
+            return [row_writer.write_on(lake.policy.choose_runner(size))]
 
-        change.commit(stored, written, None if reached else lsn, head.version)
+        change.commit(stored_versions, write_rows, None if has_reached_lsn else lsn, head.version)
         return True
 
-    def _end_former(self, lsn: int, time: datetime | None) -> None:
+    def _end_former_generation(self, lsn: int, time: datetime | None) -> None:
         """End the present versions in the table of the previous generation."""
         generation = self.definition.history.generation
         if not generation:
@@ -208,14 +208,14 @@ class VersionTable:
         if not self.lake.records.exists(path):
             return
 
-        def end() -> None:
+        def end_present_versions() -> None:
             head, schema = self.lake.records.head(path), self.lake.schema(path)
-            former = StoredVersions(self.lake, path, schema)
-            change = VersionChange.of_all(former, lsn, time)
+            former_versions = StoredVersions(self.lake, path, schema)
+            change = VersionChange.plan_all_ends(former_versions, lsn, time)
             if change.ended_rows.matches:
-                change.commit(former, list, None, head.version)
+                change.commit(former_versions, list, None, head.version)
 
-        retry_after_conflict(end)()
+        retry_after_conflict(end_present_versions)()
 
 
 def versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str:
@@ -229,7 +229,7 @@ def versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str
     return f"{problem}; {_MOVE_HINT}" if is_own else problem
 
 
-def _altered(path: str) -> LakeError:
+def _altered_table_error(path: str) -> LakeError:
     return LakeError(
         f'Delta table "{path}": another writer has altered it, so pgsieve cannot write it any more',
         hint=_MOVE_HINT,
@@ -237,14 +237,16 @@ def _altered(path: str) -> LakeError:
     )
 
 
-def present_rows(
-    committer: FileCommitter, path: str, among: Sequence[FileMatches] | None = None
+def find_present_versions(
+    committer: FileCommitter, path: str, candidates: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
-    """The present versions among `among`, file by file.
+    """The present versions among `candidates`, file by file.
 
-    If `among` is None, these are all present versions of the table, in order, and their key numbers are 0.
+    If `candidates` is None, these are all present versions of the table, in order, and their key numbers are 0.
     """
-    return committer.find_flagged_rows(path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), among)
+    return committer.find_flagged_rows(
+        path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), candidates
+    )
 
 
 #: The versions in a file that end, and for each version the number of the commit that ends it.
@@ -259,8 +261,8 @@ class _FileWithEnds:
     """
 
     name: str
-    rows: Numbers
-    until: Numbers
+    row_numbers: Numbers
+    ending_commits: Numbers
     is_replaced: bool
 
 
@@ -268,13 +270,13 @@ class _FileWithEnds:
 class _EndingTask:
     """Writes versions that end into new files. Other rows of rewritten files go into files of their own.
 
-    The task is sent to executors. `size` is the size in bytes at which a new file begins.
+    The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins.
     """
 
     store: Store
     folder: str
     schema: pa.Schema
-    size: int
+    file_bytes: int
     commits: Commits
     files: Sequence[_FileWithEnds]
 
@@ -284,136 +286,155 @@ class _EndingTask:
         if file.is_replaced:
             yield from self._rewrite(file, guard)
             return
-        batches = read_rows(self.store, join_path(self.folder, file.name), self.schema, file.rows)
+        batches = read_rows(self.store, join_path(self.folder, file.name), self.schema, file.row_numbers)
         yield from self._write(
-            guard(end_versions(rows, file.until[numbers], self.commits) for numbers, rows in batches)
+            guard(end_versions(rows, file.ending_commits[numbers], self.commits) for numbers, rows in batches)
         )
 
     def _rewrite(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
-        ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
+        ended_batches, file_rows = list[pa.RecordBatch](), list[pa.RecordBatch]()
 
-        def others() -> Iterator[pa.RecordBatch]:
+        def read_other_versions() -> Iterator[pa.RecordBatch]:
             begin = size = 0
             for batch in guard(self.store.read_batches(join_path(self.folder, file.name), self.schema)):
-                first, last = np.searchsorted(file.rows, (begin, begin + batch.num_rows))
-                at, begin = file.rows[first:last] - begin, begin + batch.num_rows
-                if len(at):
-                    ends.append(end_versions(batch.take(pa.array(at)), file.until[first:last], self.commits))
-                    size += ends[-1].nbytes
+                first, last = np.searchsorted(file.row_numbers, (begin, begin + batch.num_rows))
+                ending_rows, begin = file.row_numbers[first:last] - begin, begin + batch.num_rows
+                if len(ending_rows):
+                    ended_batches.append(
+                        end_versions(
+                            batch.take(pa.array(ending_rows)), file.ending_commits[first:last], self.commits
+                        )
+                    )
+                    size += ended_batches[-1].nbytes
                 if size > _MEMORY_BYTES:
-                    written.extend(self._write(ends))
-                    ends.clear()
+                    file_rows.extend(self._write(ended_batches))
+                    ended_batches.clear()
                     size = 0
-                if len(at) < batch.num_rows:
-                    stays = np.ones(batch.num_rows, np.bool_)
-                    stays[at] = False
-                    yield batch.filter(pa.array(stays))
+                if len(ending_rows) < batch.num_rows:
+                    is_kept = np.ones(batch.num_rows, np.bool_)
+                    is_kept[ending_rows] = False
+                    yield batch.filter(pa.array(is_kept))
 
-        yield from self._write(others())
-        yield from written
-        yield from self._write(ends)
+        yield from self._write(read_other_versions())
+        yield from file_rows
+        yield from self._write(ended_batches)
 
     def _write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_files(self.folder, self.schema, rows, self.store, self.size, VALIDITY_ENCODINGS)
+        return write_files(self.folder, self.schema, rows, self.store, self.file_bytes, VALIDITY_ENCODINGS)
 
 
 @dataclass(frozen=True)
 class VersionChange:
     """Present versions that end, by file.
 
-    `ended_rows` are the versions, and `until` has for each of them the number in `commits` of the commit that ends it.
-    `replica_rows` are the rows that the apply has removed from the replica, by the same key numbers. They are used instead
-    of reading the rows of the versions.
+    `ended_rows` are the versions, and `ending_commits` has for each of them the number in `commits` of the commit that
+    ends it. `replica_rows` are the rows that the apply has removed from the replica, by the same key numbers. They are
+    used instead of reading the rows of the versions.
     """
 
     ended_rows: DeletedRows
-    until: Sequence[Numbers]
+    ending_commits: Sequence[Numbers]
     commits: Commits
     replica_rows: Sequence[NumberedRows] = ()
 
     @classmethod
-    def of(
+    def plan_ends(
         cls,
         table: StoredVersions,
         matches: Sequence[FileMatches],
-        until: Sequence[Numbers],
+        ending_commits: Sequence[Numbers],
         commits: Commits,
-        size: int,
+        change_bytes: int,
     ) -> "VersionChange":
         """The change that ends the versions `matches`; raises LakeError if the table's files cannot be changed.
 
-        `size` is the size in bytes of the changes that end the versions.
+        `change_bytes` is the size in bytes of the changes that end the versions.
         """
         lake, committer = table.lake, table.committer
         with lake.access.translate_errors(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        deleted_rows = RowDeletion(lake, committer, table.path, columns, size, _MAX_REWRITTEN_BYTES).decide(
-            matches
-        )
+        deleted_rows = RowDeletion(
+            lake, committer, table.path, columns, change_bytes, _MAX_REWRITTEN_BYTES
+        ).decide(matches)
         if deleted_rows is None:
             if not committer.can_rewrite_files(table.path, columns):
-                raise _altered(table.path)
+                raise _altered_table_error(table.path)
             deleted_rows = DeletedRows(matches)
-        return cls(deleted_rows, until, commits)
+        return cls(deleted_rows, ending_commits, commits)
 
     @classmethod
-    def of_all(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
+    def plan_all_ends(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
         """The change that ends all present versions before an LSN."""
         lake, matches = table.lake, list[FileMatches]()
         if lake.records.exists(table.path):
-            matches = present_rows(table.committer, table.path)
-        until = [np.zeros_like(match.rows) for match in matches]
-        size = sum(match.size for match in matches)
-        return cls.of(table, matches, until, Commits.one(lsn_before(lsn), time), size)
+            matches = find_present_versions(table.committer, table.path)
+        ending_commits = [np.zeros_like(match.rows) for match in matches]
+        change_bytes = sum(match.size for match in matches)
+        return cls.plan_ends(
+            table, matches, ending_commits, Commits.single_commit(lsn_before(lsn), time), change_bytes
+        )
 
     def commit(
         self,
         table: StoredVersions,
-        new: Callable[[], Sequence[pa.Table]],
+        write_new_versions: Callable[[], Sequence[pa.Table]],
         position: int | None,
-        base: int,
+        expected_version: int,
     ) -> None:
-        """End the versions, and add the files that `new` writes, in one commit."""
+        """End the versions, and add the files that `write_new_versions` writes, in one commit."""
         lake, path, committer = table.lake, table.path, table.committer
 
-        def written() -> pa.Table:
+        def write_all_files() -> pa.Table:
             # Only the table of versions has the values of former columns of the replica. If there are such columns, the
             # rows have to be read.
-            has_all = self.ended_rows.are_marked and set(schema.names) == set(table.schema.names)
-            of_memory, of_files = self._divide(self.replica_rows if has_all else ())
-            size, files = committer.target_file_bytes(path, {}), list(starmap(self._file_with_ends, of_files))
+            has_all_columns = self.ended_rows.are_marked and set(schema.names) == set(table.schema.names)
+            ends_in_memory, ends_in_files = self._divide_by_memory(
+                self.replica_rows if has_all_columns else ()
+            )
+            size, files = (
+                committer.target_file_bytes(path, {}),
+                list(starmap(self._file_with_ends, ends_in_files)),
+            )
             ending_task = _EndingTask(lake.store, path, schema, size, self.commits, files)
-            runner = lake.policy.choose_runner(sum(match.size for match, _ in of_files))
-            ended = [runner.run(ending_task, len(files))] if files else []
-            if of_memory:
-                begun = committer.local.find_single_value_files(path, VALID_FROM_LSN)
+            runner = lake.policy.choose_runner(sum(match.size for match, _ in ends_in_files))
+            file_tables = [runner.run(ending_task, len(files))] if files else []
+            if ends_in_memory:
+                single_commit_files = committer.local.find_single_value_files(path, VALID_FROM_LSN)
                 rows = self.replica_rows
-                ends = EndsInMemory.of(lake.store, path, schema, rows, of_memory, begun, self.commits)
-                ended.append(
+                ends = EndsInMemory.from_matches(
+                    lake.store, path, schema, rows, ends_in_memory, single_commit_files, self.commits
+                )
+                file_tables.append(
                     RowWriter(lake.store, path, schema, size, [[ends]], VALIDITY_ENCODINGS).write_on(
                         CALLING_THREAD
                     )
                 )
-            return pa.concat_tables([FILE_SCHEMA.empty_table(), *ended, *new()])
+            return pa.concat_tables([FILE_SCHEMA.empty_table(), *file_tables, *write_new_versions()])
 
         schema = committer.schema(path) if lake.records.exists(path) else table.schema
         if not self.ended_rows.are_marked:
-            removed = {match.path: match.size for match in self.ended_rows.matches}
-            committer.commit(written, path, table.schema, Commit(position, expected_version=base), removed)
+            removed_size_by_path = {match.path: match.size for match in self.ended_rows.matches}
+            committer.commit(
+                write_all_files,
+                path,
+                table.schema,
+                Commit(position, expected_version=expected_version),
+                removed_size_by_path,
+            )
             return
-        marked = committer.marked_files(path, self.ended_rows.matches, base)
-        if marked is None:
-            raise _altered(path)
-        committer.commit_marked(written, path, marked, position, base)
+        marked_files = committer.marked_files(path, self.ended_rows.matches, expected_version)
+        if marked_files is None:
+            raise _altered_table_error(path)
+        committer.commit_marked(write_all_files, path, marked_files, position, expected_version)
 
-    def _divide(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
+    def _divide_by_memory(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
         """Divide the files: those for which `rows` has the rows of all ended versions, and the others."""
-        ends = list(zip(self.ended_rows.matches, self.until, strict=True))
+        ends = list(zip(self.ended_rows.matches, self.ending_commits, strict=True))
         if not rows:
             return [], ends
         has_row = mask_keys(rows, self.ended_rows.matches)
-        of_memory = [each for each in ends if has_row[each[0].keys].all()]
-        return of_memory, [each for each in ends if not has_row[each[0].keys].all()]
+        ends_in_memory = [each for each in ends if has_row[each[0].keys].all()]
+        return ends_in_memory, [each for each in ends if not has_row[each[0].keys].all()]
 
-    def _file_with_ends(self, match: FileMatches, until: Numbers) -> _FileWithEnds:
-        return _FileWithEnds(match.name, match.rows, until, not self.ended_rows.are_marked)
+    def _file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> _FileWithEnds:
+        return _FileWithEnds(match.name, match.rows, ending_commits, not self.ended_rows.are_marked)

@@ -244,7 +244,7 @@ class SnapshotCopy:
         name = (table.schema, table.name)
         # Without a former copy and without `scd2` there is no table of versions of rows. Knowing that saves a request to
         # the store.
-        has_versions = planned.former is not None or bool(self.subscription.histories.of(name).scd2)
+        has_versions = planned.former is not None or bool(self.subscription.histories.table_choice(name).scd2)
         replica = ReplacedReplica(
             lake, self.subscription.name, name, planned.generation, has_versions=has_versions
         )

@@ -60,7 +60,7 @@ def announced_state(
     """The state of a table before its copy. It announces the LSN of the snapshot."""
     definition = subscription.definition(replicated, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
-    has_copied_rows = bool(subscription.histories.of(_name(replicated)).initial)
+    has_copied_rows = bool(subscription.histories.table_choice(_name(replicated)).initial)
     definition_of_copy = replace(
         definition,
         history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
@@ -240,13 +240,13 @@ class Readiness:
         if definition.history.whole:
             schema = changes_schema(arrow_types(subscription, state.name, definition))
             begin_history(lake, subscription.name, state, schema, time)
-        table = VersionTable.of_state(subscription, lake, state)
+        table = VersionTable.from_state(subscription, lake, state)
         if table is not None:
             try:
-                table.begin_and_log(self.log, state.lsn, time, once=True)
+                table.begin_and_log(self.log, state.lsn, time, skips_reached=True)
             except TABLE_ERRORS as error:
                 return versions_failure(lake, error, state.name, table.path)
-        elif subscription.histories.of(state.name).scd2:
+        elif subscription.histories.table_choice(state.name).scd2:
             name = quote_qualified(*state.name)
             self.log(f"the versions of {name} are not kept: `pgsieve validate` says why")
         return None

@@ -30,20 +30,20 @@ from pgsieve.resources.lake.stores.store import join_path
 
 
 @dataclass(frozen=True)
-class Base:
+class TableBase:
     """A version of a replica, and the slices of its change history with later changes.
 
-    - `path`, `version`: the version of the replica, which has all that committed before `since`
+    - `path`, `version`: the version of the replica, which has all that committed before `since_lsn`
     - `state`: the state of the table at that time. Its definition is that of this version and of these slices.
-    - `history`, `slices`: the path of the change history, and the ends of the slices
+    - `history_path`, `slice_ends`: the path of the change history, and the ends of the slices
     """
 
     path: str
     version: int
     state: TableState
-    since: int
-    history: str
-    slices: Sequence[int] = ()
+    since_lsn: int
+    history_path: str
+    slice_ends: Sequence[int] = ()
 
     @property
     def name(self) -> Name:
@@ -57,13 +57,13 @@ class Base:
         return self.state.definition
 
 
-def bases(moment: Moment) -> list[Base]:
+def find_bases(moment: Moment) -> list[TableBase]:
     """The bases of a subscription's tables at a moment."""
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).all()
     states = TableStates(lake, subscription).all()
     reached_lsn = max(
-        TransformedSlices(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts)
+        TransformedSlices(lake, subscription).position(), moment.complete_lsn, *(cut.lsn for cut in cuts)
     )
     if not states or not reached_lsn:
         raise MomentError(
@@ -79,11 +79,11 @@ def bases(moment: Moment) -> list[Base]:
         )
     cut_before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
     cut_after = next((cut for cut in cuts if cut.lsn > lsn), None)
-    search = _Search(moment, cut_before, cut_after)
+    search = _BaseSearch(moment, cut_before, cut_after)
     tables = [
         base
         for name, states_of_table in states.items()
-        if (base := search.base(name, states_of_table)) is not None
+        if (base := search.find_base(name, states_of_table)) is not None
     ]
     if not tables:
         oldest = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
@@ -96,27 +96,27 @@ def bases(moment: Moment) -> list[Base]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _BaseSearch:
     """Finds the base of each table.
 
-    `before` is the last cut at or before the moment, and `after` is the first cut after it. A cut is a version of each
-    replica, so that together they equal the publisher at one LSN.
+    `cut_before` is the last cut at or before the moment, and `cut_after` is the first cut after it. A cut is a version
+    of each replica, so that together they equal the publisher at one LSN.
     """
 
     moment: Moment
-    before: Cut | None
-    after: Cut | None
+    cut_before: Cut | None
+    cut_after: Cut | None
 
     @property
     def _lake(self) -> Lake:
         return self.moment.lake
 
-    def base(self, name: Name, states: Sequence[TableState]) -> Base | None:
+    def find_base(self, name: Name, states: Sequence[TableState]) -> TableBase | None:
         """The base of a table; None if the subscription did not have the table at that moment.
 
         `states` has the recorded states of the table.
         """
-        cut_version = self.before.tables.get(name) if self.before is not None else None
+        cut_version = self.cut_before.tables.get(name) if self.cut_before is not None else None
         ready_state = next(
             (
                 state
@@ -126,88 +126,93 @@ class _Search:
             None,
         )
         is_copied_since = ready_state is not None and (
-            self.before is None or ready_state.lsn > self.before.lsn
+            self.cut_before is None or ready_state.lsn > self.cut_before.lsn
         )
         if cut_version is None and not is_copied_since:
             return None
         if ready_state is None:
-            raise self._unreadable(
+            raise self._unreadable_error(
                 name,
                 "the record of its columns at that time is gone: an earlier version's `pgsieve maintain` deleted it",
             )
         path = self._lake.paths.replica(self.moment.subscription, *name)
         if (
-            self.before is not None
+            self.cut_before is not None
             and cut_version is not None
             and not is_copied_since
-            and self.before.lsn == self.moment.lsn
+            and self.cut_before.lsn == self.moment.lsn
         ):
-            state = self._fitting_state(
+            state = self._find_fitting_state(
                 name, states, ready_state, self._lake.columns_of_version(path, cut_version)
             )
-            return Base(path, cut_version, state, self.moment.lsn, self._history(name, state))
-        return self._with_changes(name, path, states, ready_state, None if is_copied_since else cut_version)
+            return TableBase(path, cut_version, state, self.moment.lsn, self._history_path(name, state))
+        return self._find_changed_base(
+            name, path, states, ready_state, None if is_copied_since else cut_version
+        )
 
-    def _with_changes(
+    def _find_changed_base(
         self,
         name: Name,
         path: str,
         states: Sequence[TableState],
         ready_state: TableState,
         cut_version: int | None,
-    ) -> Base:
+    ) -> TableBase:
         """The base of a table that has changed after the cut before the moment."""
-        delta_rs = self._local(name)
-        version, position = self._newest_version(name, delta_rs, path, cut_version)
+        delta_rs = self._require_delta_rs(name)
+        version, position = self._find_newest_version(name, delta_rs, path, cut_version)
         if not ready_state.lsn <= position <= self.moment.lsn:
-            raise self._unreadable(name, "its replica's version of that time is gone")
+            raise self._unreadable_error(name, "its replica's version of that time is gone")
         if cut_version != version:
             self._refuse_vacuumed(name, delta_rs, path, version)
-        state = self._fitting_state(name, states, ready_state, self._lake.columns_of_version(path, version))
+        state = self._find_fitting_state(
+            name, states, ready_state, self._lake.columns_of_version(path, version)
+        )
         since_lsn = (
-            max(position, self.before.lsn)
-            if self.before is not None and cut_version is not None
+            max(position, self.cut_before.lsn)
+            if self.cut_before is not None and cut_version is not None
             else position
         )
-        base = Base(path, version, state, since_lsn, self._history(name, state))
-        return self._with_slices(base, states) if since_lsn < self.moment.lsn else base
+        base = TableBase(path, version, state, since_lsn, self._history_path(name, state))
+        return self._add_slices(base, states) if since_lsn < self.moment.lsn else base
 
-    def _with_slices(self, base: Base, states: Sequence[TableState]) -> Base:
+    def _add_slices(self, base: TableBase, states: Sequence[TableState]) -> TableBase:
         """Add the slices of the change history to a base. Raises MomentError if some of them may be missing."""
         name, lake = base.name, self._lake
-        slice_ends = self._slices(name, base)
+        slice_ends = self._find_slice_ends(name, base)
         deleted_up_to = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
         if deleted_up_to is None:
-            raise self._unreadable(
+            raise self._unreadable_error(
                 name,
                 "an earlier version of pgsieve did not record which changes it deleted; `pgsieve maintain` records it from now on",
             )
-        if base.since < deleted_up_to:
-            raise self._unreadable(
+        if base.since_lsn < deleted_up_to:
+            raise self._unreadable_error(
                 name,
                 f"its changes up to {format_lsn(deleted_up_to)} are deleted, as `retention.changes` says",
             )
         self._refuse_gap(name, base.state, states, slice_ends)
         earlier_ends = [end for end in slice_ends if end < self.moment.lsn]
         ends_needed = [*earlier_ends, *slice_ends[len(earlier_ends) :][:1]]
-        return Base(base.path, base.version, base.state, base.since, base.history, ends_needed)
+        return TableBase(base.path, base.version, base.state, base.since_lsn, base.history_path, ends_needed)
 
-    def _slices(self, name: Name, base: Base) -> list[int]:
+    def _find_slice_ends(self, name: Name, base: TableBase) -> list[int]:
         """The ends of the slices with changes after the base. Slices that have only copied rows are left out."""
         records = self._lake.records
-        slice_ends = records.slices(base.history, base.since)
+        slice_ends = records.slices(base.history_path, base.since_lsn)
         copied_slices = {
-            row["slice"] for row in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")
+            row["slice"]
+            for row in records.rows(base.history_path, f"{IS_SNAPSHOT} and slice > {base.since_lsn:d}")
         }
         if not copied_slices:
             return list(slice_ends)
-        delta_rs = self._local(name)
-        with self._lake.access.translate_errors(base.history):
+        delta_rs = self._require_delta_rs(name)
+        with self._lake.access.translate_errors(base.history_path):
             return [
                 end
                 for end in slice_ends
                 if end not in copied_slices
-                or delta_rs.least(base.history, "slice", f"slice = {end:d} and {IS_CHANGE}") is not None
+                or delta_rs.least(base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}") is not None
             ]
 
     def _refuse_gap(
@@ -218,8 +223,10 @@ class _Search:
         If the state of the table stayed ready, the history is complete. Otherwise it is complete only up to its last
         slice.
         """
-        limit = None if self.after is None else self.after.states
-        states_before = [state for state in states if limit is None or state.version <= limit]
+        max_state_version = None if self.cut_after is None else self.cut_after.states
+        states_before = [
+            state for state in states if max_state_version is None or state.version <= max_state_version
+        ]
         if states_before and states_before[-1].applies and states_before[-1].lsn == ready_state.lsn:
             return
         next_copy = min(
@@ -237,42 +244,44 @@ class _Search:
                 if next_copy is None
                 else f"and was copied at {format_lsn(next_copy)}"
             )
-            raise self._unreadable(
+            raise self._unreadable_error(
                 name,
                 f"it was set aside or left the publications, {end_of_gap}: its changes in between are lost",
             )
 
-    def _newest_version(
+    def _find_newest_version(
         self, name: Name, delta_rs: LocalRecords, path: str, cut_version: int | None
     ) -> tuple[int, int]:
         """The newest version that has a position at or before the LSN, and this position. It is found by bisection."""
         if not self._lake.records.exists(path):
-            raise self._unreadable(name, "its replica is gone")
+            raise self._unreadable_error(name, "its replica is gone")
         newest_version = self._lake.records.version(path)
-        high = (
+        high_version = (
             newest_version
-            if self.after is None
-            else min(self.after.tables.get(name, newest_version), newest_version)
+            if self.cut_after is None
+            else min(self.cut_after.tables.get(name, newest_version), newest_version)
         )
-        low, positions = cut_version or 0, dict[int, int]()
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._position(delta_rs, path, middle, positions) <= self.moment.lsn:
-                low = middle
+        low_version, position_by_version = cut_version or 0, dict[int, int]()
+        while low_version < high_version:
+            middle_version = (low_version + high_version + 1) // 2
+            if self._read_position(delta_rs, path, middle_version, position_by_version) <= self.moment.lsn:
+                low_version = middle_version
             else:
-                high = middle - 1
-        return low, self._position(delta_rs, path, low, positions)
+                high_version = middle_version - 1
+        return low_version, self._read_position(delta_rs, path, low_version, position_by_version)
 
     @staticmethod
-    def _position(delta_rs: LocalRecords, path: str, version: int, positions: dict[int, int]) -> int:
+    def _read_position(
+        delta_rs: LocalRecords, path: str, version: int, position_by_version: dict[int, int]
+    ) -> int:
         """The position of a version; -1 if it has none, or if its log entry was deleted."""
-        if version not in positions:
+        if version not in position_by_version:
             try:
                 position = delta_rs.open_version(path, version).transaction_version(APPLICATION_ID)
             except DeltaError:
                 position = None
-            positions[version] = -1 if position is None else position
-        return positions[version]
+            position_by_version[version] = -1 if position is None else position
+        return position_by_version[version]
 
     def _refuse_vacuumed(self, name: Name, delta_rs: LocalRecords, path: str, version: int) -> None:
         """Raise MomentError if files of the version were deleted.
@@ -282,45 +291,45 @@ class _Search:
         with self._lake.access.translate_errors(path):
             files = list_files(delta_rs.open_version(path, version))
         if not all(self._lake.store.has_file(join_path(path, file)) for file in files):
-            raise self._unreadable(
+            raise self._unreadable_error(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
             )
 
-    def _fitting_state(
+    def _find_fitting_state(
         self, name: Name, states: Sequence[TableState], ready_state: TableState, columns: Sequence[str]
     ) -> TableState:
         """The state with a definition that has the columns of a version.
 
         `columns` are the columns of the version. They may include columns that a user has added.
         """
-        limit = None if self.after is None else self.after.states
+        max_state_version = None if self.cut_after is None else self.cut_after.states
         candidates = [
             (state, set(state.definition.names))
             for state in reversed(states)
             if state.state == SyncState.READY
             and state.lsn == ready_state.lsn
             and state.definition is not None
-            and (limit is None or state.version <= limit)
+            and (max_state_version is None or state.version <= max_state_version)
         ]
         states_with_equal_columns = [state for state, names in candidates if names == set(columns)]
         states_with_fewer_columns = [state for state, names in candidates if names < set(columns)]
         if not (states_with_equal_columns or states_with_fewer_columns):
-            raise self._unreadable(name, "the record of its columns at that time is gone")
+            raise self._unreadable_error(name, "the record of its columns at that time is gone")
         return [*states_with_equal_columns, *states_with_fewer_columns][0]
 
-    def _history(self, name: Name, state: TableState) -> str:
+    def _history_path(self, name: Name, state: TableState) -> str:
         assert state.definition is not None
         return self._lake.paths.change_history(
             self.moment.subscription, *name, state.definition.history.generation
         )
 
-    def _local(self, name: Name) -> LocalRecords:
+    def _require_delta_rs(self, name: Name) -> LocalRecords:
         reason = "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there"
-        return self._lake.require_local(self._unreadable(name, reason, "0A000"))
+        return self._lake.require_local(self._unreadable_error(name, reason, "0A000"))
 
-    def _unreadable(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
+    def _unreadable_error(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         """The error that a table cannot be read at the moment, with the reason."""
-        cuts = [format_lsn(cut.lsn) for cut in (self.before, self.after) if cut is not None]
+        cuts = [format_lsn(cut.lsn) for cut in (self.cut_before, self.cut_after) if cut is not None]
         return MomentError(
             f'subscription "{self.moment.subscription}": table "{quote_qualified(*name)}" cannot be read as of'
             f" {format_lsn(self.moment.lsn)}: {reason}",

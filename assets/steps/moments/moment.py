@@ -18,7 +18,7 @@ from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
 
 #: A time in microseconds, written in the SQL of DataFusion, and in that of Spark.
-_TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+_DATAFUSION_TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 _SPARK_TIME = "timestamp_micros({})"
 
 
@@ -30,17 +30,17 @@ class MomentError(PgsieveError):
 class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
-    The caller knows that everything before the LSN `complete` was read. Slices and cuts may end earlier, if nothing has
-    changed since.
+    The caller knows that everything before the LSN `complete_lsn` was read. Slices and cuts may end earlier, if nothing
+    has changed since.
     """
 
     lake: Lake
     subscription: str
     lsn: int
-    complete: int = 0
+    complete_lsn: int = 0
 
     @classmethod
-    def of(cls, lake: Lake, subscription: str, moment: str | datetime) -> "Moment":
+    def from_user_input(cls, lake: Lake, subscription: str, moment: str | datetime) -> "Moment":
         """The moment that a user names by an LSN, or by a time with its time zone.
 
         An LSN is written as PostgreSQL does, and a time may be a text in ISO 8601.
@@ -48,17 +48,17 @@ class Moment:
         if isinstance(moment, str):
             if "/" in moment:
                 return cls(lake, subscription, parse_lsn(moment))
-            moment = _time(moment)
+            moment = _parse_time(moment)
         if moment.tzinfo is None:
             raise MomentError(
                 f'the time "{moment.isoformat(" ")}" has no time zone',
                 hint=f'add its time zone: "{moment.isoformat(" ")}+00:00" is UTC',
                 sqlstate="22007",
             )
-        return cls(lake, subscription, _lsn_at(TableStates(lake, subscription), moment))
+        return cls(lake, subscription, _find_lsn(TableStates(lake, subscription), moment))
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -69,13 +69,13 @@ def _time(text: str) -> datetime:
         ) from None
 
 
-def _lsn_at(states: TableStates, time: datetime) -> int:
+def _find_lsn(states: TableStates, time: datetime) -> int:
     """The LSN before which the transactions of a time committed."""
     lake, subscription = states.lake, states.subscription
-    changes = history_paths(lake.paths.change_history, subscription, states.newest())
-    paths = [path for path in changes if lake.records.exists(path)]
-    micros = round(time.timestamp() * 1_000_000)
-    later_lsns = _bounds(lake, paths, "min", "commit_time > {time}", micros)
+    all_paths = history_paths(lake.paths.change_history, subscription, states.newest())
+    paths = [path for path in all_paths if lake.records.exists(path)]
+    microseconds = round(time.timestamp() * 1_000_000)
+    later_lsns = _find_lsn_bounds(lake, paths, "min", "commit_time > {time}", microseconds)
     subject = f'subscription "{subscription}" at {time.isoformat(" ")}'
     if not later_lsns:
         raise MomentError(
@@ -84,7 +84,7 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
             sqlstate="22023",
         )
     first_lsn = min(later_lsns)
-    earlier_lsns = _bounds(lake, paths, "max", f"commit_lsn < {first_lsn:d}", micros)
+    earlier_lsns = _find_lsn_bounds(lake, paths, "max", f"commit_lsn < {first_lsn:d}", microseconds)
     if not earlier_lsns:
         raise MomentError(
             f"{subject}: the first change that is kept, at LSN {format_lsn(first_lsn)}, is later",
@@ -96,14 +96,16 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
     return max(earlier_lsns) + 1
 
 
-def _bounds(
-    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, micros: int
+def _find_lsn_bounds(
+    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, microseconds: int
 ) -> list[int]:
     """For each history that has changes which meet a condition, the least or the greatest commit LSN of these changes."""
     bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
-        time = _SPARK_TIME if lake.policy.find_reader(path) is None else _TIME
-        lsn = lake.column_bound(bound, path, "commit_lsn", condition.format(time=time.format(micros)))
+        time_template = _SPARK_TIME if lake.policy.find_reader(path) is None else _DATAFUSION_TIME
+        lsn = lake.column_bound(
+            bound, path, "commit_lsn", condition.format(time=time_template.format(microseconds))
+        )
         if lsn is not None:
             bounds.append(int(lsn))
     return bounds

@@ -2,7 +2,7 @@
 
 In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
     folder for clones
-Out: a `TableAt` for each table
+Out: a `TableVersion` for each table
 
 If a base has no slices, it is a version of the replica itself. If it has slices, the version is cloned into the folder,
 and the changes are copied to a place beside the clone. Then the functions of the apply apply the changes to the clone.
@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.apply.batch import Batch
 from pgsieve.assets.steps.apply.replica_tables import batches_in_memory, slice_batches
-from pgsieve.assets.steps.moments.bases import Base, bases
+from pgsieve.assets.steps.moments.bases import TableBase, find_bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import copy_slice
 from pgsieve.assets.steps.records.table_states import Name, TableStates
@@ -37,32 +37,32 @@ from pgsieve.resources.private_folder import private_folder, remove_abandoned_fo
 
 #: The folder for clones in a lake on this machine. The folder of a feed has no dot in its name, so the two cannot be
 #: the same.
-_CLONES = f"{OWN_FOLDER}/.moments"
+_CLONES_FOLDER = f"{OWN_FOLDER}/.moments"
 
 
 @dataclass(frozen=True)
-class TableAt:
+class TableVersion:
     """A table as it was at a moment: a version of a Delta table in `lake`.
 
-    `changes` is the number of changes that were applied to the table, if it is a clone.
+    `change_count` is the number of changes that were applied to the table, if it is a clone.
     """
 
     name: Name
     lake: Lake
     path: str
     version: int
-    changes: int = 0
+    change_count: int = 0
 
     @property
     def qualified_name(self) -> str:
         """The table's name, as it is written in SQL."""
         return quote_qualified(*self.name)
 
-    def frame(self) -> DataFrame:
+    def read_frame(self) -> DataFrame:
         """The table's rows for Spark."""
         return self.lake.read_version(self.path, self.version)
 
-    def table(self) -> DeltaTable:
+    def open_table(self) -> DeltaTable:
         """The table for delta-rs. Raises MomentError if delta-rs cannot reach the lake."""
         delta_rs = self.lake.require_local(
             MomentError(
@@ -73,24 +73,24 @@ class TableAt:
         )
         return delta_rs.open_version(self.path, self.version)
 
-    def schema(self) -> pa.Schema:
+    def read_schema(self) -> pa.Schema:
         """The table's columns as an Arrow schema."""
-        return pa.schema(self.table().schema().to_arrow())
+        return pa.schema(self.open_table().schema().to_arrow())
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def read_batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the table in batches. delta-rs reads them, or Spark if delta-rs cannot."""
         delta_rs = self.lake.policy.find_reader(self.path)
         with self.lake.access.translate_errors(self.path):
             if delta_rs is not None:
                 yield from delta_rs.read_version_batches(self.path, self.version)
             else:
-                yield from self.frame().toArrow().to_batches()
+                yield from self.read_frame().toArrow().to_batches()
 
-    def count(self) -> int:
+    def count_rows(self) -> int:
         """The number of the table's rows."""
         if self.lake.policy.find_reader(self.path) is None:
-            return self.frame().count()
-        return sum(batch.num_rows for batch in self.batches())
+            return self.read_frame().count()
+        return sum(batch.num_rows for batch in self.read_batches())
 
 
 def read_at(
@@ -105,42 +105,46 @@ def read_at(
     the clones as `scratch`, and remove it afterwards. Raises MomentError with the reason if the lake can no longer show
     the moment.
     """
-    return frames(Moment.of(Lake(lake, lambda: spark), subscription, moment), scratch)
+    return read_frames(Moment.from_user_input(Lake(lake, lambda: spark), subscription, moment), scratch)
 
 
-def frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
+def read_frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
     """Maps each table to its replica at a moment, as a DataFrame."""
-    return {each.qualified_name: each.frame() for each in tables_at(moment, scratch)}
+    return {each.qualified_name: each.read_frame() for each in find_tables(moment, scratch)}
 
 
-def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = None) -> list[TableAt]:
-    """The tables of a subscription at a moment. With `only`, just this table.
+def find_tables(
+    moment: Moment, scratch: str | None = None, only_table: Name | None = None
+) -> list[TableVersion]:
+    """The tables of a subscription at a moment. With `only_table`, just this table.
 
     Clones are made in the folder `scratch`. Without it, they are made in a temporary folder, which is deleted when this
     process ends.
     """
-    lake, tables, bases_with_changes = moment.lake, list[TableAt](), list[Base]()
-    for base in bases(moment):
-        if only is not None and base.name != only:
+    lake, tables, bases_with_changes = moment.lake, list[TableVersion](), list[TableBase]()
+    for base in find_bases(moment):
+        if only_table is not None and base.name != only_table:
             continue
-        if base.slices:
+        if base.slice_ends:
             bases_with_changes.append(base)
         else:
-            tables.append(TableAt(base.name, lake, base.path, base.version))
+            tables.append(TableVersion(base.name, lake, base.path, base.version))
     if not bases_with_changes:
         return tables
-    target = lake.with_address(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
+    target = lake.with_address(
+        mkdtemp(dir=_make_scratch_folder(lake)) if scratch is None else scratch, temporary=True
+    )
     return [*tables, *clone_up_to(moment, bases_with_changes, target)]
 
 
-def _scratch_of(lake: Lake) -> Path:
+def _make_scratch_folder(lake: Lake) -> Path:
     """A temporary folder for clones.
 
     It is in the lake if the lake has hard links and can be written, or else on this machine.
     """
     if not is_uri(lake.uri):
         try:
-            return private_folder(f"{lake.uri}/{_CLONES}")
+            return private_folder(f"{lake.uri}/{_CLONES_FOLDER}")
         except OSError:  # This user may only read the lake.
             pass
     return private_folder()
@@ -149,10 +153,10 @@ def _scratch_of(lake: Lake) -> Path:
 def remove_stale_clones(lake: Lake) -> None:
     """Remove the clones of processes that were killed. Their links would keep data files from being freed."""
     if not is_uri(lake.uri):
-        remove_abandoned_folders(Path(lake.uri, _CLONES))
+        remove_abandoned_folders(Path(lake.uri, _CLONES_FOLDER))
 
 
-def clone_up_to(moment: Moment, bases: Sequence[Base], target: Lake) -> list[TableAt]:
+def clone_up_to(moment: Moment, bases: Sequence[TableBase], target: Lake) -> list[TableVersion]:
     """Clone the bases into another lake, and apply their changes up to a moment."""
     subscription = moment.subscription
     target.access.begin_writing()
@@ -163,19 +167,19 @@ def clone_up_to(moment: Moment, bases: Sequence[Base], target: Lake) -> list[Tab
     for base, changes in zip(bases, clones, strict=True):
         path = target.paths.replica(subscription, *base.name)
         change_count = sum(sum(each.sent.values()) + each.truncates for each in changes)
-        tables.append(TableAt(base.name, target, path, target.records.version(path), change_count))
+        tables.append(TableVersion(base.name, target, path, target.records.version(path), change_count))
     return tables
 
 
-def _clone(moment: Moment, target: Lake, base: Base) -> list[TableChanges]:
+def _clone(moment: Moment, target: Lake, base: TableBase) -> list[TableChanges]:
     """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
     lake, subscription = moment.lake, moment.subscription
     path = target.paths.replica(subscription, *base.name)
     with lake.access.translate_errors(base.path), target.access.translate_errors(path):
-        table = TableAt(base.name, lake, base.path, base.version).table()
+        table = TableVersion(base.name, lake, base.path, base.version).open_table()
         clone(table, base.path, lake.store, path, target.store)
     history = target.paths.change_history(subscription, *base.name, base.definition.history.generation)
-    changes = [copy_slice(lake, target, base, end, moment.lsn, history) for end in base.slices]
+    changes = [copy_slice(lake, target, base, end, moment.lsn, history) for end in base.slice_ends]
     return [each for each in changes if each.has_changes]
 
 

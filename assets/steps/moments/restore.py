@@ -9,16 +9,16 @@ which it does not have after a complete restore.
 
 from pathlib import Path
 
-from pgsieve.assets.steps.moments.bases import bases
+from pgsieve.assets.steps.moments.bases import find_bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
-from pgsieve.assets.steps.moments.reading import TableAt, clone_up_to
+from pgsieve.assets.steps.moments.reading import TableVersion, clone_up_to
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 
 
-def restore(moment: Moment, folder: str) -> list[TableAt]:
+def restore(moment: Moment, folder: str) -> list[TableVersion]:
     """Restore the tables of a subscription, as they were at a moment, into a folder."""
     lake, subscription = moment.lake, moment.subscription
     target = lake.with_address(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
@@ -29,14 +29,14 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
             sqlstate="0A000",
         )
     _refuse_occupied(lake, target)
-    table_bases, records = bases(moment), f"{target.uri}/{OWN_FOLDER}"
+    table_bases, records_path = find_bases(moment), f"{target.uri}/{OWN_FOLDER}"
     target.access.begin_writing()
     with target.access.translate_errors(target.uri):
-        target.store.touch(f"{records}/unfinished")
+        target.store.touch(f"{records_path}/unfinished")
     try:
         tables = clone_up_to(moment, table_bases, target)
     except PgsieveError:
-        for path in (f"{target.uri}/{subscription}", records):
+        for path in (f"{target.uri}/{subscription}", records_path):
             target.remove(path)
         raise
     target.access.make_durable()
@@ -44,7 +44,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
     for path in (f"{target.uri}/{subscription}/_changes", target.paths.table_states(subscription)):
         target.remove(path)
     target.access.make_durable()
-    target.remove(records)
+    target.remove(records_path)
     return tables
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.moments.bases import Base
+from pgsieve.assets.steps.moments.bases import TableBase
 from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
@@ -32,16 +32,16 @@ class _CopiedPart:
     """Copies a part of a slice: the changes that committed before `lsn`. It can be sent to executors.
 
     It counts the changes while they pass (`tally`), and keeps the order keys of TRUNCATEs (`truncates`). In the copy,
-    the slice of the changes ends at `end`.
+    the slice of the changes ends at `end_lsn`.
     """
 
-    end: int
+    end_lsn: int
     lsn: int
     key: Sequence[str]
     tally: Tally = field(default_factory=empty_tally)
     truncates: list[Order] = field(default_factory=list)
 
-    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def copy_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the changes that are copied. `slice` has to be their first column."""
         for batch in batches:
             part = batch.filter(pc.less(batch.column("commit_lsn"), self.lsn))
@@ -50,56 +50,69 @@ class _CopiedPart:
             self.truncates += zip(
                 *(truncates.column(name).to_pylist() for name in ("commit_lsn", "ordinal")), strict=True
             )
-            slices = pa.array([self.end] * part.num_rows, pa.int64())
+            slices = pa.array([self.end_lsn] * part.num_rows, pa.int64())
             yield part.set_column(0, part.schema.field(0), slices)
 
-    def note(self) -> str:
+    def format_note(self) -> str:
         """The counts as JSON."""
         return json.dumps({"tally": self.tally, "truncates": self.truncates})
 
 
-def copy_slice(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
+def copy_slice(
+    lake: Lake, target: Lake, base: TableBase, end: int, lsn: int, history_path: str
+) -> TableChanges:
     """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
     If `lsn` is earlier than `end`, the copied slice ends at `lsn`. Returns the record about these rows that a run would
     write.
     """
-    stored = lake.find_stored_slices(base.history, [end], must_exist=True)
-    committer = None if stored is None else target.policy.choose_file_committer(history, stored.schema)
-    if stored is None or committer is None:
-        return _copy_by_spark(lake, target, base, end, lsn, history)
+    stored_slices = lake.find_stored_slices(base.history_path, [end], must_exist=True)
+    committer = (
+        None
+        if stored_slices is None
+        else target.policy.choose_file_committer(history_path, stored_slices.schema)
+    )
+    if stored_slices is None or committer is None:
+        return _copy_by_spark(lake, target, base, end, lsn, history_path)
     part = _CopiedPart(min(end, lsn), lsn, base.definition.key)
 
     def write() -> pa.Table:
-        files = write_files(history, stored.schema, part.of(_rows(lake, stored, end)), target.store)
+        files = write_files(
+            history_path,
+            stored_slices.schema,
+            part.copy_batches(_read_slice(lake, stored_slices, end)),
+            target.store,
+        )
         return pa.Table.from_batches(files, FILE_SCHEMA)
 
-    committer.commit(write, history, stored.schema, Commit(part.end))
-    return _changes(base, part.end, [part.note()])
+    committer.commit(write, history_path, stored_slices.schema, Commit(part.end_lsn))
+    return _make_table_changes(base, part.end_lsn, [part.format_note()])
 
 
-def _rows(lake: Lake, stored: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
+def _read_slice(lake: Lake, stored_slices: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
-    assert stored.schema.names[0] == "slice"
-    for _, read in lake.store.readers(stored.row_groups):
-        rows = read(stored.schema.names)
+    assert stored_slices.schema.names[0] == "slice"
+    for _, read in lake.store.readers(stored_slices.row_groups):
+        rows = read(stored_slices.schema.names)
         if (part := rows.filter(pc.equal(rows["slice"], end))).num_rows:
-            yield from conform(part, stored.schema).to_batches()
+            yield from conform(part, stored_slices.schema).to_batches()
 
 
-def _copy_by_spark(lake: Lake, target: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
-    rows = lake.read_slices(base.history, [end], must_exist=True)
+def _copy_by_spark(
+    lake: Lake, target: Lake, base: TableBase, end: int, lsn: int, history_path: str
+) -> TableChanges:
+    rows = lake.read_slices(base.history_path, [end], must_exist=True)
     part, schema = _CopiedPart(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
 
     def copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from with_note(part.of(batches), schema, part.note)
+        yield from with_note(part.copy_batches(batches), schema, part.format_note)
 
     noted_rows = NotedRows(rows.mapInArrow(copy, spark_schema(noted_schema(schema))))
-    notes = noted_rows.write(lambda frame: target.write(frame, history, Commit(part.end)))
-    return _changes(base, part.end, noted_rows.notes() if notes is None else notes)
+    notes = noted_rows.write(lambda frame: target.write(frame, history_path, Commit(part.end_lsn)))
+    return _make_table_changes(base, part.end_lsn, noted_rows.notes() if notes is None else notes)
 
 
-def _changes(base: Base, end: int, notes: Sequence[str]) -> TableChanges:
+def _make_table_changes(base: TableBase, end: int, notes: Sequence[str]) -> TableChanges:
     """What a run would record about a slice of a table. `notes` are the counts of its parts."""
     parts = [json.loads(note) for note in notes]
     tally = sum_tallies(part["tally"] for part in parts)

@@ -257,7 +257,10 @@ class _SubscriptionTables:
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
             # The next run notices a repair only as long as the cut names the version before the repair.
-            or (self.subscription.histories.of(name).is_kept and records.is_repaired(path, cut.tables[name]))
+            or (
+                self.subscription.histories.table_choice(name).is_kept
+                and records.is_repaired(path, cut.tables[name])
+            )
             for name, path in paths.items()
         ):
             return is_young

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.checks.conformity import parsed_filters
+from pgsieve.assets.steps.checks.conformity import parse_filters
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -154,7 +154,7 @@ class Refilter:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if source.layout.plain_names != self.subscription.layout.plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
-        history_choice = self.subscription.histories.of(state.name)
+        history_choice = self.subscription.histories.table_choice(state.name)
         if history_choice.initial or history_choice.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
         if source_definition.layout != wanted.layout:
@@ -236,11 +236,11 @@ class Refilter:
         if wanted_filters is None:
             raise PgsieveError("its row filter left out rows that are wanted")
         replicated = _with_columns_of(source, replicated, source_definition)
-        trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted_filters))
+        trees = tuple(row_filter.tree for row_filter in parse_filters(source, replicated, wanted_filters))
         if present_filters is not None:
             conditions = [
                 set(_conjuncts(row_filter.tree))
-                for row_filter in parsed_filters(source, replicated, present_filters)
+                for row_filter in parse_filters(source, replicated, present_filters)
             ]
             for tree in trees:
                 if not any(each <= set(_conjuncts(tree)) for each in conditions):

@@ -161,7 +161,7 @@ class SchemaChanges:
         path = lake.paths.replica(name, *state.name)
         history = lake.paths.change_history(name, *state.name, state.definition.history.generation)
         position = max(state.lsn, lake.records.position(path) or 0)
-        versions = VersionTable.of_state(self.subscription, lake, state)
+        versions = VersionTable.from_state(self.subscription, lake, state)
         if versions is not None and lake.records.exists(versions.path):
             position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
         rows = lake.records.rows(TransformedSlices(lake, name).path, f"slice > {position:d}")
@@ -186,14 +186,14 @@ class SchemaChanges:
         if new_definition.history.whole and is_anew:
             types = arrow_types(subscription, state.name, new_definition)
             begin_history(lake, subscription.name, state_at_begin, changes_schema(types), time)
-        versions = VersionTable.of_state(subscription, lake, state_at_begin)
+        versions = VersionTable.from_state(subscription, lake, state_at_begin)
         if versions is None:
             return
         try:
             if is_added and not is_anew:
                 versions.follow_columns()
             else:
-                versions.begin_anew(state_at_begin.lsn, time, once=False)
+                versions.begin_anew(state_at_begin.lsn, time, skips_reached=False)
         except TABLE_ERRORS as error:
             problem = versions_failure(lake, error, state.name, versions.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None

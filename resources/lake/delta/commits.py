@@ -145,8 +145,8 @@ class Commits:
 
         If the table does not exist, create it first.
 
-        If another writer was faster, the commit is repeated. `removed_size_by_path` are files to remove: it maps their paths in
-        the log to their sizes, at the version from which the commit was planned.
+        If another writer was faster, the commit is repeated. `removed_size_by_path` are files to remove: it maps their
+        paths in the log to their sizes, at the version from which the commit was planned.
         """
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [

@@ -87,8 +87,8 @@ class Merge:
     The actions are delete, update, upsert and end. The action end updates only the columns `ended_columns`.
 
     - `key_source_by_column`, `value_source_by_column`: map columns of the table to columns of the source
-    - `unsent_flag_by_column`: maps columns of the table to boolean columns of the source. Where the boolean is true, the row of
-      the table keeps its value.
+    - `unsent_flag_by_column`: maps columns of the table to boolean columns of the source. Where the boolean is true,
+      the row of the table keeps its value.
     """
 
     key_source_by_column: Mapping[str, str]

@@ -32,8 +32,8 @@ class Commit:
 
     - `position`: if the table already has this position, the commit is skipped
     - `overwrite`: whether the rows replace all rows of the table
-    - `expected_version`, `expected_position`: the version and the position (0: none) of the table from which the rows were planned. If the
-      table now has another version or position, OvertakenError is raised.
+    - `expected_version`, `expected_position`: the version and the position (0: none) of the table from which the rows
+      were planned. If the table now has another version or position, OvertakenError is raised.
     - `metadata`: is added to the user metadata
     - `properties`: the Delta properties of the table, if it is created
     """
@@ -51,7 +51,7 @@ class Commit:
         return commit_metadata(self.position, self.metadata)
 
     def raise_if_overtaken(self, path: str, head: "TableHead") -> None:
-        """Raise OvertakenError if `expected_version` or `expected_position` is given, and the head of the table is another one."""
+        """Raise OvertakenError if the head of the table has another version or position than the commit expects."""
         if self.expected_version not in {None, head.version} or self.expected_position not in {
             None,
             head.position or 0,
@@ -174,8 +174,8 @@ class Records(Protocol):
         """Append rows. A column `version` gets the Delta version of their commit.
 
         So the order of the rows does not depend on a clock, and survives compaction and vacuum. If another writer
-        commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version from
-        which the rows were planned; it is also 0 if there is no table. If the table has another version,
+        commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version
+        from which the rows were planned; it is also 0 if there is no table. If the table has another version,
         OvertakenError is raised.
         """
 

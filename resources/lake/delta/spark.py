@@ -94,8 +94,9 @@ class SparkRecords:
     ) -> None:
         """Append rows in one commit. With a position, the rows are appended only once per position.
 
-        Spark itself compares only positions. `expected_version` and `expected_position` are checked before the write. So if another
-        process commits between this check and the write, this is noticed only if that commit has a position.
+        Spark itself compares only positions. `expected_version` and `expected_position` are checked before the write.
+        So if another process commits between this check and the write, this is noticed only if that commit has a
+        position.
         """
         commit = Commit(position, expected_version=expected_version, expected_position=expected_position)
         if expected_version is not None or expected_position is not None:

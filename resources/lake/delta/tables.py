@@ -249,7 +249,7 @@ class Tables:
     def cached_rows(
         self, path: str, table: DeltaTable, query_name: str, run_query: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """The result of a query, which `run_query` computes once per version of an open table. `query_name` identifies the query."""
+        """The result of a query. `run_query` computes it once per version of an open table; `query_name` identifies it."""
         open_table = self._own_tables().get(path)
         if open_table is None or open_table.table is not table:
             return run_query()

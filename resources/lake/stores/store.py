@@ -308,8 +308,8 @@ Reader = Callable[[Sequence[str]], pa.Table]
 class RowGroup:
     """A row group of a Parquet file.
 
-    `number` is its number in the file, `row_count` its number of rows, and `uncompressed_bytes` the bytes of the rows before
-    compression.
+    `number` is its number in the file, `row_count` its number of rows, and `uncompressed_bytes` the bytes of the rows
+    before compression.
     """
 
     file: str

@@ -119,8 +119,8 @@ def test_the_page_lsn_or_the_increment_tells_whether_a_sequence_moved() -> None:
     ) -> bool:
         values = [SequenceValue("s", "q", *each, ascending=up) for each in (before, now)]
         compared = SequenceComparison("s", "q", *values)
-        assert compared.equal is (compared.moved or before[:2] == now[:2])
-        return compared.moved
+        assert compared.is_equal is (compared.has_moved or before[:2] == now[:2])
+        return compared.has_moved
 
     assert moved((5, True, None), (6, True, None))
     assert moved((5, False, None), (5, True, None))
@@ -132,5 +132,5 @@ def test_the_page_lsn_or_the_increment_tells_whether_a_sequence_moved() -> None:
     assert moved((5, True, 16), (6, True, 16))
     assert not moved((5, True, 16), (4, True, 16))
     assert not moved((5, True, 16), (5, True, 16))
-    assert not SequenceComparison("s", "q", None, SequenceValue("s", "q", 1, True)).equal
-    assert not SequenceComparison("s", "q", SequenceValue("s", "q", 1, True), None).equal
+    assert not SequenceComparison("s", "q", None, SequenceValue("s", "q", 1, True)).is_equal
+    assert not SequenceComparison("s", "q", SequenceValue("s", "q", 1, True), None).is_equal

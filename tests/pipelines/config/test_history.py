@@ -27,10 +27,10 @@ def test_one_word_keeps_versions_of_all_tables() -> None:
 
 def test_a_table_overrides_the_default() -> None:
     kept = read({"initial": True, "tables": {"public.a": "scd2", '"S".b': "off", "c.d": {"initial": False}}})
-    assert kept.of(("public", "a")) == HistoryChoice(initial=True, scd2=True)
-    assert kept.of(("S", "b")) == HistoryChoice(initial=False, scd2=False)
-    assert kept.of(("c", "d")) == HistoryChoice(initial=False)
-    assert kept.of(("public", "other")) == HistoryChoice(initial=True)
+    assert kept.table_choice(("public", "a")) == HistoryChoice(initial=True, scd2=True)
+    assert kept.table_choice(("S", "b")) == HistoryChoice(initial=False, scd2=False)
+    assert kept.table_choice(("c", "d")) == HistoryChoice(initial=False)
+    assert kept.table_choice(("public", "other")) == HistoryChoice(initial=True)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_threads_share_decided_changes_of_many_tables() -> None:
 
     def apply(table: str) -> None:
         room = decided.room()
-        room.add_new(np.arange(1), rows)
+        room.add_new_rows(np.arange(1), rows)
         decided.add(("public", table), DecidedKeys([1], 0, keyed, room))
 
     names, interval = [f"t{number}" for number in range(300)], sys.getswitchinterval()

@@ -79,7 +79,7 @@ def _after_a_run_without_a_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: 
 def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
     shop.run("one")
     shop.table("one", "orders").delete("id = 2")
-    merge: Act = repair._merge
+    merge: Act = repair._merge_rows
 
     def merged(*given: Any) -> object:
         done = merge(*given)

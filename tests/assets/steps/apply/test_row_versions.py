@@ -233,14 +233,14 @@ def test_rows_that_the_replica_had_are_not_read_again(
 def test_rows_that_are_too_many_or_went_to_executors_are_read_again() -> None:
     numbers, rows = np.arange(3), pa.RecordBatch.from_pydict({"k": [1, 2, 3]})
     shared = SharedRows(rows.nbytes)
-    shared.add_new(numbers, rows)
-    assert shared.at_places(numbers, rows.schema) == [(numbers, rows)]
-    assert shared.at_places(numbers[:2], rows.schema) is None, "others came"
+    shared.add_new_rows(numbers, rows)
+    assert shared.select_new_rows(numbers, rows.schema) == [(numbers, rows)]
+    assert shared.select_new_rows(numbers[:2], rows.schema) is None, "others came"
     assert pickle.loads(pickle.dumps(shared)) is None
-    shared.add_removed(numbers, rows)
-    assert shared.removed_with(rows.schema) == [], "they do not fit"
-    assert shared.at_places(numbers, rows.schema) == [(numbers, rows)], "these did"
-    shared.add_new(numbers + 3, rows)
-    assert shared.at_places(numbers, rows.schema) is None
-    shared.add_removed(numbers, rows)
-    assert shared.removed_with(rows.schema) == [(numbers, rows)]
+    shared.add_removed_rows(numbers, rows)
+    assert shared.select_removed_rows(rows.schema) == [], "they do not fit"
+    assert shared.select_new_rows(numbers, rows.schema) == [(numbers, rows)], "these did"
+    shared.add_new_rows(numbers + 3, rows)
+    assert shared.select_new_rows(numbers, rows.schema) is None
+    shared.add_removed_rows(numbers, rows)
+    assert shared.select_removed_rows(rows.schema) == [(numbers, rows)]

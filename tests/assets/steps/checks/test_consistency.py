@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import (
     MAX_ATTEMPTS,
-    REWRITTEN,
+    REWRITTEN_PROBLEM,
     TableConsistency,
-    at_one_lsn,
     check_consistency,
+    hold_at_one_lsn,
 )
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
@@ -186,7 +186,7 @@ def test_a_table_that_is_truncated_during_a_comparison_is_compared_again(replica
         compared = replicated.check()
     assert (compared.equal, compared.publisher_rows, compared.replica_rows) == (True, 0, 0)
     with disturbed_exports(replicated.database, *TRUNCATED):
-        assert replicated.check().problem == REWRITTEN
+        assert replicated.check().problem == REWRITTEN_PROBLEM
     assert replicated.check().equal
 
 
@@ -207,7 +207,7 @@ def test_a_repair_deletes_no_row_after_the_table_was_read_as_empty(replicated: R
     name = ("public", "items")
     with disturbed_exports(replicated.database, *TRUNCATED):
         (done,) = repair(subscription, lake, [name], _quiet)
-    assert (done.inserted, done.deleted, done.problem) == (0, 0, REWRITTEN)
+    assert (done.inserted, done.deleted, done.problem) == (0, 0, REWRITTEN_PROBLEM)
     assert replicated.replica("items").to_pyarrow_table()["id"].to_pylist() == [-MAX_ATTEMPTS]
     (done,) = repair(subscription, lake, [name], _quiet)
     assert (done.inserted, done.deleted, done.problem) == (0, 0, None)
@@ -348,6 +348,6 @@ def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicate
     ]
     done = repair(replicated.subscription, lake, NAMES, _quiet)
     assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
-    with at_one_lsn(replicated.subscription, lake, _quiet) as moment:
-        chosen = [moment.sides(name).differing_segments() for name in NAMES]
+    with hold_at_one_lsn(replicated.subscription, lake, _quiet) as moment:
+        chosen = [moment.make_sides(name).find_differing_segments() for name in NAMES]
     assert not any(c.segments.any() for c in chosen if c is not None)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsieve.assets.steps.checks.difference import few_differing_rows
+from pgsieve.assets.steps.checks.difference import find_few_differing_rows
 
 _SCHEMA = pa.schema(
     {"id": pa.int64(), "x": pa.float64(), "text": pa.string(), "listed": pa.list_(pa.float64())}
@@ -45,7 +45,7 @@ def _counter(rows: list[_Row]) -> Counter[_Key]:
 
 @given(_ROWS, _ROWS)
 def test_few_rows_are_compared_as_multisets(expected: list[_Row], replica: list[_Row]) -> None:
-    differing = few_differing_rows(_table(expected), _table(replica)).to_pylist()
+    differing = find_few_differing_rows(_table(expected), _table(replica)).to_pylist()
     counted = Counter[_Key]()
     for row in differing:
         counted.update(dict.fromkeys(_counter([(row["c0"], row["c1"], row["c2"], row["c3"])]), row["count"]))

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.moments import restore as restoring
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
-from pgsieve.assets.steps.moments.reading import tables_at
+from pgsieve.assets.steps.moments.reading import find_tables
 from pgsieve.assets.steps.moments.restore import restore
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_subscription
@@ -74,15 +74,15 @@ class Counters:
         apply(self.subscription, self.lake, _quiet)
 
     def read(self, lsn: int) -> list[dict[str, object]]:
-        (table,) = tables_at(Moment(self.lake, "sub", lsn))
-        return query_table(table.table(), "select * from t order by id").to_pylist()
+        (table,) = find_tables(Moment(self.lake, "sub", lsn))
+        return query_table(table.open_table(), "select * from t order by id").to_pylist()
 
     def n(self, lsn: int) -> object:
         return self.read(lsn)[0]["n"]
 
     def refusal(self, lsn: int) -> str:
         with pytest.raises(MomentError) as refused:
-            tables_at(Moment(self.lake, "sub", lsn))
+            find_tables(Moment(self.lake, "sub", lsn))
         assert refused.value.hint
         return refused.value.message
 
@@ -119,9 +119,14 @@ def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counte
     ).to_pylist()
     times = sorted(row["commit_time"] for row in history)
     # Up to a time, and before an LSN.
-    assert [counters.n(Moment.of(counters.lake, "sub", time).lsn) for time in times[:-1]] == [1, 2, 3, 4]
-    assert counters.n(Moment.of(counters.lake, "sub", times[1].isoformat()).lsn) == 2
-    assert counters.n(Moment.of(counters.lake, "sub", format_lsn(lsns[2])).lsn) == 3
+    assert [counters.n(Moment.from_user_input(counters.lake, "sub", time).lsn) for time in times[:-1]] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert counters.n(Moment.from_user_input(counters.lake, "sub", times[1].isoformat()).lsn) == 2
+    assert counters.n(Moment.from_user_input(counters.lake, "sub", format_lsn(lsns[2])).lsn) == 3
     # Reading changes neither the replica nor its history nor the cuts; a second reading costs the same.
     assert counters.lake.records.version(counters.lake.paths.replica("sub", "public", "t")) == 1
     for moment, reason in {
@@ -131,11 +136,11 @@ def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counte
         "yesterday": "neither an LSN nor a time",
     }.items():
         with pytest.raises(MomentError, match=reason):
-            Moment.of(counters.lake, "sub", moment)
+            Moment.from_user_input(counters.lake, "sub", moment)
     assert "has not been read yet" in counters.refusal(counters.lsn() + (1 << 32))
     assert "no table was copied by" in counters.refusal(before)
     with pytest.raises(MomentError, match='no data of a subscription "other"'):
-        tables_at(Moment(counters.lake, "other", before))
+        find_tables(Moment(counters.lake, "other", before))
 
 
 def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
@@ -244,7 +249,7 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     counters.run()
     lake, folder = counters.lake, tmp_path.parent / f"{tmp_path.name}_restored"
     (table,) = restore(Moment(lake, "sub", early), str(folder))
-    assert (table.path, table.changes) == (f"{folder}/sub/public/t", 1)
+    assert (table.path, table.change_count) == (f"{folder}/sub/public/t", 1)
     # The folder has plain Delta tables, without files of pgsieve.
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()) == [
         "sub",
