@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -160,12 +161,12 @@ class _Tenures:
     last_event: Numbers
     origin: Numbers
 
-    @property
+    @cached_property
     def keys(self) -> Numbers:
         """The key of each tenure."""
         return self.key[self.starts]
 
-    @property
+    @cached_property
     def is_ended(self) -> Mask:
         """The mask of the tenures that end within the changes."""
         return _is_end(self.kind[self.last_event])
@@ -176,7 +177,7 @@ class _Tenures:
         is_left: Mask = self.kind[self.last_event] == _LEAVE
         return is_left
 
-    @property
+    @cached_property
     def is_first(self) -> Mask:
         """The mask of the tenures that are the first tenure of their key."""
         return _is_new_key(self.keys)

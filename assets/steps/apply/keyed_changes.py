@@ -283,6 +283,8 @@ def join_changes(
     parts: Sequence[ChangesOfKeys], unsent: Sequence[str] = (), soft_delete_columns: Metadata = ()
 ) -> KeyedChanges:
     """Join parts of a batch's changes, at least one; the other parameters are those of `keyed_changes`."""
+    # Parts whose changes are not interleaved are ordered as parts, so that their changes need no sorting.
+    parts = sorted(parts, key=lambda part: int(part.places[0]) if len(part.places) else NONE)
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     moves = np.concatenate([part.moves + begin for part, begin in zip(parts, begins, strict=False)])
     keys = [*(part.keys for part in parts), *(part.moved for part in parts)]

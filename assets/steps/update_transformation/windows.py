@@ -170,6 +170,10 @@ def _few_changes(
 
     Maps these tables to their approximate number of bytes; and returns their messages, read into memory.
     """
+    if len(parts) < 2 and contents.changed <= {
+        part.version.relation.relation_id for versions in parts.values() for part in versions
+    }:
+        return {}, None  # All changes of the slice are of one table, and they are not few.
     change_counts = messages.change_counts()
     relations_of_table = {
         name: frozenset(part.version.relation.relation_id for part in versions)
