@@ -403,7 +403,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _open_engine_session(self) -> SparkSession:
         """A new session of the warm engine, or the one that this object already has."""
         assert self._engine_use is not None
-        if self._connect_session is None:
+        if self._connect_session is None and not self._engine_use.has_same_code:
             ship_by_value()
         # Only the settings of the store are set here; the engine has all others. It does not have these, because they
         # contain secrets, and its settings are in a file of its folder.
@@ -444,7 +444,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if self._connect_session is None:
             try:
                 session = _create_connect_session(server)
-                for key, value in {**SESSION_SETTINGS, **conf}.items():
+                # The engine's sessions have these settings already, and each setting is a request.
+                own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS
+                for key, value in {**own_settings, **conf}.items():
                     session.conf.set(key, value)
             except PySparkException as error:
                 raise SparkUnavailableError(

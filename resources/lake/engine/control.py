@@ -22,6 +22,7 @@ from typing import IO
 
 from pgsieve import __version__
 from pgsieve.resources.lake.engine import server
+from pgsieve.resources.lake.engine.installed_code import code_digest
 from pgsieve.resources.lake.engine.record import (
     SOCKET,
     EngineError,
@@ -43,6 +44,11 @@ class EngineUse:
     #: The file descriptor of the engine's folder. With it, connections reach this folder even if another folder gets its
     #: name.
     folder_descriptor: int
+
+    @property
+    def has_same_code(self) -> bool:
+        """True if the engine's workers have the same source code of pgsieve as this process."""
+        return bool(self.record.code) and self.record.code == code_digest()
 
     @property
     def target(self) -> str:

@@ -50,6 +50,8 @@ class EngineRecord:
     version: str
     #: The time at which the engine began to serve, in seconds since 1970.
     since: float
+    #: The digest of the source code of its workers (`installed_code`); empty if it is not known.
+    code: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from pgsieve import __version__
 from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
+from pgsieve.resources.lake.engine.installed_code import code_digest
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import (
     JAVA_OPTIONS,
@@ -100,7 +101,9 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
                 return 1
             open_entrance(spark.pid, port)
             folder.write_record(
-                EngineRecord(os.getpid(), spark.pid, token, plan.fingerprint, __version__, time.time())
+                EngineRecord(
+                    os.getpid(), spark.pid, token, plan.fingerprint, __version__, time.time(), code_digest()
+                )
             )
             _wait_for_end(folder, plan, spark)
         finally:

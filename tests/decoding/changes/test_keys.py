@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.changes.keys import key_parts
+from pgsieve.decoding.changes.keys import key_numbers, key_parts
 
 _MANY = 1000
 _KEYS = {
@@ -50,3 +50,22 @@ def test_parts_have_about_the_same_size(keys: list[object]) -> None:
     assert len(sizes) == 16
     assert sizes.min() > 900
     assert sizes.max() < 1_700
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [[5, 3, 5, -2, 4, 3]],
+        [[2**62, 3, 2**62, -(2**62)]],
+        [[-(2**63), 2**63 - 1, -(2**63)]],
+        [[5, None, 5, None]],
+        [[]],
+        [[1, 1, 2, 2, 1], [7, 8, 7, 7, 8]],
+    ],
+    ids=["dense", "sparse", "the whole range", "NULL", "none", "two columns"],
+)
+def test_equal_keys_have_the_same_number(columns: list[list[int | None]]) -> None:
+    keys = pa.table({f"k{number}": pa.array(values, pa.int64()) for number, values in enumerate(columns)})
+    numbers, rows = key_numbers(keys).tolist(), list(zip(*columns, strict=True))
+    assert {*numbers} == {*range(len({*rows}))}
+    assert len({*zip(numbers, rows, strict=True)}) == len({*rows})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pgsieve.resources.lake.engine import control
+from pgsieve.resources.lake.engine import control, installed_code
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import format_properties
 from tests.fixtures import commands
@@ -66,6 +66,35 @@ def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> N
         assert not control.is_used(folder)
         assert control.use(folder, {**SETTINGS, "spark.master": "local[2]"}) is None
     assert control.use(folder, SETTINGS) is None
+
+
+def test_an_engine_has_the_same_code_only_if_no_file_of_it_has_changed(
+    folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code_digest = installed_code.code_digest.__wrapped__
+    digest = code_digest()
+    assert digest
+    assert digest == installed_code.code_digest()
+    serving = folder.lock("serving")
+    assert serving is not None
+    with serving:
+        for code, is_same in ((digest, True), (digest[:-1], False), ("", False)):
+            folder.write_record(EngineRecord(1, 2, "token", control.fingerprint(SETTINGS), "0", 0.0, code))
+            used = control.use(folder, SETTINGS)
+            assert used is not None
+            assert used.has_same_code == is_same
+            used.close()
+    package = folder.path / "package"
+    (package / "part").mkdir(parents=True)
+    monkeypatch.setattr(installed_code.pgsieve, "__file__", str(package / "__init__.py"))
+    assert not code_digest()
+    (package / "part" / "module.py").write_text("one = 1")
+    assert not code_digest(), "the file is younger than this process"
+    monkeypatch.setattr(installed_code, "_IMPORTED_AT", time.time_ns() + 10**9)
+    first_digest = code_digest()
+    assert first_digest
+    (package / "part" / "module.py").write_text("one = 12")
+    assert code_digest() not in {"", first_digest}
 
 
 def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> None:
