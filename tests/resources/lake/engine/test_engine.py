@@ -79,7 +79,9 @@ def test_an_engine_has_the_same_code_only_if_no_file_of_it_has_changed(
     assert serving is not None
     with serving:
         for code, is_same in ((digest, True), (digest[:-1], False), ("", False)):
-            folder.write_record(EngineRecord(1, 2, "token", control.fingerprint(SETTINGS), "0", 0.0, code))
+            folder.write_record(
+                EngineRecord(1, 2, "token", control.compute_fingerprint(SETTINGS), "0", 0.0, code)
+            )
             used = control.use(folder, SETTINGS)
             assert used is not None
             assert used.has_same_code == is_same
