@@ -376,8 +376,8 @@ def slot_problem(slot: str, state: SlotState | None) -> str | None:
         return f'replication slot "{slot}" does not exist'
     if state.wal_status not in {"reserved", "extended"}:
         return f'replication slot "{slot}" has wal_status {state.wal_status}: the server removes, or has removed, WAL that it needs'
-    if state.lag >= LAG_ALARM_BYTES:
-        return f'replication slot "{slot}" lags {state.lag} bytes'
+    if state.lag_bytes >= LAG_ALARM_BYTES:
+        return f'replication slot "{slot}" lags {state.lag_bytes} bytes'
     return None
 
 
@@ -400,9 +400,9 @@ def slot_health_result(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
         else {
             "slot": feed.slot,
             "wal_status": state.wal_status,
-            LAG_BYTES: state.lag,
+            LAG_BYTES: state.lag_bytes,
             "confirmed LSN": format_lsn(state.confirmed_lsn),
-            "active": state.active,
+            "active": state.is_active,
         }
     )
     problem = slot_problem(feed.slot, state)

@@ -145,11 +145,11 @@ def column_metadata(
     maps each column of the replica to its name at the publisher. It does not have metadata columns.
     """
     comments_by_column = {
-        name: comments.columns[published_name]
+        name: comments.comment_by_column[published_name]
         for name, published_name in published_names.items()
-        if published_name in comments.columns
+        if published_name in comments.comment_by_column
     }
-    comment = {} if comments.table is None else {"comment": escape_controls(comments.table)}
+    comment = {} if comments.table_comment is None else {"comment": escape_controls(comments.table_comment)}
     return {
         **comment,
         "dagster/column_schema": column_schema(columns, comments_by_column),

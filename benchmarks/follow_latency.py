@@ -79,7 +79,7 @@ def _command(folder: Path, conninfo: str) -> list[str]:
 
 
 def _pgbench(server: EmbeddedServer, *arguments: str) -> subprocess.Popen[bytes]:
-    program = server.programs / "pgbench"
+    program = server.programs_path / "pgbench"
     return subprocess.Popen([program, *arguments, server.conninfo()], stdout=subprocess.DEVNULL)
 
 

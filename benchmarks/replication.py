@@ -125,7 +125,7 @@ def peek(subscription: Subscription, results: dict[str, float], phase: str) -> N
         options, end = peek_options(feed, [feed.slot]), current_lsn(connection)
         query = peek_query(feed.slot, end, options, connection.info.server_version)
     with timed(results, f"pgsieve {phase}:   the slot's peek alone"):
-        for _ in read_messages(feed.source.executor_conninfo(), query):
+        for _ in read_messages(feed.source.make_executor_conninfo(), query):
             pass
 
 

@@ -34,7 +34,7 @@ def peek(feed: Feed, upto: int) -> float:
     started = time.monotonic()
     with feed.source.connect() as connection:
         query = peek_query(feed.slot, upto, peek_options(feed, ["p"]), connection.info.server_version)
-    for _ in read_messages(feed.source.executor_conninfo(), query):
+    for _ in read_messages(feed.source.make_executor_conninfo(), query):
         pass
     return time.monotonic() - started
 

@@ -105,7 +105,7 @@ class Site:
     def _publisher_cpu(self) -> float:
         """The CPU seconds of the server's ended sessions."""
         time.sleep(0.5)  # Until the run's sessions have ended.
-        pid = int((self.server.data / "postmaster.pid").read_text().split()[0])
+        pid = int((self.server.data_path / "postmaster.pid").read_text().split()[0])
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[13]) + int(fields[14])) / _TICKS
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.receiver import Received
+from pgsieve.resources.postgres.receiver import ReceivedMessages
 from pgsieve.resources.postgres.slot import create_slot, peek_query, read_messages
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import ReplicationStream
@@ -34,17 +34,19 @@ def peek(source: Source, _start: int, end: int) -> Iterator[pa.RecordBatch]:
     """All messages of the slot, through SQL."""
     version = source.check_ready()
     yield from read_messages(
-        source.executor_conninfo(), peek_query(SLOT, end, PgoutputOptions((PUBLICATION,)), version)
+        source.make_executor_conninfo(), peek_query(SLOT, end, PgoutputOptions((PUBLICATION,)), version)
     )
 
 
 def stream(source: Source, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """All messages of the slot, by streaming replication."""
-    with ReplicationStream(source, SLOT, PgoutputOptions((PUBLICATION,)), start, log=print) as replication:
+    with ReplicationStream(
+        source, SLOT, PgoutputOptions((PUBLICATION,)), start, log_message=print
+    ) as replication:
         for item in replication.items():
-            if isinstance(item, Received):
+            if isinstance(item, ReceivedMessages):
                 yield item.messages
-                if item.position >= end:
+                if item.position_lsn >= end:
                     return
 
 
@@ -70,7 +72,10 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="pgsieve-", ignore_cleanup_errors=True) as folder,
         EmbeddedServer(Path(folder) / "data", settings=SETTINGS) as server,
     ):
-        tcp, local = Source("tcp", server.conninfo()), Source("unix", server.conninfo(host=str(server.data)))
+        tcp, local = (
+            Source("tcp", server.conninfo()),
+            Source("unix", server.conninfo(host=str(server.data_path))),
+        )
         with tcp.connect() as connection:
             connection.execute("create table public.t (a bigint primary key, b text)")
             connection.execute(f"create publication {PUBLICATION} for table public.t")

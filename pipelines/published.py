@@ -84,7 +84,9 @@ def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
         lsn, catalog = current_lsn(connection), feed.with_defined_publications(present_catalog(connection))
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
     names = sorted({p for publications in feed.subscriptions.values() for p in publications})
-    return (lsn, catalog_to_json(catalog, names)), {n: c.table for n, c in comments.items() if c.table}
+    return (lsn, catalog_to_json(catalog, names)), {
+        n: c.table_comment for n, c in comments.items() if c.table_comment
+    }
 
 
 def state_file(config: Config) -> Path:

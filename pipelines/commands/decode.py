@@ -25,9 +25,9 @@ from pgsieve.resources.postgres.slot import (
     has_changes,
     peek_query,
     read_messages,
+    read_type_names,
     slot_state,
     translate_slot_errors,
-    type_names,
     verify_slot,
 )
 from pgsieve.resources.postgres.wal import flushed_lsn
@@ -57,7 +57,7 @@ def decode(
         return
     version = feed.source.check_ready()
     with feed.source.connect() as connection:
-        names = type_names(connection)
+        names = read_type_names(connection)
     parallel = protocol_version(version) >= _MIN_PARALLEL_PROTOCOL
     with PluginDriver(
         init, plugin_options, parallel=parallel, server_version=version, type_names=names
@@ -140,10 +140,12 @@ def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[byt
             messages=True,
         )
         with feed.hold_lock():
-            first_query = peek_query(slot, end_lsn, options, version, limit=1)
+            first_query = peek_query(slot, end_lsn, options, version, max_messages=1)
             if not has_changes(connection, source.name, slot, first_query):
                 return
-            batches = read_messages(source.executor_conninfo(), peek_query(slot, end_lsn, options, version))
+            batches = read_messages(
+                source.make_executor_conninfo(), peek_query(slot, end_lsn, options, version)
+            )
             # The server decodes the whole slot before it sends the first row. After the first batch it no longer reads
             # the slot, so the lock is released. Otherwise other processes would wait until everything is printed.
             with translate_slot_errors(source.name, slot, "read"):

@@ -19,7 +19,7 @@ from pgsieve.pipelines.connections import declared_storage, source_of, spark_eng
 from pgsieve.resources.lake.executors import SparkExecutors
 from pgsieve.resources.lake.resource import make_lake_settings
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.postgres.expected_bytes import expected_bytes
+from pgsieve.resources.postgres.expected_bytes import estimate_bytes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig], limi
             for table in source.publications[publication_name].tables
         }
         with source_of(name, source).connect() as connection:
-            yield expected_bytes(connection, slot, publications, tables, limit)
+            yield estimate_bytes(connection, slot, publications, tables, limit)
 
 
 def _slot_of(config: Config, subscription: SubscriptionConfig) -> str:

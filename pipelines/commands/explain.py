@@ -26,7 +26,7 @@ from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter,
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import slot_state
-from pgsieve.resources.postgres.snapshot import table_bytes
+from pgsieve.resources.postgres.snapshot import read_table_bytes
 from pgsieve.resources.work import DRIVER
 
 _SPARK, _THREADS = "Spark", "threads"
@@ -43,7 +43,7 @@ def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanati
             catalog = sound_catalog(connection, subscription, read_catalog(connection))
             tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
             state = slot_state(connection, feed.slot)
-            waiting[feed.name] = state.lag if state else None
+            waiting[feed.name] = state.lag_bytes if state else None
     return Explanation(tuple(tables), waiting, lake.policy.small_bytes)
 
 
@@ -63,7 +63,7 @@ class _TableExplainer:
         subscription = self.subscription
         tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).newest()
         tables_to_copy, problems = lacking_copy(connection, subscription, catalog, tables, states)
-        sizes = table_bytes(connection, list(tables_to_copy))
+        sizes = read_table_bytes(connection, list(tables_to_copy))
         for name, replicated in sorted(tables.items()):
             state = states.get(name)
             if state is not None and state.state == SyncState.SET_ASIDE:

@@ -38,7 +38,7 @@ from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.capture import CREATED_COMMENT
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import UntestedServerError
-from pgsieve.resources.postgres.sessions import parameters_of
+from pgsieve.resources.postgres.sessions import parse_conninfo
 from pgsieve.resources.postgres.source import Source
 
 _HEADER = (
@@ -75,7 +75,7 @@ class Connection:
 
         Raises PgsieveError if the conninfo or the password command cannot be used.
         """
-        parameters = dict(parameters_of(conninfo))
+        parameters = dict(parse_conninfo(conninfo))
         if parameters.get("sslpassword"):
             raise PgsieveError(
                 "the conninfo has an sslpassword", hint="leave it out, and add it to pgsieve.yaml as ${NAME}"
@@ -101,7 +101,7 @@ class Connection:
     @property
     def database(self) -> str:
         """The name of the database. By default libpq uses the user's name (PostgreSQL documentation, 32.1.2)."""
-        parameters = parameters_of(self.conninfo)
+        parameters = parse_conninfo(self.conninfo)
         return str(
             parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user") or "database"
         )

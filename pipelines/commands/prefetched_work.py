@@ -58,7 +58,7 @@ def prefetched_work(
                 # else after it, so the request is repeated.
                 lake.executors.stop()
                 if (sessions := current_pool()) is not None:
-                    sessions.cancel()
+                    sessions.cancel_statements()
             raise
 
 

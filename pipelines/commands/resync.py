@@ -90,4 +90,4 @@ def _is_slot_in_use(feed: Feed) -> bool:
     """True if another process reads the slot."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
-    return state is not None and state.active
+    return state is not None and state.is_active

@@ -47,7 +47,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import SlotState, slot_state
-from pgsieve.resources.postgres.source import decoding_is_switched
+from pgsieve.resources.postgres.source import is_decoding_switched
 
 _logger = logging.getLogger(__name__)
 
@@ -109,15 +109,15 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
                 subscription=next(iter(feed.subscriptions)) if feed.filtered else None,
                 slot=feed.slot,
                 exists=UNKNOWN if source_state.problem else state is not None,
-                active=UNKNOWN if source_state.problem else state is not None and state.active,
+                active=UNKNOWN if source_state.problem else state is not None and state.is_active,
                 wal_status=state.wal_status if state else None,
                 confirmed_lsn=format_lsn(state.confirmed_lsn) if state else None,
-                lag_bytes=state.lag if state else None,
+                lag_bytes=state.lag_bytes if state else None,
                 change_log_lsn=None if position is None else format_lsn(position),
                 problem=source_state.problem,
                 lag_seconds=source_state.waiting_seconds,
-                retained_bytes=state.retained if state else None,
-                safe_wal_bytes=state.safe if state else None,
+                retained_bytes=state.retained_bytes if state else None,
+                safe_wal_bytes=state.safe_bytes if state else None,
                 decoding=_DECODING_MODES.get(source_state.is_decoding_switched),
             )
         )
@@ -151,7 +151,7 @@ def _read_source(lake: Lake, feed: Feed, *, may_decode: bool) -> _SourceState:
                 None if state is None else _seconds_waiting_in_slot(connection, lake, feed, state, may_decode)
             )
             return _SourceState(
-                examination, state, seconds, is_decoding_switched=decoding_is_switched(connection)
+                examination, state, seconds, is_decoding_switched=is_decoding_switched(connection)
             )
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
         return _SourceState(problem=str(error))
@@ -203,7 +203,7 @@ def _progress_of(
         )
     else:
         # All changes are applied. If the last run found no changes, the lake has no record of it, but Dagster has.
-        is_followed = source_state.slot is not None and source_state.slot.active and seconds == 0
+        is_followed = source_state.slot is not None and source_state.slot.is_active and seconds == 0
         success_time = max(
             (t for t in (success_time, last_run, datetime.now(UTC) if is_followed else None) if t),
             default=None,

@@ -62,11 +62,11 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import capture_statements, preparation_of
+from pgsieve.resources.postgres.capture import capture_statements, describe_preparation
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.ddl import trigger_error
+from pgsieve.resources.postgres.ddl import find_trigger_error
 from pgsieve.resources.postgres.sequences import SequenceValue
-from pgsieve.resources.postgres.source import decoding_is_switched
+from pgsieve.resources.postgres.source import is_decoding_switched
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
@@ -167,7 +167,7 @@ class _Findings:
             errors += _other_publisher_errors(connection, self._project, feed)
             errors += _trigger_errors(connection, feed, catalog, server)
             sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
-            if decoding_is_switched(connection):
+            if is_decoding_switched(connection):
                 self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
         return _PublisherState(examination, server, version, sequences), errors
 
@@ -243,7 +243,7 @@ def _trigger_errors(
         for plan in feed.planned_capture(catalog):
             name = feed.capture + plan.suffix
             statements = capture_statements(name, plan, server, connection.info.server_version)
-            error = trigger_error(connection, feed.source.name, preparation_of(name), statements)
+            error = find_trigger_error(connection, feed.source.name, describe_preparation(name), statements)
             if error is not None:
                 yield error
 

@@ -21,19 +21,19 @@ from psycopg import sql
 from pgsieve.resources.postgres.errors import is_transient
 
 #: The number of the lock: a hash of its name, because PostgreSQL identifies an advisory lock by a 64-bit number.
-_KEY = sql.SQL("hashtextextended({}, 0)")
+_LOCK_KEY = sql.SQL("hashtextextended({}, 0)")
 #: The condition for the rows of the lock in the view pg_locks. The view shows the upper 32 bits of the lock's number
 #: in the column classid, and the lower 32 bits in the column objid.
-_HAS_KEY = sql.SQL(
+_HAS_LOCK_KEY = sql.SQL(
     "locktype = 'advisory' and objsubid = 1"
     " and pg_locks.database = (select oid from pg_database where datname = current_database())"
     " and (classid::bigint << 32) | objid::bigint = {}"
 )
-_HOLDERS = sql.SQL(
+_HOLDERS_QUERY = sql.SQL(
     "select pid, application_name, coalesce(client_addr::text, 'a local socket'), date_trunc('second', backend_start)"
     " from pg_locks join pg_stat_activity using (pid) where granted and {}"
 )
-_IS_AWAITED = sql.SQL("select exists (select from pg_locks where not granted and {})")
+_IS_AWAITED_QUERY = sql.SQL("select exists (select from pg_locks where not granted and {})")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class AdvisoryLock:
     connection: psycopg.Connection[Any]
     name: str
 
-    def take(self, seconds: float) -> None:
-        """Wait for the lock, and take it. Raises LockNotAvailable after `seconds`; with 0 seconds the wait has no limit."""
-        self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
+    def take(self, timeout_seconds: float) -> None:
+        """Wait for the lock, and take it. Raises LockNotAvailable after `timeout_seconds`; with 0 the wait has no limit."""
+        self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(timeout_seconds * 1000)))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
 
     def take_if_free(self) -> bool:
@@ -61,9 +61,11 @@ class AdvisoryLock:
         with suppress(psycopg.Error):
             self.connection.execute(sql.SQL("select pg_advisory_unlock({})").format(self._key))
 
-    def holders(self) -> str:
+    def describe_holders(self) -> str:
         """The sessions that hold the lock, as a text for messages."""
-        return _holders_text(self.connection.execute(_HOLDERS.format(_HAS_KEY.format(self._key))).fetchall())
+        return _holders_text(
+            self.connection.execute(_HOLDERS_QUERY.format(_HAS_LOCK_KEY.format(self._key))).fetchall()
+        )
 
     def is_awaited(self) -> bool:
         """True if another session waits for the lock.
@@ -72,7 +74,9 @@ class AdvisoryLock:
         caller must take the lock again, as it must after it gave the lock to another session.
         """
         try:
-            row = self.connection.execute(_IS_AWAITED.format(_HAS_KEY.format(self._key))).fetchone()
+            row = self.connection.execute(
+                _IS_AWAITED_QUERY.format(_HAS_LOCK_KEY.format(self._key))
+            ).fetchone()
         except psycopg.Error as error:
             if not is_transient(error):
                 raise
@@ -81,7 +85,7 @@ class AdvisoryLock:
 
     @property
     def _key(self) -> sql.Composed:
-        return _KEY.format(self.name)
+        return _LOCK_KEY.format(self.name)
 
 
 def _holders_text(holders: Sequence[tuple[Any, ...]]) -> str:

@@ -3,7 +3,7 @@
 In: - a connection to the publisher
     - the names of publications
 Out: - a `CatalogFingerprint`, which two moments have in common only if nothing was altered between them
-     - with `read_with_fingerprint` also the catalog that the fingerprint covers
+     - with `read_catalog_and_fingerprint` also the catalog that the fingerprint covers
 
 A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of
 the slot). It covers the publications, their tables, the partition trees of these tables, and all columns, names
@@ -32,14 +32,14 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
-from pgsieve.resources.postgres.case_mappings import with_case_mappings
+from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.removed_rows import has_removed_rows, removed_oids
+from pgsieve.resources.postgres.removed_rows import find_removed_oids, find_selections_with_removed_rows
 from pgsieve.resources.postgres.source import literal
 
 #: Common table expressions: the publications, the tables that they list, and in `tree` the partition trees of these
 #: tables and of the tables of the capture publications.
-_TREE = """
+_TREE_EXPRESSIONS = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)
 ), listed as (
@@ -59,7 +59,7 @@ with recursive published as (
     select inhrelid from pg_inherits where inhparent = t.relid) related(relid)
 )"""
 
-_DIGEST = """, entries as (
+_DIGEST_QUERY = """, entries as (
   select concat_ws(' ', 'publication', oid, xmin, definition) from published
   union all select concat_ws(' ', 'table', oid, xmin) from listed
   union all select concat_ws(' ', 'schema', oid, xmin) from schemas
@@ -88,13 +88,13 @@ select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e
        array(select oid::bigint from published)
 """
 
-_SCHEMAS = """schemas as (
+_SCHEMAS_EXPRESSION = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
 #: The versions of the server and of the library that changes the case of letters. They count only if a row filter,
 #: or a generated column that a filter may read, depends on the case of letters. The numbers are the oids of lower,
 #: upper, initcap, and of the functions of the operators ~*, !~*, ~~* and !~~* (pg_proc.dat).
-_LETTERS = r"""union all
+_CASE_ENTRIES = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
                    (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
     from pg_database d
@@ -102,7 +102,9 @@ _LETTERS = r"""union all
      and (exists (select from listed join pg_publication_rel r using (oid) where r.prqual::text ~ {case})
           or exists (select from tree join pg_attrdef on adrelid = relid where adbin::text ~ {case}))
 """.format(case=r"'funcid (870|871|872|1238|1239|1633|1634|1656|1657|1660|1661)\M'")
-_NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid as nspid where false)"
+_EMPTY_SCHEMAS_EXPRESSION = (
+    "schemas as (select null::oid as oid, null::xid as xmin, null::oid as nspid where false)"
+)
 
 
 @dataclass(frozen=True)
@@ -111,22 +113,22 @@ class CatalogFingerprint:
 
     - `digest`: a hash of the rows that exist
     - `relations_digest`: a hash of the oid and xmin of each table's row in pg_class
-    - `removed`: numbers for the rows of the catalogs of publications that were perhaps deleted, and that the
+    - `removed_rows`: numbers for the rows of the catalogs of publications that were perhaps deleted, and that the
       server still stores; None if they are too many to list
     - `has_removed_parents`: whether a row of pg_inherits was perhaps deleted
-    - `oldest`: all transactions with an earlier xid had ended
+    - `oldest_xid`: all transactions with an earlier xid had ended
     """
 
     digest: str
     relations_digest: str
-    removed: frozenset[int] | None = frozenset()
+    removed_rows: frozenset[int] | None = frozenset()
     has_removed_parents: bool = False
-    oldest: int = 0
+    oldest_xid: int = 0
 
     def matches(self, digest: str, relations_digest: str) -> bool:
         """True if these digests of an earlier fingerprint show that the rows are the same as at that moment.
 
-        The rows that were inserted and deleted in between are not compared here; `removed` identifies them.
+        The rows that were inserted and deleted in between are not compared here; `removed_rows` identifies them.
         """
         return self.digest == digest and (
             not self.has_removed_parents or self.relations_digest == relations_digest
@@ -134,65 +136,69 @@ class CatalogFingerprint:
 
 
 def fingerprint_catalog(
-    connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
+    connection: psycopg.Connection[Any], publications: Sequence[str], capture_publications: Sequence[str] = ()
 ) -> CatalogFingerprint:
-    """The fingerprint of what `publications` send. It also covers the tables of the publications in `capture`."""
-    names = [list(publications), list(capture)]
-    has_filters = connection.info.server_version >= 150000
-    tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
-    query = tree + _DIGEST.format(letters=_LETTERS if has_filters else "")
-    row = connection.execute(query, names).fetchone()
+    """The fingerprint of what `publications` send. It also covers the tables of the publications in `capture_publications`."""
+    parameters = [list(publications), list(capture_publications)]
+    has_row_filters = connection.info.server_version >= 150000
+    tree = _TREE_EXPRESSIONS.format(
+        schemas=_SCHEMAS_EXPRESSION if has_row_filters else _EMPTY_SCHEMAS_EXPRESSION
+    )
+    query = tree + _DIGEST_QUERY.format(letters=_CASE_ENTRIES if has_row_filters else "")
+    row = connection.execute(query, parameters).fetchone()
     assert row is not None
-    digest, relations_digest, oldest, oids = row
-    ids = literal(f"{{{','.join(map(str, oids))}}}")
-    selections = [f"pg_publication_rel where prpubid = any({ids}::oid[])"]
-    if has_filters:
-        selections.append(f"pg_publication_namespace where pnpubid = any({ids}::oid[])")
+    digest, relations_digest, oldest_xid, oids = row
+    oid_array = literal(f"{{{','.join(map(str, oids))}}}")
+    selections = [f"pg_publication_rel where prpubid = any({oid_array}::oid[])"]
+    if has_row_filters:
+        selections.append(f"pg_publication_namespace where pnpubid = any({oid_array}::oid[])")
     publication_list = ", ".join(map(literal, publications))
     selections += [f"pg_publication where pubname in ({publication_list})"] if publications else []
-    *selections_with_removed_rows, has_removed_parents = has_removed_rows(
+    *have_removed_rows, has_removed_parents = find_selections_with_removed_rows(
         connection, [*selections, "pg_inherits where inhrelid > '0'::oid"]
     )
     if has_removed_parents:
         # The removed rows may be of any partition tree. Check again, only for the trees that the fingerprint covers.
-        rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
-        ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
-        (has_removed_parents,) = has_removed_rows(
-            connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"]
+        rows = connection.execute(f"{tree} select relid::bigint from tree", parameters).fetchall()
+        oid_array = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
+        (has_removed_parents,) = find_selections_with_removed_rows(
+            connection, [f"pg_inherits where inhrelid = any({oid_array}::oid[])"]
         )
     removed_rows = (
-        _removed_rows(connection, [each.split()[0] for each in selections])
-        if any(selections_with_removed_rows)
+        _list_removed_rows(connection, [each.split()[0] for each in selections])
+        if any(have_removed_rows)
         else frozenset[int]()
     )
-    return CatalogFingerprint(str(digest), str(relations_digest), removed_rows, has_removed_parents, oldest)
+    return CatalogFingerprint(
+        str(digest), str(relations_digest), removed_rows, has_removed_parents, oldest_xid
+    )
 
 
-def _removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
+def _list_removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
     """The rows of these catalogs that were perhaps deleted and are still stored; None if they are too many to list.
 
     The number of a row is the position of its catalog in `catalogs`, times 2**32, plus the row's oid.
     """
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
-        oids = removed_oids(connection, catalog)
+        oids = find_removed_oids(connection, catalog)
         if oids is None:
             return None
         numbers.update(number * 2**32 + oid for oid in oids)
     return frozenset(numbers)
 
 
-def read_with_fingerprint(
-    connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
+def read_catalog_and_fingerprint(
+    connection: psycopg.Connection[Any], publications: Sequence[str], capture_publications: Sequence[str] = ()
 ) -> tuple[CatalogFingerprint, Catalog]:
     """Read the catalog, and the fingerprint of exactly this catalog.
 
     The catalog is read again until the fingerprints before and after the read are equal.
     """
-    fingerprint = fingerprint_catalog(connection, publications, capture)
+    fingerprint = fingerprint_catalog(connection, publications, capture_publications)
     while True:
-        catalog = with_case_mappings(connection, present_catalog(connection), publications)
-        later_fingerprint = fingerprint_catalog(connection, publications, capture)
-        if replace(later_fingerprint, oldest=fingerprint.oldest) == fingerprint:
+        catalog = add_case_mappings(connection, present_catalog(connection), publications)
+        later_fingerprint = fingerprint_catalog(connection, publications, capture_publications)
+        if replace(later_fingerprint, oldest_xid=fingerprint.oldest_xid) == fingerprint:
             return later_fingerprint, catalog
         fingerprint = later_fingerprint

@@ -27,11 +27,11 @@ from pgsieve.resources.postgres.waits import LOCK_SECONDS
 CREATED_COMMENT = "capture publication created by pgsieve"
 
 
-def ensure_capture(
+def ensure_capture_publications(
     connection: psycopg.Connection[Any],
     source: str,
-    capture: str,
-    planned: Sequence[CapturePublication],
+    capture_name: str,
+    planned_publications: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[str, ...]:
     """Create or alter the capture publications so that they match the plan; return their names.
@@ -43,16 +43,16 @@ def ensure_capture(
     """
     # Return only after the commit was flushed: pgoutput uses the new publications only for changes after the commit.
     connection.execute("set synchronous_commit = local")
-    for publication in planned:
-        name = capture + publication.suffix
+    for publication in planned_publications:
+        name = capture_name + publication.suffix
         statements = capture_statements(name, publication, catalog, connection.info.server_version)
         if name not in catalog.publications:
             statements.append(f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}")
         if statements:
-            execute_ddl(connection, source, preparation_of(name), statements)
-    planned_tables = {capture + p.suffix: p.tables for p in planned}
-    for name in (n for n in _own_capture(connection, capture) if n in catalog.publications):
-        for table in _surplus(catalog.publications[name], planned_tables.get(name, ()), catalog):
+            execute_ddl(connection, source, describe_preparation(name), statements)
+    planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
+    for name in (n for n in _own_capture_publications(connection, capture_name) if n in catalog.publications):
+        for table in _surplus_tables(catalog.publications[name], planned_tables.get(name, ()), catalog):
             # A standby cannot alter publications, and the role may lack the right to alter this one. In these cases
             # the table stays, and does no harm. Another run may have removed the table meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
@@ -60,31 +60,35 @@ def ensure_capture(
     return tuple(planned_tables)
 
 
-def _surplus(publication: Publication, planned_tables: Sequence[Table], catalog: Catalog) -> list[Table]:
+def _surplus_tables(
+    publication: Publication, planned_tables: Sequence[Table], catalog: Catalog
+) -> list[Table]:
     """The tables that a publication lists although the plan does not have them."""
-    surplus = {t.oid for t in publication.tables} - {t.oid for t in planned_tables}
-    return [catalog.tables[oid] for oid in sorted(surplus) if oid in catalog.tables]
+    surplus_oids = {t.oid for t in publication.tables} - {t.oid for t in planned_tables}
+    return [catalog.tables[oid] for oid in sorted(surplus_oids) if oid in catalog.tables]
 
 
 def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
     """Remove a table from a capture publication. False if the table is locked, so that a later run must remove it."""
     statement = f"alter publication {quote(name)} drop table {table_clause(table)}"
     try:
-        execute_ddl(connection, source, preparation_of(name), [statement], lock_seconds=LOCK_SECONDS)
+        execute_ddl(
+            connection, source, describe_preparation(name), [statement], lock_timeout_seconds=LOCK_SECONDS
+        )
     except LockedTableError:
         return False
     return True
 
 
 def capture_statements(
-    name: str, planned: CapturePublication, catalog: Catalog, server_version: int
+    name: str, planned_publication: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
     """The SQL that makes a capture publication match its plan. Empty if it matches already."""
-    tables = ", ".join(map(table_clause, planned.tables))
+    tables = ", ".join(map(table_clause, planned_publication.tables))
     table_clauses = f" for table {tables}" if tables else ""
     options = (
-        f"publish = {literal(', '.join(planned.operations))},"
-        f" publish_via_partition_root = {'true' if planned.via_root else 'false'}"
+        f"publish = {literal(', '.join(planned_publication.operations))},"
+        f" publish_via_partition_root = {'true' if planned_publication.via_root else 'false'}"
     )
     if server_version >= 180000:
         options += ", publish_generated_columns = stored"
@@ -92,11 +96,14 @@ def capture_statements(
     if existing is None:
         return [f"create publication {quote(name)}{table_clauses} with ({options})"]
     statements = []
-    if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
+    if (
+        existing.operations != set(planned_publication.operations)
+        or existing.via_root != planned_publication.via_root
+    ):
         statements.append(f"alter publication {quote(name)} set ({options})")
-    plain_oids = {t.oid for t in existing.tables if t.where is None and t.columns is None}
+    unrestricted_oids = {t.oid for t in existing.tables if t.where is None and t.columns is None}
     if existing.all_tables:
-        planned_oids = {oid for t in planned.tables for oid in (t.oid, *t.ancestors)}
+        planned_oids = {oid for t in planned_publication.tables for oid in (t.oid, *t.ancestors)}
         if planned_oids & existing.excluded:
             still_excluded = [
                 catalog.tables[oid]
@@ -108,7 +115,7 @@ def capture_statements(
             )
             statements.append(f"alter publication {quote(name)} set all tables{except_clause}")
         return statements
-    missing_tables = [t for t in planned.tables if t.oid not in plain_oids]
+    missing_tables = [t for t in planned_publication.tables if t.oid not in unrestricted_oids]
     if any(existing.table_entry(t.oid) for t in missing_tables):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif missing_tables:
@@ -118,14 +125,14 @@ def capture_statements(
     return statements
 
 
-def preparation_of(name: str) -> str:
+def describe_preparation(name: str) -> str:
     """The text that names the work on a capture publication in messages."""
     return f'prepare the capture publication "{name}"'
 
 
-def _own_capture(connection: psycopg.Connection[Any], capture: str) -> list[str]:
+def _own_capture_publications(connection: psycopg.Connection[Any], capture_name: str) -> list[str]:
     """The capture publications of a source that pgsieve itself created."""
-    return own_publications(connection, [capture + suffix for suffix in capture_suffixes()])
+    return own_publications(connection, [capture_name + suffix for suffix in capture_suffixes()])
 
 
 def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
@@ -137,18 +144,20 @@ def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) 
     return [name for (name,) in rows]
 
 
-def foreign_publications(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
+def others_publications(
+    connection: psycopg.Connection[Any], capture_name: str, catalog: Catalog
+) -> list[str]:
     """The capture publications of a source that another client created. pgsieve does not alter them."""
-    own_names = _own_capture(connection, capture)
-    names = (capture + suffix for suffix in capture_suffixes())
+    own_names = _own_capture_publications(connection, capture_name)
+    names = (capture_name + suffix for suffix in capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in own_names)
 
 
-def shrink_capture(
+def shrink_capture_publications(
     connection: psycopg.Connection[Any],
     source: str,
-    capture: str,
-    planned: Sequence[CapturePublication],
+    capture_name: str,
+    planned_publications: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[list[str], list[str]]:
     """Remove tables that are not planned from the capture publications, and drop publications that are not planned.
@@ -156,15 +165,15 @@ def shrink_capture(
     Returns the names of the altered and of the dropped publications. Publications that pgsieve did not create are
     not changed. A locked table stays in its publication until the next run.
     """
-    planned_tables = {capture + p.suffix: p.tables for p in planned}
+    planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
     altered, dropped = [], []
-    for name in _own_capture(connection, capture):
+    for name in _own_capture_publications(connection, capture_name):
         if name not in planned_tables:
-            execute_ddl(connection, source, preparation_of(name), [f"drop publication {quote(name)}"])
+            execute_ddl(connection, source, describe_preparation(name), [f"drop publication {quote(name)}"])
             dropped.append(name)
         else:
-            surplus = _surplus(catalog.publications[name], planned_tables[name], catalog)
-            removed = [table for table in surplus if _remove_table(connection, source, name, table)]
+            surplus_tables = _surplus_tables(catalog.publications[name], planned_tables[name], catalog)
+            removed = [table for table in surplus_tables if _remove_table(connection, source, name, table)]
             altered += [name] if removed else []
     return altered, dropped
 
@@ -179,5 +188,5 @@ def drop_publications(connection: psycopg.Connection[Any], source: str, names: S
     for name in names:
         with suppress(SourceError, psycopg.Error):
             execute_ddl(
-                connection, source, preparation_of(name), [f"drop publication if exists {quote(name)}"]
+                connection, source, describe_preparation(name), [f"drop publication if exists {quote(name)}"]
             )

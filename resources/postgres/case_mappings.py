@@ -7,7 +7,7 @@ In: - a connection
     - the catalog
     - the names of publications
 Out: the catalog, in which each table has a `CaseMapping` for each collation under which one of its row filters
-     changes or ignores case (`with_case_mappings`). If a mapping cannot be represented, the `CaseMapping` has the
+     changes or ignores case (`add_case_mappings`). If a mapping cannot be represented, the `CaseMapping` has the
      reason, and the parser of the filter then refuses the filter.
 
 Raises psycopg's error if the connection fails.
@@ -32,23 +32,23 @@ from pgsieve.resources.postgres.errors import is_transient
 from pgsieve.resources.postgres.source import quote
 
 #: The provider of a collation. Before version 15, the provider of a database's collation is always libc.
-_PROVIDER: Final = """
+_PROVIDER_QUERY: Final = """
 select coalesce(nullif(l.collprovider, 'd'), {database})::text
   from pg_database d left join pg_collation l
     on l.collname = %s and l.collnamespace = 'pg_catalog'::regnamespace and l.collencoding in (-1, d.encoding)
  where d.datname = current_database()
 """
 #: The providers whose collations can be represented: libc and builtin.
-_PROVIDERS: Final = ("c", "b")
+_SUPPORTED_PROVIDERS: Final = ("c", "b")
 #: All characters are divided into blocks of 4096. These are the blocks with at least one character that changes.
-_BLOCKS: Final = """
+_BLOCKS_QUERY: Final = """
 select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
   from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
 #: The characters of these blocks that change, each with its mapping alone and with its mappings next to letters.
-_CHARACTERS: Final = """
+_CHARACTERS_QUERY: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
                         lower(' ' || c || 'a' {collate})] as lowered,
@@ -63,7 +63,7 @@ select *
 #: One row about initcap with three columns: the characters after which initcap continues a word; the number of
 #: characters that `Words` cannot represent; and for each character that initcap changes an array of the character,
 #: its form at the start of a word, and its form within a word.
-_WORDS: Final = """
+_WORDS_QUERY: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
        array_agg(array[c, alone, substr(inside, 2, length(inside) - 2)])
@@ -80,7 +80,7 @@ _CONTEXT_REASON: Final = "it depends on the characters around a character"
 _MAPPINGS: dict[tuple[Any, ...], CaseMapping] = {}
 
 
-def with_case_mappings(
+def add_case_mappings(
     connection: psycopg.Connection[Any], catalog: Catalog, publications: Collection[str]
 ) -> Catalog:
     """The catalog, with the case mappings that the row filters of these publications need added to its tables."""
@@ -88,20 +88,29 @@ def with_case_mappings(
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:
             if entry.where is not None and entry.oid in catalog.tables:
-                for collation, words in needed_case_mappings(catalog.tables[entry.oid], entry.where).items():
-                    needs_words = collations_by_table.setdefault(entry.oid, {})
-                    needs_words[collation] = needs_words.get(collation, False) or words
+                for collation, needs_initcap in needed_case_mappings(
+                    catalog.tables[entry.oid], entry.where
+                ).items():
+                    needs_initcap_by_collation = collations_by_table.setdefault(entry.oid, {})
+                    needs_initcap_by_collation[collation] = (
+                        needs_initcap_by_collation.get(collation, False) or needs_initcap
+                    )
     if not collations_by_table:
         return catalog
     tables = dict(catalog.tables)
     for oid, collations in collations_by_table.items():
-        mappings = [(name, case_mapping(connection, name, words=w)) for name, w in sorted(collations.items())]
+        mappings = [
+            (name, read_case_mapping(connection, name, with_words=w))
+            for name, w in sorted(collations.items())
+        ]
         tables[oid] = replace(tables[oid], case_mappings=tuple(mappings))
     return replace(catalog, tables=tables)
 
 
-def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: bool) -> CaseMapping:
-    """The mapping of a collation of pg_catalog for the functions lower and upper, and with `words` also for initcap.
+def read_case_mapping(
+    connection: psycopg.Connection[Any], collation: str, *, with_words: bool
+) -> CaseMapping:
+    """The mapping of a collation of pg_catalog for the functions lower and upper, and with `with_words` also for initcap.
 
     The server needs about a second for a mapping, so a process reads each mapping only once.
     """
@@ -110,11 +119,11 @@ def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: 
         "select pg_postmaster_start_time(), oid, datname from pg_database where datname = current_database()"
     ).fetchone()
     assert row is not None
-    key = (connection.info.host, connection.info.port, *row, collation, words)
+    key = (connection.info.host, connection.info.port, *row, collation, with_words)
     if key not in _MAPPINGS:
         try:
             with connection.transaction():
-                _MAPPINGS[key] = _read_mapping(connection, collation, words=words, version=version)
+                _MAPPINGS[key] = _read_mapping(connection, collation, with_words=with_words, version=version)
         except psycopg.Error as error:
             if error.sqlstate is None or is_transient(error):
                 raise
@@ -123,40 +132,42 @@ def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: 
 
 
 def _read_mapping(
-    connection: psycopg.Connection[Any], collation: str, *, words: bool, version: int
+    connection: psycopg.Connection[Any], collation: str, *, with_words: bool, version: int
 ) -> CaseMapping:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         return CaseMapping(refusal=f"the database's encoding is {encoding}, not UTF8")
-    query = _PROVIDER.format(database="d.datlocprovider" if version >= 150000 else "'c'")
+    query = _PROVIDER_QUERY.format(database="d.datlocprovider" if version >= 150000 else "'c'")
     row = connection.execute(query, [collation]).fetchone()
     assert row is not None
-    if row[0] not in _PROVIDERS:
+    if row[0] not in _SUPPORTED_PROVIDERS:
         return CaseMapping(refusal="that is ICU's, which depends on languages and contexts")
     collate = f"collate {quote('pg_catalog', collation)}"
-    blocks = connection.execute(_BLOCKS.format(collate=collate)).fetchall()
-    rows = connection.execute(_CHARACTERS.format(collate=collate), [[row[0] for row in blocks]]).fetchall()
-    lowered = {c: low[0] for c, low, _ in rows if low[0] != c}
-    uppered = {c: up[0] for c, _, up in rows if up[0] != c}
-    if any(len(changed) != 1 for changed in (*lowered.values(), *uppered.values())):
+    blocks = connection.execute(_BLOCKS_QUERY.format(collate=collate)).fetchall()
+    rows = connection.execute(
+        _CHARACTERS_QUERY.format(collate=collate), [[row[0] for row in blocks]]
+    ).fetchall()
+    lower_by_character = {c: low[0] for c, low, _ in rows if low[0] != c}
+    upper_by_character = {c: up[0] for c, _, up in rows if up[0] != c}
+    if any(len(changed) != 1 for changed in (*lower_by_character.values(), *upper_by_character.values())):
         return CaseMapping(refusal="it makes several characters of one")
-    mapping = CaseMapping(_changes(lowered), _changes(uppered))
+    mapping = CaseMapping(_as_changes(lower_by_character), _as_changes(upper_by_character))
     for _, lower_forms, upper_forms in rows:
-        is_independent = list(lower_forms) == list(_with_neighbour(lower_forms[0], "a")) and list(
+        is_independent = list(lower_forms) == list(_expected_forms(lower_forms[0], "a")) and list(
             upper_forms
-        ) == list(_with_neighbour(upper_forms[0], "A"))
+        ) == list(_expected_forms(upper_forms[0], "A"))
         if not is_independent:
             return CaseMapping(refusal=_CONTEXT_REASON)
-    if words:
-        word_rules = _words(connection, collate)
+    if with_words:
+        word_rules = _read_words(connection, collate)
         if word_rules is None:
             return CaseMapping(refusal=_CONTEXT_REASON)
         mapping = replace(mapping, words=word_rules)
     return mapping if _maps_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
 
 
-def _with_neighbour(character: str, letter: str) -> Iterator[str]:
-    """A character alone and next to a letter, in the order of the arrays that the query `_CHARACTERS` returns."""
+def _expected_forms(character: str, letter: str) -> Iterator[str]:
+    """A character alone and next to a letter, in the order of the arrays that the query `_CHARACTERS_QUERY` returns."""
     yield character
     yield f"{letter}{character}{letter}"
     yield f"{letter}{character} "
@@ -173,19 +184,19 @@ def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> boo
     return True
 
 
-def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
+def _read_words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
     """The rules by which initcap capitalizes words; None if `Words` cannot represent these rules."""
-    row = connection.execute(_WORDS.format(collate=collate)).fetchone()
+    row = connection.execute(_WORDS_QUERY.format(collate=collate)).fetchone()
     assert row is not None
-    members, unrepresentable, changes = row
-    if unrepresentable or any(len(part) != 1 for change in changes for part in change):
+    word_characters, unrepresentable_count, changes = row
+    if unrepresentable_count or any(len(part) != 1 for change in changes for part in change):
         return None
     first_letters = {c: alone for c, alone, _ in changes if alone != c}
     other_letters = {c: inside for c, _, inside in changes if inside != c}
-    return Words(_changes(first_letters), _changes(other_letters), character_ranges(members))
+    return Words(_as_changes(first_letters), _as_changes(other_letters), character_ranges(word_characters))
 
 
-def _changes(changes: dict[str, str]) -> Changes:
+def _as_changes(replacement_by_character: dict[str, str]) -> Changes:
     """The characters that change and their replacements, as two texts of the same length in the order of the characters."""
-    characters = sorted(changes)
-    return "".join(characters), "".join(changes[c] for c in characters)
+    characters = sorted(replacement_by_character)
+    return "".join(characters), "".join(replacement_by_character[c] for c in characters)

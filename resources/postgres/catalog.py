@@ -29,19 +29,24 @@ from pgsieve.decoding.values.builtin_types import DerivedType
 from pgsieve.decoding.values.output import PADDED_LSN
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
-from pgsieve.resources.postgres.texts import Texts, read_legibly
+from pgsieve.resources.postgres.texts import Texts, read_any_encoding
 from pgsieve.resources.postgres.waits import LOCK_SECONDS, exclusively_locked_tables
 
 #: The kinds of relations that cannot be published, by relkind of pg_class, in the words of the server's messages.
-_KINDS: Mapping[str, str] = {
+_UNPUBLISHABLE_KINDS: Mapping[str, str] = {
     "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
     "I": "partitioned indexes", "c": "composite types", "t": "TOAST tables",
 }  # fmt: skip
-_PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tables"}
+_UNPUBLISHABLE_PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tables"}
 
 
 def missing_relation_error(
-    connection: psycopg.Connection[Any], publication: str, schema: str, name: str, *, excluded: bool = False
+    connection: psycopg.Connection[Any],
+    publication: str,
+    schema: str,
+    name: str,
+    *,
+    is_excluded: bool = False,
 ) -> PublicationError:
     """The error of a publication of pgsieve.yaml that lists or excludes a table that cannot be published.
 
@@ -62,10 +67,10 @@ def missing_relation_error(
             hint="correct the table's name in pgsieve.yaml, or create the table",
             sqlstate=sqlstate,
         )
-    kind = _KINDS.get(row[0]) or _PERSISTENCES.get(row[1]) or "system tables"
+    kind = _UNPUBLISHABLE_KINDS.get(row[0]) or _UNPUBLISHABLE_PERSISTENCES.get(row[1]) or "system tables"
     is_relation = row[0] not in ("i", "I", "c")
     refusal = f'cannot open relation "{name}"'
-    if is_relation and excluded:
+    if is_relation and is_excluded:
         refusal = f'cannot specify relation "{schema}.{name}" in the publication EXCEPT clause'
     elif is_relation:
         refusal = f'cannot add relation "{name}" to publication'
@@ -78,7 +83,7 @@ def missing_relation_error(
 
 #: The tables, one per row. Partitions that are being detached are left out. pg_partition_tree() would leave them out,
 #: too, but it would lock each partition.
-_TABLES = """
+_TABLES_QUERY = """
 with recursive tree(root, relid) as (
   select oid, oid from pg_class where relkind = 'p' and oid >= 16384
   union all
@@ -125,14 +130,14 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::tex
    and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 """
 
-_PUBLICATIONS = """
+_PUBLICATIONS_QUERY = """
 select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
        {generated}, pg_get_userbyid(p.pubowner)
   from pg_publication p
 """
 
 #: The types that users created, and the types that they consist of. Base types of C extensions are left out.
-_TYPES = """
+_TYPES_QUERY = """
 with parts as materialized (
   select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
   union select typbasetype from pg_type where typbasetype >= 16384
@@ -163,21 +168,23 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
     session has locked a table exclusively, the expressions of this table are left out, and the catalog's `locked`
     has the table.
     """
-    locked: Mapping[int, str] = {}
+    lock_holders_by_oid: Mapping[int, str] = {}
     while True:
         try:
-            return read_legibly(connection, partial(_read_catalog, connection, snapshot, locked))
+            return read_any_encoding(
+                connection, partial(_read_catalog, connection, snapshot, lock_holders_by_oid)
+            )
         except psycopg.errors.LockNotAvailable:
-            locked = exclusively_locked_tables(connection)
+            lock_holders_by_oid = exclusively_locked_tables(connection)
 
 
 def _read_catalog(
     connection: psycopg.Connection[Any],
     snapshot: str | None,
-    locked: Mapping[int, str],
+    lock_holders_by_oid: Mapping[int, str],
     as_bytes: bool,
 ) -> Catalog:
-    """Read the catalog in one transaction, without the expressions of tables in `locked`. For `as_bytes` see `Texts`."""
+    """Read the catalog in one transaction, without the expressions of tables in `lock_holders_by_oid`. For `as_bytes` see `Texts`."""
     version = connection.info.server_version
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
@@ -187,10 +194,10 @@ def _read_catalog(
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS:g}s'")
         texts = Texts(connection, as_bytes=as_bytes)
         cursor = texts.cursor
-        oids = f"'{{{','.join(map(str, locked))}}}'::oid[]"
+        oids = f"'{{{','.join(map(str, lock_holders_by_oid))}}}'::oid[]"
         tables = _read_tables(texts, version, encoding, oids)
         publications = _read_publications(cursor, version, tables, oids)
-        types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
+        types_query = _TYPES_QUERY.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
             oid: DerivedType(
                 kind, base, tuple(labels or ()), tuple((n, t) for n, t in fields or ()), tuple(xmins or ())
@@ -202,10 +209,12 @@ def _read_catalog(
         names = dict(
             cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )
-    with_expressions = {t.oid for t in tables.values() if any(a.generated for a in t.attributes)}
-    with_expressions |= {t.oid for p in publications.values() for t in p.tables if t.where is not None}
-    locked = {oid: holders for oid, holders in locked.items() if oid in with_expressions}
-    return Catalog(tables, publications, types, version, names, locked)
+    oids_with_expressions = {t.oid for t in tables.values() if any(a.generated for a in t.attributes)}
+    oids_with_expressions |= {t.oid for p in publications.values() for t in p.tables if t.where is not None}
+    lock_holders_by_oid = {
+        oid: holders for oid, holders in lock_holders_by_oid.items() if oid in oids_with_expressions
+    }
+    return Catalog(tables, publications, types, version, names, lock_holders_by_oid)
 
 
 def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) -> dict[int, Table]:
@@ -215,10 +224,22 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
     `locked_oids` is an SQL expression: the array of the oids of the locked tables.
     """
     tables = {}
-    attached = "and not inhdetachpending" if version >= 140000 else ""
-    for row in texts.cursor.execute(_TABLES.format(locked=locked_oids, attached=attached)):
-        oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *details = row
-        children, columns, file, partition_columns, unsent_leaves = details
+    attached_condition = "and not inhdetachpending" if version >= 140000 else ""
+    for row in texts.cursor.execute(_TABLES_QUERY.format(locked=locked_oids, attached=attached_condition)):
+        (
+            oid,
+            schema,
+            name,
+            kind,
+            identity,
+            attributes,
+            primary_key,
+            identity_index,
+            ancestors,
+            leaves,
+            *details,
+        ) = row
+        children, column_count, relfilenode, partition_columns, unsent_leaves = details
         tables[oid] = Table(
             oid=oid,
             schema=schema,
@@ -226,16 +247,16 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
             kind=kind,
             replica_identity=identity,
             attributes=tuple(_attribute(*a) for a in attributes),
-            primary_key=tuple(pk or ()),
-            identity_index=tuple(index or ()),
+            primary_key=tuple(primary_key or ()),
+            identity_index=tuple(identity_index or ()),
             ancestors=tuple(ancestors or ()),
             leaves=tuple(leaves or ()),
             children=tuple(children or ()),
-            columns_ever=columns,
-            file=file,
+            columns_ever=column_count,
+            file=relfilenode,
             encoding=encoding,
             major_version=version // 10000,
-            legible=texts.illegible.isdisjoint({schema, name, *(a[0] for a in attributes)}),
+            legible=texts.illegible_texts.isdisjoint({schema, name, *(a[0] for a in attributes)}),
             partition_columns=tuple(partition_columns or ()),
             unsent_leaves=tuple(unsent_leaves or ()),
         )
@@ -253,9 +274,9 @@ def _attribute(*values: Any) -> Attribute:
 
 
 def _read_publications(
-    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked: str
+    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked_oids: str
 ) -> dict[str, Publication]:
-    entries, excluded = _read_entries(cursor, version, tables, locked)
+    entries, excluded = _read_entries(cursor, version, tables, locked_oids)
     schemas: dict[int, set[str]] = {}
     if version >= 150000:
         for publication, schema in cursor.execute(
@@ -264,10 +285,10 @@ def _read_publications(
             schemas.setdefault(publication, set()).add(schema)
     generated_column = "p.pubgencols::text" if version >= 180000 else "'n'"
     publications = {}
-    for oid, name, all_tables, *switches, via_root, generated_columns, owner in cursor.execute(
-        _PUBLICATIONS.format(generated=generated_column)
+    for oid, name, all_tables, *operation_flags, via_root, generated_columns, owner in cursor.execute(
+        _PUBLICATIONS_QUERY.format(generated=generated_column)
     ):
-        operations = zip(("insert", "update", "delete", "truncate"), switches, strict=True)
+        operations = zip(("insert", "update", "delete", "truncate"), operation_flags, strict=True)
         publications[name] = Publication(
             name=name,
             operations=frozenset(operation for operation, is_published in operations if is_published),
@@ -283,11 +304,11 @@ def _read_publications(
 
 
 def _read_entries(
-    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked: str
+    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked_oids: str
 ) -> tuple[dict[int, list[PublicationTable]], dict[int, set[int]]]:
     """Two mappings by the oid of a publication: the tables that the publication lists, and the tables that it excludes."""
     entry_columns = (
-        f"case when r.prrelid <> all({locked}) then pg_get_expr(r.prqual, r.prrelid)"
+        f"case when r.prrelid <> all({locked_oids}) then pg_get_expr(r.prqual, r.prrelid)"
         f" when r.prqual is not null then {literal(UNREAD_FILTER)} end, (select array_agg(a.attname::text) from pg_attribute a"
         " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
         if version >= 150000
@@ -296,7 +317,7 @@ def _read_entries(
     exclusion = "r.prexcept" if version >= 190000 else "false"
     entries: dict[int, list[PublicationTable]] = {}
     excluded: dict[int, set[int]] = {}
-    for publication, oid, is_excluded, row_filter, columns, tree in cursor.execute(
+    for publication, oid, is_excluded, row_filter, columns, filter_tree in cursor.execute(
         f"select r.prpubid::bigint, r.prrelid::bigint, {exclusion}, {entry_columns} from pg_publication_rel r order by r.prrelid"
     ):
         if is_excluded:
@@ -308,8 +329,8 @@ def _read_entries(
                 row_filter,
                 None if columns is None else frozenset(columns),
                 None
-                if tree is None or oid not in tables
-                else column_names(Expression(parse_expression(tree)), tables[oid]),
+                if filter_tree is None or oid not in tables
+                else column_names(Expression(parse_expression(filter_tree)), tables[oid]),
             )
         )
     return entries, excluded

@@ -24,10 +24,10 @@ left join pg_attribute a on a.attrelid = c.oid and a.attnum = d.objsubid and a.a
 
 @dataclass
 class Comments:
-    """The comments on one table. `columns` maps the names of columns that have a comment to their comments."""
+    """The comments on one table. `comment_by_column` maps the names of columns that have a comment to their comments."""
 
-    table: str | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    table_comment: str | None = None
+    comment_by_column: dict[str, str] = field(default_factory=dict)
 
 
 def read_comments(
@@ -39,7 +39,7 @@ def read_comments(
     for schema, name, column, text in connection.execute(_QUERY, parameters):
         table_comments = comments.setdefault((schema, name), Comments())
         if text is not None and column is None:
-            table_comments.table = text
+            table_comments.table_comment = text
         elif text is not None:
-            table_comments.columns[column] = text
+            table_comments.comment_by_column[column] = text
     return comments

@@ -19,14 +19,14 @@ import psycopg
 
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.receiver import end_copy, status_update
-from pgsieve.resources.postgres.slot import advance, slot_state
+from pgsieve.resources.postgres.receiver import encode_status_update, end_copy
+from pgsieve.resources.postgres.slot import advance_slot, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import start_replication
 
 #: From this many bytes of WAL on, a status update is faster than an advance. An advance over less WAL takes about
 #: as long as opening the new session that a status update needs.
-STREAMED_BYTES = 128 * 1024 * 1024
+STATUS_UPDATE_MIN_BYTES = 128 * 1024 * 1024
 
 
 def confirm(
@@ -49,43 +49,43 @@ def confirm(
     if state is None or state.confirmed_lsn >= lsn:
         return
     make_durable()
-    if lsn - state.restart_lsn >= STREAMED_BYTES and not state.failover:
+    if lsn - state.restart_lsn >= STATUS_UPDATE_MIN_BYTES and not state.has_failover:
         with (
             suppress(SourceError),
             source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as walsender,
         ):
             start_replication(walsender, slot, lsn, options)
-            walsender.pgconn.put_copy_data(status_update(lsn, lsn))
+            walsender.pgconn.put_copy_data(encode_status_update(lsn, lsn))
             end_copy(walsender.pgconn)
         state = slot_state(connection, slot)
     if state is not None and state.confirmed_lsn < lsn:
-        advance(connection, source.name, slot, lsn)
+        advance_slot(connection, source.name, slot, lsn)
 
 
-def release_wal(connection: psycopg.Connection[Any], source: str, slot: str, confirmed: int) -> None:
-    """Let the server remove as much WAL before `confirmed`, the slot's position, as possible.
+def release_wal(connection: psycopg.Connection[Any], source_name: str, slot: str, confirmed_lsn: int) -> None:
+    """Let the server remove as much WAL before `confirmed_lsn`, the slot's position, as possible.
 
     The first advance, in `confirm`, moves restart_lsn only to the first record of running transactions that it
     passes. A second advance to the same position, after this position is confirmed, moves restart_lsn to the last
     record of running transactions (LogicalIncreaseRestartDecodingForSlot in
     src/backend/replication/logical/logical.c). A third advance would change nothing.
     """
-    advance(connection, source, slot, confirmed)
+    advance_slot(connection, source_name, slot, confirmed_lsn)
 
 
 #: True if the slot retains this many bytes of confirmed WAL, and its catalog_xmin is not the oldest transaction that is
 #: still in progress.
-_RELEASABLE = """
+_CAN_RELEASE_QUERY = """
 select confirmed_flush_lsn - restart_lsn >= %s
    and catalog_xmin::text::bigint <> txid_snapshot_xmin(txid_current_snapshot()) %% 4294967296
   from pg_replication_slots where slot_name = %s and database = current_database()
 """
 
 
-def can_release_wal(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
-    """True if the slot retains at least `size` bytes of confirmed WAL that it may no longer need.
+def can_release_wal(connection: psycopg.Connection[Any], slot: str, min_bytes: int) -> bool:
+    """True if the slot retains at least `min_bytes` bytes of confirmed WAL that it may no longer need.
 
     The slot's catalog_xmin is at most the oldest transaction that was in progress when the WAL was decoded. As
     long as this transaction is in progress, the slot still needs the WAL.
     """
-    return connection.execute(_RELEASABLE, [size, slot]).fetchone() == (True,)
+    return connection.execute(_CAN_RELEASE_QUERY, [min_bytes, slot]).fetchone() == (True,)

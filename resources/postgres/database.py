@@ -41,7 +41,7 @@ def present_database(connection: psycopg.Connection[Any]) -> Database:
     return Database(system_identifier(connection), row[0])
 
 
-def name_of(connection: psycopg.Connection[Any], database: Database) -> str | None:
+def find_database_name(connection: psycopg.Connection[Any], database: Database) -> str | None:
     """The present name of a database of the connection's cluster; None if the database was dropped."""
     row = connection.execute("select datname from pg_database where oid = %s", [database.oid]).fetchone()
     return row and str(row[0])

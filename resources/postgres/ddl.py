@@ -33,7 +33,7 @@ from pgsieve.resources.postgres.waits import LOCK_SECONDS
 #: setting for the role in this database takes precedence over that for the role, and this one over that for the
 #: database (process_settings() in src/backend/utils/init/postinit.c). If neither has set it, the server's default
 #: counts.
-_OWN_PATH = """
+_OWN_SEARCH_PATH_QUERY = """
 select coalesce((
     select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
      where setdatabase in (0, (select oid from pg_database where datname = current_database()))
@@ -42,7 +42,7 @@ select coalesce((
   (select boot_val from pg_settings where name = 'search_path'))
 """
 #: The enabled event triggers, and the schemas and names of their functions.
-_TRIGGERS = """
+_EVENT_TRIGGERS_QUERY = """
 select evtname, nspname, proname from pg_event_trigger join pg_proc p on p.oid = evtfoid
   join pg_namespace n on n.oid = pronamespace
  where evtenabled <> 'D' and evtevent <> 'login' order by evtname
@@ -59,19 +59,21 @@ class UndefinedObjectError(SourceError):
 
 def own_search_path(connection: psycopg.Connection[Any]) -> str:
     """The search_path that a session of the role has by default."""
-    row = connection.execute(_OWN_PATH).fetchone()
+    row = connection.execute(_OWN_SEARCH_PATH_QUERY).fetchone()
     assert row is not None
     return str(row[0])
 
 
-def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
+def find_failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
     """The name of the event trigger that raised an error, and the quoted name of its function.
 
     None if the server itself raised the error. The server's error names only functions, so a trigger is found by
     its function.
     """
     function_lines = [line for line in (error.diag.context or "").splitlines() if "function" in line]
-    for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if function_lines else ():
+    for trigger, schema, function in (
+        connection.execute(_EVENT_TRIGGERS_QUERY).fetchall() if function_lines else ()
+    ):
         if any(f"{function}(" in line or f"{quote(function)}(" in line for line in function_lines):
             return trigger, quote(schema, function)
     return None
@@ -79,58 +81,65 @@ def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) ->
 
 def execute_ddl(
     connection: psycopg.Connection[Any],
-    source: str,
+    source_name: str,
     operation: str,
     statements: Sequence[str],
     *,
     dry_run: bool = False,
-    lock_seconds: float = 0,
+    lock_timeout_seconds: float = 0,
 ) -> None:
     """Run statements in one transaction, under the role's own search_path. With `dry_run` the transaction is rolled back.
 
     - `operation`: names the statements in messages, for example `prepare the capture publication "p"`
-    - `lock_seconds`: how long a statement may wait for a lock; after that LockedTableError is raised. With 0 a
+    - `lock_timeout_seconds`: how long a statement may wait for a lock; after that LockedTableError is raised. With 0 a
       statement waits without a limit.
     """
-    path = own_search_path(connection)
+    search_path = own_search_path(connection)
     try:
         with connection.transaction(force_rollback=dry_run):
-            connection.execute(f"set local lock_timeout = '{lock_seconds:g}s'")
-            connection.execute("select set_config('search_path', %s, true)", [path])
+            connection.execute(f"set local lock_timeout = '{lock_timeout_seconds:g}s'")
+            connection.execute("select set_config('search_path', %s, true)", [search_path])
             for statement in statements:
                 connection.execute(statement)
     except psycopg.Error as error:
-        trigger_and_function = None if connection.broken else failed_trigger(connection, error)
+        trigger_and_function = None if connection.broken else find_failed_trigger(connection, error)
         if trigger_and_function is not None:
             trigger, function = trigger_and_function
             raise EventTriggerError(
-                f'source "{source}": cannot {operation}: the event trigger "{trigger}" fails ({message_without_values(error)})',
-                hint=f"correct its function {function}, which ran under search_path = {path}, or run by hand, as a role for"
+                f'source "{source_name}": cannot {operation}: the event trigger "{trigger}" fails ({message_without_values(error)})',
+                hint=f"correct its function {function}, which ran under search_path = {search_path}, or run by hand, as a role for"
                 f" which it does not fail: {'; '.join(statements)};",
                 sqlstate=error.sqlstate,
             ) from cause_without_values(error)
         if isinstance(error, psycopg.errors.UndefinedObject):
             reason = message_without_values(error)
             raise UndefinedObjectError(
-                f'source "{source}": cannot {operation} ({reason})', sqlstate=error.sqlstate
+                f'source "{source_name}": cannot {operation} ({reason})', sqlstate=error.sqlstate
             ) from cause_without_values(error)
-        if lock_seconds and error.sqlstate == LOCK_TIMEOUT_SQLSTATE:
-            message = f'source "{source}": cannot {operation} ({message_without_values(error)})'
+        if lock_timeout_seconds and error.sqlstate == LOCK_TIMEOUT_SQLSTATE:
+            message = f'source "{source_name}": cannot {operation} ({message_without_values(error)})'
             raise LockedTableError(message, sqlstate=error.sqlstate) from cause_without_values(error)
-        with translate_errors(source, operation):
+        with translate_errors(source_name, operation):
             raise
 
 
-def trigger_error(
-    connection: psycopg.Connection[Any], source: str, operation: str, statements: Sequence[str]
+def find_trigger_error(
+    connection: psycopg.Connection[Any], source_name: str, operation: str, statements: Sequence[str]
 ) -> EventTriggerError | None:
     """The error that an event trigger would raise if these statements ran; None if no event trigger would raise an error.
 
     If the database has event triggers, the statements are run and rolled back.
     """
-    if statements and connection.execute(_TRIGGERS).fetchone() is not None:
+    if statements and connection.execute(_EVENT_TRIGGERS_QUERY).fetchone() is not None:
         try:
-            execute_ddl(connection, source, operation, statements, dry_run=True, lock_seconds=LOCK_SECONDS)
+            execute_ddl(
+                connection,
+                source_name,
+                operation,
+                statements,
+                dry_run=True,
+                lock_timeout_seconds=LOCK_SECONDS,
+            )
         except EventTriggerError as error:
             return error
         except SourceError:

@@ -57,7 +57,7 @@ _ORIGINS_SETTING_VERSION = 18
 
 #: The user that runs the server if this process runs as root.
 _SYSTEM_USER = "pgserver"
-_user_creation = threading.Lock()
+_user_creation_lock = threading.Lock()
 _SETTINGS_FILE = "pgsieve.conf"
 _LOG_FILE = "server.log"
 _LOG_TAIL_LINES = 25
@@ -94,34 +94,38 @@ class EmbeddedServer:
     """One PostgreSQL server that this process starts and stops: `with EmbeddedServer(folder) as server: ...`.
 
     The server stops at `stop`, or when this process ends, even if this process is killed. If it is started again,
-    it has the same port. `programs` is the folder of the programs initdb and postgres, if the server shall not use
+    it has the same port. `programs_path` is the folder of the programs initdb and postgres, if the server shall not use
     those of the Python package.
     """
 
     def __init__(
         self,
-        data: Path,
+        data_path: Path,
         *,
         version: int = max(POSTGRES_VERSIONS),
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
-        programs: Path | None = None,
+        programs_path: Path | None = None,
     ) -> None:
-        if programs is None and version not in POSTGRES_VERSIONS:
-            offered = ", ".join(str(number) for number in sorted(POSTGRES_VERSIONS))
-            raise EmbeddedServerError(f"no embedded PostgreSQL {version}", hint=f"versions: {offered}")
-        self._data = Path(data).resolve()
+        if programs_path is None and version not in POSTGRES_VERSIONS:
+            offered_versions = ", ".join(str(number) for number in sorted(POSTGRES_VERSIONS))
+            raise EmbeddedServerError(
+                f"no embedded PostgreSQL {version}", hint=f"versions: {offered_versions}"
+            )
+        self._data_path = Path(data_path).resolve()
         self._version = version
         self._port = port
-        origins = {"max_active_replication_origins": "64"} if version >= _ORIGINS_SETTING_VERSION else {}
-        self._settings = {**_SETTINGS, **origins, **settings}
-        self._bin = Path(POSTGRES_VERSIONS[version]) if programs is None else programs
+        origins_setting = (
+            {"max_active_replication_origins": "64"} if version >= _ORIGINS_SETTING_VERSION else {}
+        )
+        self._settings = {**_SETTINGS, **origins_setting, **settings}
+        self._programs_path = Path(POSTGRES_VERSIONS[version]) if programs_path is None else programs_path
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._pid = 0
-        self._owner = 0
+        self._server_pid = 0
+        self._owner_pid = 0
 
     def __repr__(self) -> str:
-        return f"EmbeddedServer({str(self._data)!r}, version={self._version}, port={self._port})"
+        return f"EmbeddedServer({str(self._data_path)!r}, version={self._version}, port={self._port})"
 
     @property
     def version(self) -> int:
@@ -129,19 +133,19 @@ class EmbeddedServer:
         return self._version
 
     @property
-    def programs(self) -> Path:
+    def programs_path(self) -> Path:
         """The folder of PostgreSQL's programs."""
-        return self._bin
+        return self._programs_path
 
     @property
-    def data(self) -> Path:
+    def data_path(self) -> Path:
         """The data directory."""
-        return self._data
+        return self._data_path
 
     @property
-    def log(self) -> Path:
+    def log_path(self) -> Path:
         """The file that the server logs to."""
-        return self._data / _LOG_FILE
+        return self._data_path / _LOG_FILE
 
     @property
     def port(self) -> int:
@@ -155,13 +159,13 @@ class EmbeddedServer:
         """True if the server of this object is running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
-    def conninfo(self, **extra: str) -> str:
+    def conninfo(self, **extra_parameters: str) -> str:
         """A libpq conninfo for the superuser and the database `postgres`.
 
-        `extra` adds parameters, or replaces those with its names.
+        `extra_parameters` adds parameters, or replaces those with its names.
         """
-        base = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
-        return make_conninfo("", **{**base, **extra})
+        parameters = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
+        return make_conninfo("", **{**parameters, **extra_parameters})
 
     def start(self) -> Self:
         """Create the data directory if it is missing, start the server, and wait until it accepts connections."""
@@ -169,7 +173,7 @@ class EmbeddedServer:
             return self
         self._open_data_folder()
         self._initialise()
-        with (self._data / _SETTINGS_FILE).open("w") as conf:
+        with (self._data_path / _SETTINGS_FILE).open("w") as conf:
             for name, value in self._settings.items():
                 escaped_value = value.replace("'", "''")
                 conf.write(f"{name} = '{escaped_value}'\n")
@@ -195,14 +199,14 @@ class EmbeddedServer:
         start then recovers the data directory as after a crash.
         """
         supervisor = self._supervisor
-        if supervisor is None or self._owner != os.getpid():
+        if supervisor is None or self._owner_pid != os.getpid():
             return
         atexit.unregister(self.stop)
         self._supervisor = None
         assert supervisor.stdin is not None
         assert supervisor.stdout is not None
         if immediate:
-            self._signal(signal.SIGQUIT)
+            self._send_signal(signal.SIGQUIT)
         else:
             supervisor.stdin.close()  # Fast mode, through the supervisor.
         for seconds, stronger_signal in (
@@ -214,7 +218,7 @@ class EmbeddedServer:
                 supervisor.wait(seconds)
                 break
             except subprocess.TimeoutExpired:
-                self._signal(stronger_signal)
+                self._send_signal(stronger_signal)
         supervisor.stdin.close()
         supervisor.stdout.close()
         supervisor.wait()
@@ -234,19 +238,23 @@ class EmbeddedServer:
         programs.
         """
         try:
-            self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.geteuid() != 0:
                 return
-            if not (self._data / "PG_VERSION").exists():
-                with _user_creation:
+            if not (self._data_path / "PG_VERSION").exists():
+                with _user_creation_lock:
                     ensure_user_exists(_SYSTEM_USER)
-                shutil.chown(self._data, _SYSTEM_USER, _SYSTEM_USER)
-            _allow_traversal(self._data)
-            _allow_traversal(self._bin)
-            if not (self._bin / "postgres").stat().st_mode & stat.S_IXOTH:  # Installed under a strict umask.
-                ensure_folder_permissions(self._bin.parent, stat.S_IROTH | stat.S_IXOTH)
+                shutil.chown(self._data_path, _SYSTEM_USER, _SYSTEM_USER)
+            _allow_traversal(self._data_path)
+            _allow_traversal(self._programs_path)
+            if (
+                not (self._programs_path / "postgres").stat().st_mode & stat.S_IXOTH
+            ):  # Installed under a strict umask.
+                ensure_folder_permissions(self._programs_path.parent, stat.S_IROTH | stat.S_IXOTH)
         except (OSError, subprocess.SubprocessError) as error:
-            raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
+            raise EmbeddedServerError(
+                f'data directory "{self._data_path}" cannot be used: {error}'
+            ) from error
 
     def _account_arguments(self) -> dict[str, object]:
         """The arguments of Popen that make the owner of the data directory run the server.
@@ -255,32 +263,32 @@ class EmbeddedServer:
         """
         if os.geteuid() != 0:
             return {}
-        owner = self._data.stat()
+        owner = self._data_path.stat()
         if owner.st_uid == 0:
             raise EmbeddedServerError(
-                f'data directory "{self._data}" belongs to root, and PostgreSQL does not run as root',
+                f'data directory "{self._data_path}" belongs to root, and PostgreSQL does not run as root',
                 hint=f"chown -R {_SYSTEM_USER} it, or choose another folder",
             )
         return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
 
     def _initialise(self) -> None:
         """Run initdb, unless the data directory already has a cluster of this version."""
-        marker = self._data / "PG_VERSION"
-        if marker.exists():
-            initialised = marker.read_text().strip()
-            if initialised != str(self._version):
+        version_path = self._data_path / "PG_VERSION"
+        if version_path.exists():
+            cluster_version = version_path.read_text().strip()
+            if cluster_version != str(self._version):
                 raise EmbeddedServerError(
-                    f'data directory "{self._data}" was made by PostgreSQL {initialised}, not {self._version}',
+                    f'data directory "{self._data_path}" was made by PostgreSQL {cluster_version}, not {self._version}',
                     hint="choose another folder or that version",
                 )
             return
         # The C locale sorts in the same order on every machine. ICU is not available, because the programs are built
         # without it.
-        prefix = _user_name_prefix()
+        command_prefix = _user_name_prefix()
         command = [
-            *(*prefix, str(self._bin / "initdb")),
+            *(*command_prefix, str(self._programs_path / "initdb")),
             *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
-            *("--no-sync", f"--pgdata={self._data}"),
+            *("--no-sync", f"--pgdata={self._data_path}"),
         ]
         try:
             initdb = subprocess.run(  # noqa: S603
@@ -289,83 +297,83 @@ class EmbeddedServer:
                 capture_output=True,
                 text=True,
                 check=False,
-                cwd=self._data,
+                cwd=self._data_path,
                 env=_environment(),
                 **self._account_arguments(),  # type: ignore[call-overload]
             )
         except FileNotFoundError as error:
-            raise self._initdb_error(f"{error.filename} is not installed", prefix) from error
+            raise self._initdb_error(f"{error.filename} is not installed", command_prefix) from error
         if initdb.returncode != 0:
-            raise self._initdb_error("; ".join((initdb.stderr or initdb.stdout).splitlines()), prefix)
-        with (self._data / "postgresql.conf").open("a") as conf:
+            raise self._initdb_error("; ".join((initdb.stderr or initdb.stdout).splitlines()), command_prefix)
+        with (self._data_path / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
 
-    def _initdb_error(self, reason: str, prefix: list[str]) -> EmbeddedServerError:
-        """The error for a failed initdb. `prefix` is the result of `_user_name_prefix`."""
+    def _initdb_error(self, reason: str, command_prefix: list[str]) -> EmbeddedServerError:
+        """The error for a failed initdb. `command_prefix` is the result of `_user_name_prefix`."""
         user, group = os.geteuid(), os.getegid()
         return EmbeddedServerError(
-            f'initdb of "{self._data}" failed: {reason}',
+            f'initdb of "{self._data_path}" failed: {reason}',
             hint=f"user id {user} has no entry in /etc/passwd, and initdb needs one: run this as a user with an entry, or add"
             f" the entry as root: echo 'pgsieve:x:{user}:{group}::/tmp:/bin/sh' >>/etc/passwd"
-            if prefix
+            if command_prefix
             else None,
         )
 
     def _launch(self, port: int) -> None:
         """Start the server on `port`, and wait until it accepts connections."""
-        has_short_path = len(os.fsencode(self._data)) < _SOCKET_PATH_LIMIT
-        log_start = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
+        has_socket = len(os.fsencode(self._data_path)) < _SOCKET_PATH_LIMIT
+        log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        with self.log_path.open("ab") as log:
             supervisor = subprocess.Popen(  # noqa: S603
                 [
                     *("/bin/sh", "-c", _SUPERVISOR, "pgsieve-embedded-server"),
-                    *(str(self._bin / "postgres"), "-D", str(self._data), "-p", str(port)),
+                    *(str(self._programs_path / "postgres"), "-D", str(self._data_path), "-p", str(port)),
                     *("-c", "listen_addresses=127.0.0.1"),
-                    *("-c", f"unix_socket_directories={self._data if has_short_path else ''}"),
+                    *("-c", f"unix_socket_directories={self._data_path if has_socket else ''}"),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=self._data,
+                cwd=self._data_path,
                 env=_environment(),
                 # Ctrl-C in a terminal signals only this process, which then stops the server.
                 start_new_session=True,
                 **self._account_arguments(),  # type: ignore[call-overload]
             )
         self._supervisor = supervisor
-        self._owner = os.getpid()
-        self._pid = int(supervisor.stdout.readline() or b"0")
+        self._owner_pid = os.getpid()
+        self._server_pid = int(supervisor.stdout.readline() or b"0")
         atexit.register(self.stop)
         deadline = time.monotonic() + _START_SECONDS
-        while not self._ready():
+        while not self._is_ready():
             if supervisor.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
             self.stop(immediate=True)
-            with self.log.open("rb") as log:
+            with self.log_path.open("rb") as log:
                 log.seek(log_start)
                 tail = "; ".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
             error_class = _PortTakenError if "could not bind" in tail else EmbeddedServerError
             raise error_class(
-                f'the embedded PostgreSQL {self._version} in "{self._data}" did not start on port {port}: {tail}',
-                hint=f"the whole log: {self.log}",
+                f'the embedded PostgreSQL {self._version} in "{self._data_path}" did not start on port {port}: {tail}',
+                hint=f"the whole log: {self.log_path}",
             )
 
-    def _ready(self) -> bool:
+    def _is_ready(self) -> bool:
         """True if the pid file is the file of this server, and says that the server is ready.
 
         The lines of the file are described in miscadmin.h, LOCK_FILE_LINE_*.
         """
         try:
-            lines = (self._data / "postmaster.pid").read_text().splitlines()
+            lines = (self._data_path / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
-        return len(lines) >= 8 and lines[0] == str(self._pid) and lines[7].strip() == "ready"
+        return len(lines) >= 8 and lines[0] == str(self._server_pid) and lines[7].strip() == "ready"
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pid:
+    def _send_signal(self, number: signal.Signals) -> None:
+        if self._server_pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+                os.kill(self._server_pid, number)
 
 
 class _PortTakenError(EmbeddedServerError):

@@ -136,7 +136,7 @@ def sqlstate_of_connection(error: psycopg.Error | adbc_driver_manager.Error) -> 
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
+def remove_values() -> Iterator[None]:
     """Turn the block's errors into errors without cell values.
 
     Spark's log shows the error of an executor as it was raised.
@@ -148,25 +148,25 @@ def without_values() -> Iterator[None]:
 
 
 @contextmanager
-def translate_errors(source: str, operation: str) -> Iterator[None]:
+def translate_errors(source_name: str, operation: str) -> Iterator[None]:
     """Turn the block's errors into a SourceError whose message names the operation, as in "cannot drop the slot"."""
     try:
         yield
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
-        on_standby = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        is_on_standby = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         raise SourcePermissionError(
-            f'source "{source}": cannot {operation} ({message_without_values(error)})',
+            f'source "{source_name}": cannot {operation} ({message_without_values(error)})',
             hint="on a standby nothing can be created: run what `pgsieve validate` prints on its primary"
-            if on_standby
+            if is_on_standby
             else "grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
             sqlstate=error.sqlstate,
         ) from cause_without_values(error)
     except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-        message = f'source "{source}": cannot {operation} ({message_without_values(error)})'
+        message = f'source "{source_name}": cannot {operation} ({message_without_values(error)})'
         raise source_error(error, message) from cause_without_values(error)
 
 
-def one_line(error: Exception) -> str:
+def join_lines(error: Exception) -> str:
     """The message of libpq's error on one line, with all parts of passwords concealed."""
     return conceal_passwords(" ".join(str(error).split()))
 
@@ -187,8 +187,8 @@ def message_without_values(error: Exception) -> str:
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     if isinstance(error, adbc_driver_manager.Error):
         line = line.removeprefix(f"{error.status_code.name}: ")
-        request = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
-        line = re.sub(rf"^\[libpq\] (?:{request}): \w+: +", "", line)
+        request_pattern = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
+        line = re.sub(rf"^\[libpq\] (?:{request_pattern}): \w+: +", "", line)
     message = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
     return conceal_passwords(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", message))
 

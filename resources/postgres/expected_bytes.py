@@ -14,16 +14,16 @@ from typing import Any
 import psycopg
 
 from pgsieve.resources.postgres.slot import slot_state
-from pgsieve.resources.postgres.snapshot import table_bytes
+from pgsieve.resources.postgres.snapshot import read_table_bytes
 
 #: The bytes of WAL for each byte of a table's changes. WAL also contains changes of indexes, whole pages, and
 #: headers.
 _WAL_RATIO = 8
 
-_PUBLISHED = "select schemaname, tablename from pg_publication_tables where pubname = any(%s)"
+_PUBLISHED_TABLES_QUERY = "select schemaname, tablename from pg_publication_tables where pubname = any(%s)"
 #: Of all rows that were written in the database since its statistics began, the share that was written to one table:
 #: the table to which most rows were written. The rows of partitions count as rows of their root.
-_SHARE = """
+_LARGEST_SHARE_QUERY = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from unnest(%s::text[], %s::text[]) w(schema, name)
     join pg_namespace n on n.nspname = w.schema join pg_class c on relnamespace = n.oid and relname = w.name
@@ -37,30 +37,30 @@ select coalesce(max(rows) / nullif((select sum(rows) from written), 0), 0)::floa
 """
 
 
-def expected_bytes(
+def estimate_bytes(
     connection: psycopg.Connection[Any],
     slot: str,
     publications: Collection[str],
     tables: Collection[tuple[str, str]] = (),
-    limit: int = 0,
+    sufficient_bytes: int = 0,
 ) -> int:
     """Estimate how many bytes will be written to one table: the one to which most bytes will be written.
 
     The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
     copied, so the estimate is the size of the largest table. If the slot exists, the estimate is the largest share
-    of one table in the unconfirmed WAL of the slot. If the whole unconfirmed WAL is within `limit`, as in most
+    of one table in the unconfirmed WAL of the slot. If the whole unconfirmed WAL is within `sufficient_bytes`, as in most
     runs, its size is returned, and no further query is needed.
     """
     state = slot_state(connection, slot)
-    if state is not None and (waiting_bytes := state.lag // _WAL_RATIO) <= limit:
+    if state is not None and (waiting_bytes := state.lag_bytes // _WAL_RATIO) <= sufficient_bytes:
         return waiting_bytes
-    names = {*tables, *connection.execute(_PUBLISHED, [list(publications)]).fetchall()}
+    names = {*tables, *connection.execute(_PUBLISHED_TABLES_QUERY, [list(publications)]).fetchall()}
     if not names:
         return 0
     if state is None:
-        return max(table_bytes(connection, names).values())
+        return max(read_table_bytes(connection, names).values())
     row = connection.execute(
-        _SHARE, [[schema for schema, _ in names], [name for _, name in names]]
+        _LARGEST_SHARE_QUERY, [[schema for schema, _ in names], [name for _, name in names]]
     ).fetchone()
     assert row is not None
-    return int(state.lag * row[0] / _WAL_RATIO)
+    return int(state.lag_bytes * row[0] / _WAL_RATIO)

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
-from pgsieve.resources.postgres.capture import CREATED_COMMENT, preparation_of, table_clause
+from pgsieve.resources.postgres.capture import CREATED_COMMENT, describe_preparation, table_clause
 from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import literal, quote
 
@@ -29,7 +29,7 @@ _START_MESSAGE_END, _RESULT_MESSAGE_START = '" has row filter', "row filter eval
 _SENDING_SQLSTATES = {"22021", "22P02", "22P03", "22P05"}
 
 
-def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
+def find_failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
     """The `schema.table` whose row filter fails in a peek; None if this is not certain.
 
     For an UPDATE, pgoutput evaluates the filter for the old and the new row. After one evaluation has succeeded,
@@ -38,28 +38,28 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
     """
     messages: list[str] = []
 
-    def collect(diagnostic: psycopg.errors.Diagnostic) -> None:
+    def collect_message(diagnostic: psycopg.errors.Diagnostic) -> None:
         message = diagnostic.message_primary or ""
         if message.startswith(_RESULT_MESSAGE_START):
             messages.append(message)
         elif message.endswith(_START_MESSAGE_END):
             messages[:] = [message]
 
-    connection.add_notice_handler(collect)
+    connection.add_notice_handler(collect_message)
     try:
         with connection.transaction():
             connection.execute("set local client_min_messages = debug3")
             connection.execute(f"select count(*) from ({query}) m")
     except psycopg.Error as error:
-        state = error.sqlstate or ""
-        is_certain = state.startswith("22") and (len(messages) == 1 or state not in _SENDING_SQLSTATES)
+        sqlstate = error.sqlstate or ""
+        is_certain = sqlstate.startswith("22") and (len(messages) == 1 or sqlstate not in _SENDING_SQLSTATES)
         return (
             messages[0].removeprefix('table "').removesuffix(_START_MESSAGE_END)
             if messages and is_certain
             else None
         )
     finally:
-        connection.remove_notice_handler(collect)
+        connection.remove_notice_handler(collect_message)
     return None
 
 
@@ -75,14 +75,14 @@ def unfiltered_statements(
     drop_statements = [] if existing is None else [f"drop publication {quote(name)}"]
     if not tables:
         return drop_statements
-    publishing = [
+    publishing_publications = [
         p
         for p in publications
         if any(p.contains(catalog.tables[oid]) for t in tables for oid in (t.oid, *t.ancestors))
     ]
-    operations = frozenset(operation for p in publishing for operation in p.operations)
-    generated_columns = "s" if any(p.generated_columns == "s" for p in publishing) else "n"
-    column_lists = {table.oid: _column_list(table, publishing) for table in tables}
+    operations = frozenset(operation for p in publishing_publications for operation in p.operations)
+    generated_columns = "s" if any(p.generated_columns == "s" for p in publishing_publications) else "n"
+    column_lists = {table.oid: _column_list(table, publishing_publications) for table in tables}
     if (
         existing is not None
         and {t.oid: t.columns for t in existing.tables} == column_lists
@@ -92,10 +92,10 @@ def unfiltered_statements(
     options = f"publish = {literal(', '.join(sorted(operations)))}, publish_via_partition_root = true"
     if generated_columns == "s":
         options += ", publish_generated_columns = stored"
-    entries = ", ".join(_entry(table, column_lists[table.oid]) for table in tables)
+    entry_clauses = ", ".join(_entry_clause(table, column_lists[table.oid]) for table in tables)
     return [
         *drop_statements,
-        f"create publication {quote(name)} for table {entries} with ({options})",
+        f"create publication {quote(name)} for table {entry_clauses} with ({options})",
         f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}",
     ]
 
@@ -109,7 +109,7 @@ def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset
     return None if not column_lists or None in column_lists else column_lists[0]
 
 
-def _entry(table: Table, columns: frozenset[str] | None) -> str:
+def _entry_clause(table: Table, columns: frozenset[str] | None) -> str:
     """A table with its column list, as it is written in CREATE PUBLICATION."""
     if columns is None:
         return table_clause(table)
@@ -127,4 +127,4 @@ def publish_unfiltered(
     """
     # Return only after the commit was flushed: pgoutput uses the publication only for changes after the commit.
     connection.execute("set synchronous_commit = local")
-    execute_ddl(connection, source, preparation_of(name), [*statements])
+    execute_ddl(connection, source, describe_preparation(name), [*statements])

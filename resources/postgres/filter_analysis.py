@@ -23,7 +23,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
 from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal_reason
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
-from pgsieve.resources.postgres.ddl import failed_trigger, own_search_path
+from pgsieve.resources.postgres.ddl import find_failed_trigger, own_search_path
 from pgsieve.resources.postgres.errors import is_transient, message_without_values
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
@@ -38,8 +38,8 @@ class UncheckedFilterError(PgsieveError):
 
 
 @contextmanager
-def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction in which `filter_columns` can be called. It is rolled back at the end. Raises UncheckedFilterError."""
+def begin_analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction in which `read_filter_columns` can be called. It is rolled back at the end. Raises UncheckedFilterError."""
     row = connection.execute(
         "select pg_is_in_recovery(), has_database_privilege(current_database(), 'TEMPORARY')"
     ).fetchone()
@@ -58,8 +58,8 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
         yield
 
 
-def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
-    """The columns of the table that a row filter reads. Must be called within `analysis`.
+def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
+    """The columns of the table that a row filter reads. Must be called within `begin_analysis`.
 
     Raises RejectedFilterError if PostgreSQL refuses the filter, and UncheckedFilterError if it cannot analyse the
     filter.
@@ -68,12 +68,12 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
         try:
             expression, reason = _analyse_filter(connection, table, where)
         except psycopg.Error as error:
-            if is_transient(error) or failed_trigger(connection, error) is None:
+            if is_transient(error) or find_failed_trigger(connection, error) is None:
                 raise
             # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. A
             # filter that uses objects of users in the path is refused all the same.
-            path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
-            expression, reason = _analyse_filter(connection, table, where, path)
+            search_path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
+            expression, reason = _analyse_filter(connection, table, where, search_path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
             f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified_name} is locked",
@@ -81,7 +81,7 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
             sqlstate=error.sqlstate,
         ) from None
     except psycopg.Error as error:
-        if (trigger_and_function := failed_trigger(connection, error)) is not None:
+        if (trigger_and_function := find_failed_trigger(connection, error)) is not None:
             raise UncheckedFilterError(
                 f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: the event trigger"
                 f' "{trigger_and_function[0]}" fails when a temporary view is created ({message_without_values(error)})',
@@ -99,17 +99,17 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
 
 
 def _analyse_filter(
-    connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
+    connection: psycopg.Connection[Any], table: Table, where: str, search_path: str | None = None
 ) -> tuple[Expression, str | None]:
     """The analysed filter, and PostgreSQL's reason to refuse it; None if PostgreSQL accepts it.
 
-    `path` replaces the session's search_path.
+    `search_path` replaces the session's search_path.
     """
     with connection.transaction(force_rollback=True):
-        if path is not None:
-            connection.execute("select set_config('search_path', %s, true)", [path])
-        _parse(connection, where)
-        expression = _analyse(connection, table, where)
+        if search_path is not None:
+            connection.execute("select set_config('search_path', %s, true)", [search_path])
+        _check_syntax(connection, where)
+        expression = _read_expression(connection, table, where)
         return expression, refusal_reason(expression, *_mutable_functions(connection, expression))
 
 
@@ -122,7 +122,7 @@ def _rejection_error(
     )
 
 
-def _parse(connection: psycopg.Connection[Any], where: str) -> None:
+def _check_syntax(connection: psycopg.Connection[Any], where: str) -> None:
     """Make the server parse the filter as one expression in parentheses, as CREATE PUBLICATION does.
 
     The statement CREATE POLICY has the same grammar rule for its expression, in all versions. This rule refuses a
@@ -134,7 +134,7 @@ def _parse(connection: psycopg.Connection[Any], where: str) -> None:
         raise error_from_result(result, "utf-8")
 
 
-def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
+def _read_expression(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
     """Create the temporary view, and read the analysed filter and the table's generation expressions from the catalog."""
     # `binary` selects the extended query protocol, which refuses a text with several statements.
     connection.execute(
@@ -151,11 +151,11 @@ def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> E
         [table.oid],
     )
     return Expression(
-        _quals(row[0]), {number: parse_expression(text) for number, text in generation_expressions}
+        _parse_quals(row[0]), {number: parse_expression(text) for number, text in generation_expressions}
     )
 
 
-def _quals(action: str) -> TreeNode:
+def _parse_quals(action: str) -> TreeNode:
     """The WHERE clause of the view, from the action of the view's only rule."""
     actions = parse_node_tree(action)
     query = actions[0] if isinstance(actions, tuple) else actions

@@ -38,7 +38,7 @@ _CANCEL_SECONDS = 1.0
 
 #: The root of a tree and the tables to read, so that each foreign leaf is reached. For a leaf that the role may
 #: not read, the root is read instead.
-_LEAVES = """
+_FOREIGN_LEAVES_QUERY = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from pg_class c join pg_namespace n on n.oid = relnamespace where (nspname, relname) = (%s, %s)
   union all
@@ -51,32 +51,34 @@ select distinct root::bigint, format('%%I.%%I', nspname, read.relname) from tree
 """
 #: True if it is too early for another check. Each check that is still unanswered doubles the time until the next
 #: one.
-_TOO_EARLY = """
+_IS_TOO_EARLY_QUERY = """
 select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*), false) from pg_stat_activity
  where starts_with(query, %(mark)s) and state = 'active' and query_start < now() - %(seconds)s::interval
 """
 
 
-def verify_foreign_servers(source: Source, name: tuple[str, str]) -> None:
+def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
     """Raise ForeignServerError if the foreign server of a leaf of this tree refuses connections or does not answer.
 
     Other errors are ignored here, because a query of the table raises them, too.
     """
     with source.connect() as connection:
-        leaves = connection.execute(_LEAVES, list(name)).fetchall()
+        leaves = connection.execute(_FOREIGN_LEAVES_QUERY, list(root_name)).fetchall()
         if not leaves:
             return
         # If a check is abandoned, the server process goes on until its connection to the foreign server ends. The mark,
         # a comment in the query, identifies the processes of abandoned checks in pg_stat_activity.
-        mark = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
-        if connection.execute(_TOO_EARLY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}).fetchone() == (
-            True,
-        ):
+        comment = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
+        if connection.execute(
+            _IS_TOO_EARLY_QUERY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": comment}
+        ).fetchone() == (True,):
             raise _no_answer_error(", ".join(leaf for _, leaf in leaves))
         # A foreign scan connects to the foreign server before it requests a row, so `limit 0` suffices. The
         # lock_timeout is shorter than ANSWER_SECONDS, so that a locked table is not taken for a silent server.
         queries = [f"select from {leaf} limit 0" for _, leaf in leaves]
-        results = _query_results(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries))
+        results = _fetch_results(
+            connection.pgconn, f"{comment} set lock_timeout = '1s'; " + "; ".join(queries)
+        )
         if results is None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
@@ -89,7 +91,7 @@ def verify_foreign_servers(source: Source, name: tuple[str, str]) -> None:
                     raise source_error(error, message_without_values(error))
 
 
-def _query_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
+def _fetch_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
     """The results of statements; None if not all of them arrive within `ANSWER_SECONDS`."""
     pgconn.send_query(statements.encode())
     deadline, results = time.monotonic() + ANSWER_SECONDS, list["PGresult"]()
@@ -98,9 +100,9 @@ def _query_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None"
     while True:
         pgconn.flush()
         while pgconn.is_busy():
-            if (remaining := deadline - time.monotonic()) <= 0:
+            if (remaining_seconds := deadline - time.monotonic()) <= 0:
                 return None
-            events.poll(remaining * 1000)
+            events.poll(remaining_seconds * 1000)
             pgconn.consume_input()
         if (result := pgconn.get_result()) is None:
             return results

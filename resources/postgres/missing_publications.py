@@ -13,10 +13,10 @@ import psycopg
 from pgsieve.resources.postgres.errors import SourceError
 
 #: The SQLSTATE of a publication that does not exist.
-UNDEFINED_OBJECT = "42704"
+UNDEFINED_OBJECT_SQLSTATE = "42704"
 
 
-def missing_publications(error: SourceError, requested: Sequence[str]) -> list[str]:
+def find_missing_publications(error: SourceError, requested_publications: Sequence[str]) -> list[str]:
     """The requested publications that the server's error names as missing.
 
     Before PostgreSQL 18, a publication that was created after the change counts as missing, too:
@@ -24,22 +24,26 @@ def missing_publications(error: SourceError, requested: Sequence[str]) -> list[s
     """
     cause = error.__cause__
     message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
-    return [name for name in requested if error.sqlstate == UNDEFINED_OBJECT and f'"{name}"' in message]
+    return [
+        name
+        for name in requested_publications
+        if error.sqlstate == UNDEFINED_OBJECT_SQLSTATE and f'"{name}"' in message
+    ]
 
 
-def existing_publications(
-    requested: Sequence[str], error_for: Callable[[Sequence[str]], SourceError | None]
+def find_existing_publications(
+    requested_publications: Sequence[str], find_error: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
     """The requested publications that existed, and the error that the server raises for these alone.
 
-    The error is None if the server raises none. `error_for` returns the server's error for a list of publications,
+    The error is None if the server raises none. `find_error` returns the server's error for a list of publications,
     or None.
     """
-    existing, error = tuple(requested), None
+    existing, error = tuple(requested_publications), None
     while (
         existing
-        and (error := error_for(existing)) is not None
-        and (missing := missing_publications(error, existing))
+        and (error := find_error(existing)) is not None
+        and (missing := find_missing_publications(error, existing))
     ):
         existing = tuple(name for name in existing if name not in missing)
     return existing, error if existing else None

@@ -18,7 +18,7 @@ from pgsieve.decoding.publications.catalog import Table
 
 #: The tables among the published ones to which a subscription writes, directly or by a partition or an ancestor. The
 #: query avoids pg_partition_tree(), which would lock each partition.
-_SUBSCRIBED = """
+_SUBSCRIBED_TABLES_QUERY = """
 with recursive tree(published, relid) as (
   select oid, oid from unnest(%s::oid[]) as published(oid)
   union all
@@ -34,9 +34,11 @@ order by 1, 2
 """
 
 
-def subscribed_tables(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[tuple[str, str]]:
+def find_subscribed_tables(
+    connection: psycopg.Connection[Any], tables: Sequence[Table]
+) -> list[tuple[str, str]]:
     """The schema and name of each table that a subscription of this server writes to.
 
     The subscription may also write to the table's partitions, or to a root that has the table as a partition.
     """
-    return connection.execute(_SUBSCRIBED, [[table.oid for table in tables]]).fetchall()
+    return connection.execute(_SUBSCRIBED_TABLES_QUERY, [[table.oid for table in tables]]).fetchall()

@@ -49,10 +49,10 @@ _HOST_PATTERNS: tuple[tuple[str, Pooler], ...] = (
     ),
 )
 
-_UNKNOWN = Pooler(
+_UNKNOWN_POOLER = Pooler(
     "a connection pooler", "name the server itself in conninfo: its own host and port instead of the pooler's"
 )
-_PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN.hint)
+_PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN_POOLER.hint)
 
 #: Patterns of messages that only poolers send, each with its pooler.
 _MESSAGE_PATTERNS: tuple[tuple[str, Pooler], ...] = (
@@ -62,22 +62,22 @@ _MESSAGE_PATTERNS: tuple[tuple[str, Pooler], ...] = (
 )
 
 
-def pooler_at(host: str | None, text: str = "") -> Pooler | None:
+def find_pooler(host: str | None, message: str = "") -> Pooler | None:
     """The pooler that the name of a host or a message is typical of; None if neither is."""
     for pattern, pooler in _HOST_PATTERNS:
         if re.search(pattern, host or "", re.IGNORECASE):
             return pooler
     return next(
-        (pooler for pattern, pooler in _MESSAGE_PATTERNS if re.search(pattern, text, re.IGNORECASE)), None
+        (pooler for pattern, pooler in _MESSAGE_PATTERNS if re.search(pattern, message, re.IGNORECASE)), None
     )
 
 
-def some_pooler(host: str | None) -> Pooler:
+def name_pooler(host: str | None) -> Pooler:
     """The pooler of a session that certainly goes through one.
 
     If the host's name does not show which one, a pooler without a name.
     """
-    return pooler_at(host) or _UNKNOWN
+    return find_pooler(host) or _UNKNOWN_POOLER
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
@@ -88,7 +88,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
     return _server_pid(connection) != connection.info.backend_pid
 
 
-def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
+def shares_server_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
     """True if the pooler is in transaction mode.
 
     In this mode, two sessions share their server processes, or exchange them.

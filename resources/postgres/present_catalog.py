@@ -26,7 +26,7 @@ _MAX_CATALOGS = 8
 #: A text of the server, its start time, and the checksum of the rows that `read_catalog` reads. A row that has
 #: changed has another xmin. The text of an expression contains names of functions, operators, types and
 #: collations, so the checksum covers the rows of these, too.
-_STAMP = f"""
+_STAMP_QUERY = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
 ), written as (
@@ -56,9 +56,9 @@ select concat_ws(' ', pg_postmaster_start_time(), inet_server_addr(), inet_serve
        (select oid from pg_database where datname = current_database()), count(*), sum(hashtextextended(entry, 0)))
   from written w(entry)
 """
-_SCHEMAS = "union all select concat_ws(' ', 'schema', oid, xmin) from pg_publication_namespace"
+_SCHEMAS_SELECT = "union all select concat_ws(' ', 'schema', oid, xmin) from pg_publication_namespace"
 
-_catalogs: OrderedDict[str, Catalog] = OrderedDict()
+_catalog_by_stamp: OrderedDict[str, Catalog] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -67,29 +67,29 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
 
     A catalog is cached only if no row changed while it was read.
     """
-    stamp = _stamp(connection)
+    stamp = _read_stamp(connection)
     while True:
         with _lock:
-            if (cached := _catalogs.get(stamp)) is not None:
-                _catalogs.move_to_end(stamp)
-                return cached
+            if (cached_catalog := _catalog_by_stamp.get(stamp)) is not None:
+                _catalog_by_stamp.move_to_end(stamp)
+                return cached_catalog
         catalog = read_catalog(connection)
-        former_stamp, stamp = stamp, _stamp(connection)
+        former_stamp, stamp = stamp, _read_stamp(connection)
         if (
             catalog.locked
         ):  # Some expressions are missing now, but may be readable in a moment, so this is not cached.
             return catalog
         if stamp == former_stamp:
             with _lock:
-                _catalogs[stamp] = catalog
-                while len(_catalogs) > _MAX_CATALOGS:
-                    _catalogs.popitem(last=False)
+                _catalog_by_stamp[stamp] = catalog
+                while len(_catalog_by_stamp) > _MAX_CATALOGS:
+                    _catalog_by_stamp.popitem(last=False)
             return catalog
 
 
-def _stamp(connection: psycopg.Connection[Any]) -> str:
+def _read_stamp(connection: psycopg.Connection[Any]) -> str:
     """A text that differs between servers, and changes whenever a row that `read_catalog` reads has changed."""
-    schemas = _SCHEMAS if connection.info.server_version >= 150000 else ""
-    row = connection.execute(_STAMP.format(schemas=schemas)).fetchone()
+    schemas = _SCHEMAS_SELECT if connection.info.server_version >= 150000 else ""
+    row = connection.execute(_STAMP_QUERY.format(schemas=schemas)).fetchone()
     assert row is not None
     return str(row[0])

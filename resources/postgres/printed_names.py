@@ -12,16 +12,16 @@ are not covered, because no published value names them.
 
 from pgsieve.decoding.values.printed_names import PRINTING_TYPES
 
-_TYPES = ", ".join(map(str, sorted(PRINTING_TYPES)))
+_PRINTING_TYPE_OIDS = ", ".join(map(str, sorted(PRINTING_TYPES)))
 
 #: The digests cover the xmin of the row with the name. So they also change if a name was changed and changed back.
 #: For a relation they cover the xmin of its row type instead, because TRUNCATE writes the relation's own row
 #: again.
 PRINTED_NAMES = f"""
 printing as (
-  select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_TYPES}))
-      or exists (select from pg_type where typbasetype in ({_TYPES}))
-      or exists (select from pg_range where rngsubtype in ({_TYPES})) as names
+  select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_PRINTING_TYPE_OIDS}))
+      or exists (select from pg_type where typbasetype in ({_PRINTING_TYPE_OIDS}))
+      or exists (select from pg_range where rngsubtype in ({_PRINTING_TYPE_OIDS})) as names
 ), spaces as (
   select oid, nspname, xmin as x from pg_namespace
    where (select names from printing) and nspname !~ '^pg_(temp|toast)'

@@ -5,7 +5,7 @@ consumer is busy. Once `buffer_bytes` of messages wait for the consumer, the thr
 server waits, too.
 
 In: a connection on which START_REPLICATION succeeded.
-Out: `Received` items with Arrow batches of unaltered messages.
+Out: `ReceivedMessages` items with Arrow batches of unaltered messages.
 
 Raises ProtocolError, and the psycopg.Error that ended the connection (PostgreSQL documentation, Streaming
 Replication Protocol, START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c).
@@ -41,7 +41,7 @@ from pgsieve.decoding.protocol.envelope import (
 
 #: The columns of messages: the LSN and the message. The LSN is the start of the data in XLogData. It is 0 if the
 #: message only introduces the next message.
-MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
+MESSAGE_SCHEMA = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
 #: `items` yields an item at least this often, even if no message has arrived. So a consumer can rely on items to
 #: do its regular work.
@@ -56,27 +56,27 @@ _LINGER_SECONDS = 0.02
 _COALESCE_SECONDS = 0.0005
 #: If a read returned at least this many bytes, more messages have already arrived, so the next read begins without
 #: the wait.
-_FEW_BYTES = 8192
+_MIN_READ_BYTES = 8192
 #: How long the server may take to end a stream. After this time the connection is closed even if the server has
 #: not answered.
 _END_TIMEOUT_SECONDS = 1.0
 
 #: The kinds of messages that end a transaction (Commit, Prepare and others). Only for these messages the LSN is
 #: the end of a WAL record.
-_TRANSACTION_ENDS = np.array([*b"CPKrcp"], np.uint64)
+_TRANSACTION_END_TAGS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessages:
     """Messages (columns lsn, data) in order, and the position of the server after them.
 
-    All transactions that the server has sent, and that commit before `position`, are in this item or in an earlier
+    All transactions that the server has sent, and that commit before `position_lsn`, are in this item or in an earlier
     item.
     """
 
     messages: pa.RecordBatch
-    position: int
+    position_lsn: int
 
 
 class Wakeup:
@@ -87,18 +87,18 @@ class Wakeup:
     """
 
     def __init__(self) -> None:
-        self._waits, self._rings = socket.socketpair()
-        self._waits.setblocking(False)
-        self._rings.setblocking(False)
+        self._waiting_socket, self._ringing_socket = socket.socketpair()
+        self._waiting_socket.setblocking(False)
+        self._ringing_socket.setblocking(False)
 
     def fileno(self) -> int:
         """The file descriptor to poll."""
-        return self._waits.fileno()
+        return self._waiting_socket.fileno()
 
     def ring(self) -> None:
         """End the current wait; or, if no thread is waiting, the next wait."""
         try:
-            self._rings.send(b"\0")
+            self._ringing_socket.send(b"\0")
         except (
             OSError
         ):  # The socket is full, so earlier rings will end the wait; or it is closed, so no thread waits.
@@ -107,14 +107,14 @@ class Wakeup:
     def clear(self) -> None:
         """Forget all earlier rings, so that they do not end the next wait."""
         try:
-            self._waits.recv(4096)
+            self._waiting_socket.recv(4096)
         except BlockingIOError:
             return
 
     def close(self) -> None:
         """Close both ends."""
-        self._waits.close()
-        self._rings.close()
+        self._waiting_socket.close()
+        self._ringing_socket.close()
 
 
 class Receiver:
@@ -147,14 +147,14 @@ class Receiver:
         self._confirmed_lsn = start_lsn
         self._consumed_bytes = 0
         self._queued_bytes = 0
-        self._queue: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
+        self._item_queue: queue.SimpleQueue[ReceivedMessages | Exception | None] = queue.SimpleQueue()
         # Only the receiving thread uses these attributes.
         self._octets, self._lengths = bytearray(), array("i")
-        self._position = self._queued_position = self._reported_lsn = start_lsn
+        self._position_lsn = self._queued_lsn = self._reported_lsn = start_lsn
         self._report_time = self._queue_time = -math.inf
         self._last_message_time = time.monotonic()
-        self._must_answer = False
-        self._thread = threading.Thread(target=self._run, name="pgsieve-receiver", daemon=True)
+        self._is_answer_requested = False
+        self._thread = threading.Thread(target=self._run_thread, name="pgsieve-receiver", daemon=True)
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
@@ -173,19 +173,19 @@ class Receiver:
         self._thread.join()
         self._connection.close()
 
-    def items(self) -> Iterator[Received]:
+    def items(self) -> Iterator[ReceivedMessages]:
         """The items in the order in which they arrive, until the end of the stream.
 
         Raises the error that ended the connection.
 
         If no item arrives for `TICK_SECONDS`, an item without messages is yielded.
         """
-        latest = Received(pa.RecordBatch.from_pylist([], MESSAGES), self._confirmed_lsn)
+        latest_item = ReceivedMessages(pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA), self._confirmed_lsn)
         while True:
             try:
-                item = self._queue.get(timeout=TICK_SECONDS)
+                item = self._item_queue.get(timeout=TICK_SECONDS)
             except queue.Empty:
-                yield latest
+                yield latest_item
                 continue
             if item is None:
                 return
@@ -195,19 +195,19 @@ class Receiver:
             self._consumed_bytes += size
             if self._queued_bytes - self._consumed_bytes + size >= self._buffer_bytes:
                 self._wakeup.ring()
-            latest = Received(latest.messages, item.position)
+            latest_item = ReceivedMessages(latest_item.messages, item.position_lsn)
             yield item
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
             try:
                 self._receive()
             finally:
-                self._hand_over()
+                self._queue_batch()
             self._end_stream()
-            self._queue.put(None)
+            self._item_queue.put(None)
         except Exception as error:  # noqa: BLE001 (raised again in the consumer's thread)
-            self._queue.put(error)
+            self._item_queue.put(error)
 
     def _receive(self) -> None:
         # While the buffer is full, the thread waits only for the consumer, not for the server.
@@ -218,33 +218,33 @@ class Receiver:
         bytes_read = 0
         while not self._is_ended:
             is_full = self._queued_bytes - self._consumed_bytes >= self._buffer_bytes
-            (consumer_only if is_full else server_or_consumer).poll(self._pause() * 1000)
+            (consumer_only if is_full else server_or_consumer).poll(self._pause_seconds() * 1000)
             self._wakeup.clear()
             if is_full:
                 self._last_message_time = time.monotonic()
             else:
-                if bytes_read < _FEW_BYTES:
+                if bytes_read < _MIN_READ_BYTES:
                     time.sleep(_COALESCE_SECONDS)
-                bytes_read = self._read()
-            time_of_wakeup = time.monotonic()
+                bytes_read = self._read_messages()
+            wakeup_time = time.monotonic()
             if len(self._octets) >= _BATCH_BYTES or (
-                time_of_wakeup >= self._queue_time + _LINGER_SECONDS and self._queue.empty()
+                wakeup_time >= self._queue_time + _LINGER_SECONDS and self._item_queue.empty()
             ):
-                self._hand_over()
+                self._queue_batch()
             if (
-                self._must_answer
+                self._is_answer_requested
                 or self._confirmed_lsn > self._reported_lsn
-                or time_of_wakeup >= self._report_time + self._status_seconds
+                or wakeup_time >= self._report_time + self._status_seconds
             ):
-                self._report(time_of_wakeup)
+                self._report(wakeup_time)
 
-    def _pause(self) -> float:
+    def _pause_seconds(self) -> float:
         """How long to wait for the server or the consumer: until the next batch or the next report is due."""
-        if self._octets or self._position > self._queued_position:
+        if self._octets or self._position_lsn > self._queued_lsn:
             return _LINGER_SECONDS
         return max(0.0, self._report_time + self._status_seconds - time.monotonic())
 
-    def _read(self) -> int:
+    def _read_messages(self) -> int:
         """Read all messages that have arrived, and return the number of their bytes."""
         self._pgconn.consume_input()
         messages: list[memoryview] = []
@@ -264,7 +264,7 @@ class Receiver:
             self._lengths.extend(map(len, messages))
             self._last_message_time = time.monotonic()
         if length < 0:
-            raise self._end_of_copy()
+            raise self._make_end_error()
         return len(octets)
 
     def _handle_control(self, message: memoryview) -> None:
@@ -272,35 +272,37 @@ class Receiver:
         self._last_message_time = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
-            self._position = max(self._position, envelope.wal_end)
-            self._must_answer |= envelope.reply_requested
+            self._position_lsn = max(self._position_lsn, envelope.wal_end)
+            self._is_answer_requested |= envelope.reply_requested
 
-    def _hand_over(self) -> None:
+    def _queue_batch(self) -> None:
         """Give the messages that were read to the consumer as one batch, without their XLogData headers."""
-        if not self._octets and self._position <= self._queued_position:
+        if not self._octets and self._position_lsn <= self._queued_lsn:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
         self._octets, self._lengths = bytearray(), array("i")
         messages = Octets(data)
-        ends = lsns[np.isin(messages.words(messages.starts) >> 56, _TRANSACTION_ENDS)]
-        self._position = int(ends.max(initial=self._position))
-        batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGES)
+        end_lsns = lsns[np.isin(messages.words(messages.starts) >> 56, _TRANSACTION_END_TAGS)]
+        self._position_lsn = int(end_lsns.max(initial=self._position_lsn))
+        batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGE_SCHEMA)
         self._queued_bytes += batch.nbytes
-        self._queued_position, self._queue_time = self._position, time.monotonic()
-        self._queue.put(Received(batch, self._position))
+        self._queued_lsn, self._queue_time = self._position_lsn, time.monotonic()
+        self._item_queue.put(ReceivedMessages(batch, self._position_lsn))
 
-    def _report(self, time_of_report: float) -> None:
+    def _report(self, report_time: float) -> None:
         """Report the position to the server. If no message has arrived since the last report, request an answer."""
-        if time_of_report >= self._last_message_time + self._silence_seconds:
+        if report_time >= self._last_message_time + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
-        confirmed = self._confirmed_lsn
+        confirmed_lsn = self._confirmed_lsn
         is_silent = self._last_message_time < self._report_time
-        written = max(self._queued_position, confirmed)
-        self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=is_silent))
+        written_lsn = max(self._queued_lsn, confirmed_lsn)
+        self._pgconn.put_copy_data(
+            encode_status_update(written_lsn, confirmed_lsn, reply_requested=is_silent)
+        )
         self._pgconn.flush()
-        self._reported_lsn, self._report_time, self._must_answer = confirmed, time_of_report, False
+        self._reported_lsn, self._report_time, self._is_answer_requested = confirmed_lsn, report_time, False
 
-    def _end_of_copy(self) -> psycopg.Error:
+    def _make_end_error(self) -> psycopg.Error:
         """The error that says why the server ended the stream: the server's own error, or that the server shut down."""
         result = self._pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
@@ -313,13 +315,13 @@ class Receiver:
         end_copy(self._pgconn)
 
 
-def status_update(written: int, flushed: int, *, reply_requested: bool = False) -> bytes:
+def encode_status_update(written_lsn: int, flushed_lsn: int, *, reply_requested: bool = False) -> bytes:
     """A status update for the server, with the present time. It reports the flushed position as the applied position, too."""
     return encode_envelope(
         StandbyStatusUpdate(
-            written=written,
-            flushed=flushed,
-            applied=flushed,
+            written=written_lsn,
+            flushed=flushed_lsn,
+            applied=flushed_lsn,
             client_time=time.time_ns() // 1000 - _POSTGRES_EPOCH_MICROS,
             reply_requested=reply_requested,
         )

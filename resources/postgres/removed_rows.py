@@ -24,13 +24,13 @@ from typing import Any
 import psycopg
 
 #: Settings with which the server chooses bitmap scans, which count index entries.
-_BITMAP_SCANS = (
+_BITMAP_SCAN_SETTINGS = (
     "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off;"
     " set local enable_bitmapscan = on; set local max_parallel_workers_per_gather = 0;"
 )
 #: Settings with which the server chooses index scans. An index scan marks the entries of rows that no transaction or
 #: slot needs any more. Later bitmap scans do not count the marked entries.
-_INDEX_SCANS = (
+_INDEX_SCAN_SETTINGS = (
     "set local enable_seqscan = off; set local enable_indexscan = on; set local enable_indexonlyscan = on;"
     " set local enable_bitmapscan = off;"
 )
@@ -41,55 +41,59 @@ _PIECES_PER_RANGE = 16
 _MAX_OIDS = 16
 
 
-def has_removed_rows(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
+def find_selections_with_removed_rows(
+    connection: psycopg.Connection[Any], selections: Sequence[str]
+) -> list[bool]:
     """For each selection True if the server may still store deleted rows of it."""
-    have_removed_rows = _have_more_entries(connection, selections)
+    have_removed_rows = _compare_entries(connection, selections)
     if any(have_removed_rows):
-        _last_value(
-            connection, _INDEX_SCANS + ";".join(f"select count(*) from {each}" for each in selections)
+        _fetch_last_value(
+            connection, _INDEX_SCAN_SETTINGS + ";".join(f"select count(*) from {each}" for each in selections)
         )
-        have_removed_rows = _have_more_entries(connection, selections)
+        have_removed_rows = _compare_entries(connection, selections)
     return have_removed_rows
 
 
-def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int] | None:
+def find_removed_oids(connection: psycopg.Connection[Any], catalog: str) -> list[int] | None:
     """The oids of rows of a catalog that may be deleted; None if there are more than `_MAX_OIDS`.
 
     The range of all oids is divided again and again, and pieces without deleted rows are dropped, until each piece
     is one oid. As long as the server stores a deleted row, it gives the row's oid to no other row
     (GetNewOidWithIndex() in src/backend/catalog/catalog.c).
     """
-    ranges = [range(2**32)]
-    while ranges and len(ranges[0]) > 1:
+    oid_ranges = [range(2**32)]
+    while oid_ranges and len(oid_ranges[0]) > 1:
         pieces = [
             each[index : index + len(each) // _PIECES_PER_RANGE]
-            for each in ranges
+            for each in oid_ranges
             for index in range(0, len(each), len(each) // _PIECES_PER_RANGE)
         ]
-        have_removed_rows = _have_more_entries(
-            connection, [f"{relation} where oid between '{r[0]}' and '{r[-1]}'" for r in pieces]
+        have_removed_rows = _compare_entries(
+            connection, [f"{catalog} where oid between '{r[0]}' and '{r[-1]}'" for r in pieces]
         )
-        ranges = [piece for piece, is_removed in zip(pieces, have_removed_rows, strict=True) if is_removed]
-        if len(ranges) > _MAX_OIDS:
+        oid_ranges = [
+            piece for piece, is_removed in zip(pieces, have_removed_rows, strict=True) if is_removed
+        ]
+        if len(oid_ranges) > _MAX_OIDS:
             return None
-    return [each[0] for each in ranges]
+    return [each[0] for each in oid_ranges]
 
 
-def _have_more_entries(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
+def _compare_entries(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
     """For each selection True if its index has more entries than the selection has rows."""
     counts = " union all ".join(f"select count(*) from {each}" for each in selections)
     statement = "explain (analyze, costs off, timing off, summary off, format json) " + counts
-    plan = _last_value(connection, _BITMAP_SCANS + statement)
+    plan = _fetch_last_value(connection, _BITMAP_SCAN_SETTINGS + statement)
     plans = json.loads(plan) if isinstance(plan, str) else plan
-    scans = list(_scans(plans[0]["Plan"]))
-    if len(scans) != len(
+    have_more_entries = list(_compare_bitmap_scans(plans[0]["Plan"]))
+    if len(have_more_entries) != len(
         selections
     ):  # The server has chosen another plan, which does not count index entries.
         return [True] * len(selections)
-    return scans
+    return have_more_entries
 
 
-def _scans(node: dict[str, Any]) -> Iterator[bool]:
+def _compare_bitmap_scans(node: dict[str, Any]) -> Iterator[bool]:
     """For each bitmap scan of a plan, in order, True if its index has more entries than its heap has rows."""
     children = node.get("Plans", [])
     if node["Node Type"] == "Bitmap Heap Scan" and [b["Node Type"] for b in children] == [
@@ -97,10 +101,10 @@ def _scans(node: dict[str, Any]) -> Iterator[bool]:
     ]:
         yield children[0]["Actual Rows"] != node["Actual Rows"]
     for each in children:
-        yield from _scans(each)
+        yield from _compare_bitmap_scans(each)
 
 
-def _last_value(connection: psycopg.Connection[Any], statements: str) -> Any:
+def _fetch_last_value(connection: psycopg.Connection[Any], statements: str) -> Any:
     """The only value in the result of the last statement.
 
     All statements are sent in one message, so they run in one transaction.

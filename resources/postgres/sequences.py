@@ -18,10 +18,10 @@ import psycopg
 from psycopg import sql
 
 from pgsieve.decoding.lsn import parse_lsn
-from pgsieve.resources.postgres.texts import Texts, read_legibly
+from pgsieve.resources.postgres.texts import Texts, read_any_encoding
 
 #: Lists the published sequences, as GetAllPublicationRelations() in pg_publication.c selects them.
-_LISTED = """
+_LIST_TEMPLATE = """
 select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
   from pg_sequence s join pg_class c on c.oid = s.seqrelid join pg_namespace n on n.oid = c.relnamespace {data}
  where c.relpersistence = 'p' and c.oid >= 16384
@@ -29,12 +29,12 @@ select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
         or (n.nspname::text, c.relname::text) in (select * from unnest(%(schemas)s::text[], %(names)s::text[])))
  order by 1, 2
 """
-_LIST_WITH_VALUES = _LISTED.format(
+_LIST_WITH_VALUES_QUERY = _LIST_TEMPLATE.format(
     readable="d.last_value, d.is_called, d.page_lsn::text",
     data="left join lateral pg_get_sequence_data(c.oid) d on true",
     published="exists (select from pg_publication where puballsequences and pubname = any(%(publications)s))",
 )
-_LIST_WITH_RIGHTS = _LISTED.format(
+_LIST_WITH_PRIVILEGES_QUERY = _LIST_TEMPLATE.format(
     readable="has_schema_privilege(n.oid, 'usage') and has_sequence_privilege(c.oid, 'select')",
     data="",
     published="false",
@@ -43,13 +43,13 @@ _SEQUENCES_PER_STATEMENT = 200
 #: How often the sequences are read if one of them is dropped meanwhile.
 _MAX_ATTEMPTS = 5
 
-_FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
-_ILLEGIBLE = "its name has bytes that are invalid in the database's encoding (22021): rename it"
-_MISSING = (
+_FORBIDDEN_PROBLEM = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
+_ILLEGIBLE_PROBLEM = "its name has bytes that are invalid in the database's encoding (22021): rename it"
+_MISSING_PROBLEM = (
     "there is no such sequence, or it is unlogged (42P01): correct `sequences` in pgsieve.yaml, or create it"
 )
 
-Name = tuple[str, str]
+SequenceName = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PublishedSequences:
     """
 
     publications: Sequence[str]
-    names: frozenset[Name] = frozenset()
+    names: frozenset[SequenceName] = frozenset()
     all_sequences: bool = False
 
 
@@ -84,25 +84,25 @@ class SequenceValue:
 
 
 def read_sequences(
-    connection: psycopg.Connection[Any], published: PublishedSequences
+    connection: psycopg.Connection[Any], published_sequences: PublishedSequences
 ) -> tuple[SequenceValue, ...]:
     """The values of the published sequences, ordered by schema and name. Sequences that do not exist come last.
 
     If no sequence can be published, no statement is run.
     """
-    by_function = connection.info.server_version >= 190000
-    if not (by_function or published.names or published.all_sequences):
+    has_function = connection.info.server_version >= 190000
+    if not (has_function or published_sequences.names or published_sequences.all_sequences):
         return ()
-    names_to_read = sorted(published.names)
+    names_to_read = sorted(published_sequences.names)
     parameters = {
-        "all": published.all_sequences,
+        "all": published_sequences.all_sequences,
         "schemas": [schema for schema, _ in names_to_read],
         "names": [name for _, name in names_to_read],
-        "publications": list(published.publications),
+        "publications": list(published_sequences.publications),
     }
-    values = _read_at_once(connection, parameters) if by_function else _read_each(connection, parameters)
-    missing = published.names - {(v.schema, v.name) for v in values}
-    return (*values, *(SequenceValue(*name, problem=_MISSING) for name in sorted(missing)))
+    values = _read_at_once(connection, parameters) if has_function else _read_each(connection, parameters)
+    missing_names = published_sequences.names - {(v.schema, v.name) for v in values}
+    return (*values, *(SequenceValue(*name, problem=_MISSING_PROBLEM) for name in sorted(missing_names)))
 
 
 def _list_sequences(
@@ -110,21 +110,21 @@ def _list_sequences(
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
     """The rows of a query that lists sequences, and those names in the rows that are illegible."""
 
-    def read(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
+    def read_rows(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
         with connection.transaction():
             texts = Texts(connection, as_bytes=as_bytes)
-            return texts.cursor.execute(query.encode(), parameters).fetchall(), texts.illegible
+            return texts.cursor.execute(query.encode(), parameters).fetchall(), texts.illegible_texts
 
-    return read_legibly(connection, read)
+    return read_any_encoding(connection, read_rows)
 
 
 def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
     """The values by pg_get_sequence_data(). For sequences that the role may not read, this function returns nulls."""
-    rows, illegible = _list_sequences(connection, _LIST_WITH_VALUES, parameters)
+    rows, illegible_texts = _list_sequences(connection, _LIST_WITH_VALUES_QUERY, parameters)
     return [
         SequenceValue(schema, name, value, is_called, parse_lsn(lsn), ascending=ascending)
-        if lsn is not None and illegible.isdisjoint((schema, name))
-        else SequenceValue(schema, name, problem=_FORBIDDEN if lsn is None else _ILLEGIBLE)
+        if lsn is not None and illegible_texts.isdisjoint((schema, name))
+        else SequenceValue(schema, name, problem=_FORBIDDEN_PROBLEM if lsn is None else _ILLEGIBLE_PROBLEM)
         for schema, name, ascending, value, is_called, lsn in rows
     ]
 
@@ -133,19 +133,21 @@ def _read_each(
     connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _MAX_ATTEMPTS
 ) -> list[SequenceValue]:
     """The values by a SELECT from each sequence. Sequences that the role may not read get a problem instead of a value."""
-    rows, illegible = _list_sequences(connection, _LIST_WITH_RIGHTS, parameters)
-    readable, sequence_values = list[tuple[Any, ...]](), list[SequenceValue]()
+    rows, illegible_texts = _list_sequences(connection, _LIST_WITH_PRIVILEGES_QUERY, parameters)
+    readable_rows, sequence_values = list[tuple[Any, ...]](), list[SequenceValue]()
     for schema, name, ascending, is_permitted in rows:
-        if is_permitted and illegible.isdisjoint((schema, name)):
-            readable.append((schema, name, ascending))
+        if is_permitted and illegible_texts.isdisjoint((schema, name)):
+            readable_rows.append((schema, name, ascending))
         else:
             sequence_values.append(
-                SequenceValue(schema, name, problem=_ILLEGIBLE if is_permitted else _FORBIDDEN)
+                SequenceValue(
+                    schema, name, problem=_ILLEGIBLE_PROBLEM if is_permitted else _FORBIDDEN_PROBLEM
+                )
             )
     try:
-        for first in range(0, len(readable), _SEQUENCES_PER_STATEMENT):
-            batch = readable[first : first + _SEQUENCES_PER_STATEMENT]
-            values = _values(connection, [(schema, name) for schema, name, _ in batch])
+        for first_index in range(0, len(readable_rows), _SEQUENCES_PER_STATEMENT):
+            batch = readable_rows[first_index : first_index + _SEQUENCES_PER_STATEMENT]
+            values = _select_values(connection, [(schema, name) for schema, name, _ in batch])
             for (schema, name, ascending), (_, value, is_called) in zip(batch, values, strict=True):
                 sequence_values.append(SequenceValue(schema, name, value, is_called, ascending=ascending))
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
@@ -155,7 +157,9 @@ def _read_each(
     return sequence_values
 
 
-def _values(connection: psycopg.Connection[Any], names: Sequence[Name]) -> list[tuple[Any, ...]]:
+def _select_values(
+    connection: psycopg.Connection[Any], names: Sequence[SequenceName]
+) -> list[tuple[Any, ...]]:
     select = sql.SQL("select {}, last_value, is_called from {}")
     selects = [select.format(number, sql.Identifier(*name)) for number, name in enumerate(names)]
     return connection.execute(sql.SQL(" union all ").join(selects) + sql.SQL(" order by 1")).fetchall()

@@ -31,30 +31,30 @@ MAX_IDLE_SESSIONS = 3
 CANCEL_SECONDS = 5.0
 
 _Session = psycopg.Connection[tuple[Any, ...]]
-_POOL: ContextVar["SessionPool | None"] = ContextVar("sessions", default=None)
+_CURRENT_POOL: ContextVar["SessionPool | None"] = ContextVar("sessions", default=None)
 
 
 class SessionPool:
     """The idle sessions of a command. The session that was used last is used again first."""
 
     def __init__(self) -> None:
-        self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
-        self._in_use = set[_Session]()
+        self._idle_sessions_by_conninfo: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
+        self._lent_sessions = set[_Session]()
         #: For each session the statements that give it the settings of a new session again.
-        self._reset_statements = WeakKeyDictionary[_Session, str]()
+        self._reset_statements_by_session = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
         """Take an idle session, and give it the settings of a new session. None if no idle session answers."""
         while True:
             with self._lock:
-                if not self._idle[conninfo]:
+                if not self._idle_sessions_by_conninfo[conninfo]:
                     return None
-                idle_since, session = self._idle[conninfo].pop()
-            if time.monotonic() - idle_since < IDLE_SECONDS:
+                idle_start_time, session = self._idle_sessions_by_conninfo[conninfo].pop()
+            if time.monotonic() - idle_start_time < IDLE_SECONDS:
                 with suppress(psycopg.Error):  # The server may have ended the session meanwhile.
-                    statements = self._reset_statements.get(session)
-                    self._reset_statements[session] = reset_settings(session, statements)
+                    statements = self._reset_statements_by_session.get(session)
+                    self._reset_statements_by_session[session] = reset_settings(session, statements)
                     return session
             session.close()
 
@@ -62,7 +62,7 @@ class SessionPool:
     def lend(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
         """Use a session in the block, and keep it in the pool afterwards. If the block fails, the session is closed."""
         with self._lock:
-            self._in_use.add(session)
+            self._lent_sessions.add(session)
         try:
             yield
         except BaseException:
@@ -70,13 +70,13 @@ class SessionPool:
             raise
         finally:
             with self._lock:
-                self._in_use.discard(session)
+                self._lent_sessions.discard(session)
         self._take_back(conninfo, session)
 
-    def cancel(self) -> None:
+    def cancel_statements(self) -> None:
         """Make the server cancel the statements that are running, so that their callers get an error."""
         with self._lock:
-            sessions = list(self._in_use)
+            sessions = list(self._lent_sessions)
         for session in sessions:
             with suppress(psycopg.Error):
                 session.cancel_safe(timeout=CANCEL_SECONDS)
@@ -89,16 +89,16 @@ class SessionPool:
         """
         if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
             with self._lock:
-                if len(idle := self._idle[conninfo]) < MAX_IDLE_SESSIONS:
-                    idle.append((time.monotonic(), session))
+                if len(idle_sessions := self._idle_sessions_by_conninfo[conninfo]) < MAX_IDLE_SESSIONS:
+                    idle_sessions.append((time.monotonic(), session))
                     return
         session.close()
 
     def close(self) -> None:
         """Close all idle sessions."""
         with self._lock:
-            sessions = [session for idle in self._idle.values() for _, session in idle]
-            self._idle.clear()
+            sessions = [session for idle in self._idle_sessions_by_conninfo.values() for _, session in idle]
+            self._idle_sessions_by_conninfo.clear()
         for session in sessions:
             session.close()
 
@@ -106,10 +106,10 @@ class SessionPool:
 @contextmanager
 def pool_sessions() -> Iterator[None]:
     """Use sessions again within the block, and in threads that have a copy of the block's context."""
-    with closing(SessionPool()) as pool, assign_within(_POOL, pool):
+    with closing(SessionPool()) as pool, assign_within(_CURRENT_POOL, pool):
         yield
 
 
 def current_pool() -> SessionPool | None:
     """The pool of the enclosing `pool_sessions`; None if the caller is not within `pool_sessions`."""
-    return _POOL.get()
+    return _CURRENT_POOL.get()

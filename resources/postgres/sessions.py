@@ -83,7 +83,7 @@ _PINNED_SETTINGS = {
 
 #: The settings that limit the time of statements and sessions, each with the first server version that has it (0:
 #: every version).
-_TIMEOUTS: Mapping[str, int] = {
+_TIMEOUT_FIRST_VERSIONS: Mapping[str, int] = {
     "statement_timeout": 0,
     "lock_timeout": 0,
     "idle_in_transaction_session_timeout": 0,
@@ -93,7 +93,7 @@ _TIMEOUTS: Mapping[str, int] = {
 
 #: Parameters with which a lost connection is noticed after two minutes. Without them it might not be noticed at
 #: all, because a firewall that drops a connection tells neither side.
-_KEEPALIVES: Mapping[str, str] = {
+_KEEPALIVE_PARAMETERS: Mapping[str, str] = {
     "keepalives": "1",
     "keepalives_idle": "60",
     "keepalives_interval": "10",
@@ -104,19 +104,19 @@ _KEEPALIVES: Mapping[str, str] = {
 #: How often the server checks whether its client still exists. A session that reads a slot or a table may send
 #: nothing for minutes. Without the check the session would go on after its client was killed. The setting exists
 #: from PostgreSQL 14 on, and not on every platform (PostgreSQL documentation, TCP Settings).
-_CLIENT_CHECK = ("client_connection_check_interval", "2s")
+_CLIENT_CHECK_SETTING = ("client_connection_check_interval", "2s")
 
 #: Statements that apply the pinned settings. Sessions need them if they did not get the settings as options: a
 #: service file may have its own options, and a pooler may drop options. The search_path is set first, and before
 #: that no function is called, so that no function of another user can be called.
-_SET_ALL = f"set search_path = {_SEARCH_PATH};" + "".join(
+_SET_PINNED_STATEMENTS = f"set search_path = {_SEARCH_PATH};" + "".join(
     f"set {name} = '{value}';" for name, value in _PINNED_SETTINGS.items() if name != "search_path"
 )
 #: A query that switches off all timeouts of the server, and returns their names. A timeout that the user has set
 #: in the conninfo's options has the source "client", and stays.
-_DISABLE_TIMEOUTS = (
+_DISABLE_TIMEOUTS_QUERY = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
-    f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
+    f" where name in ({', '.join(repr(name) for name in _TIMEOUT_FIRST_VERSIONS)}) and source <> 'client'"
 )
 
 #: The pause between two requests to cancel a query.
@@ -158,7 +158,7 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
                 wait([query_result], _CANCEL_INTERVAL_SECONDS)
 
 
-def _is_beyond_limit(error: BaseException) -> bool:
+def _is_refused_by_limit(error: BaseException) -> bool:
     """Whether the server has refused a session because a limit of connections is reached."""
     if not isinstance(error, psycopg.OperationalError | adbc_driver_manager.Error):
         return False
@@ -167,8 +167,8 @@ def _is_beyond_limit(error: BaseException) -> bool:
 
 #: Repeats an attempt to open a session for a moment if a limit of connections is reached. The server counts a session
 #: until the process of the session has ended, which is a moment after the client has closed the session.
-_retry_beyond_limit = retry(
-    retry=retry_if_exception(_is_beyond_limit),
+_retry_while_limited = retry(
+    retry=retry_if_exception(_is_refused_by_limit),
     stop=stop_after_delay(_LIMIT_SECONDS),
     wait=wait_fixed(0.05),
     reraise=True,
@@ -193,16 +193,16 @@ class Conninfo:
         `options` are parameters of psycopg and libpq. If the conninfo has a parameter, too, the conninfo's value
         counts.
         """
-        parameters = self._parameters(options)
+        parameters = self._make_parameters(options)
         connection = self._open(parameters)
         version = connection.info.server_version
         try:
             _apply_settings(connection)
         except BaseException as error:
             options_without_timeouts = self._options_without_timeouts(connection, version)
-            has_ended = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
+            is_ended_by_server = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
             connection.close()
-            if not has_ended:
+            if not is_ended_by_server:
                 raise
         else:
             return connection
@@ -216,23 +216,23 @@ class Conninfo:
             raise
         return connection
 
-    @_retry_beyond_limit
+    @_retry_while_limited
     def _open(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
 
     @contextmanager
     def connect_adbc(self) -> Iterator["dbapi.Connection"]:
-        """An ADBC session with an open transaction. This conninfo must be a result of `for_executors`."""
+        """An ADBC session with an open transaction. This conninfo must be a result of `complete_for_executors`."""
         from adbc_driver_postgresql import dbapi
 
         remember_conninfo(self.text)
-        password = self._password()
+        password = self._read_password()
         password_parameter = {} if password is None else {"password": password}
         # The driver begins by reading the names of all types. With another encoding than SQL_ASCII the server would
         # refuse to send a name with invalid bytes, and there would be no session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **password_parameter)
         try:
-            connection = _retry_beyond_limit(dbapi.connect)(uri)
+            connection = _retry_while_limited(dbapi.connect)(uri)
         except adbc_driver_manager.Error as error:
             text = conceal_passwords(str(error))
             raise type(error)(text, status_code=error.status_code, sqlstate=error.sqlstate) from None
@@ -242,16 +242,16 @@ class Conninfo:
                 cursor.execute(f"set client_encoding = {OUTPUT_SETTINGS['client_encoding']}")
             yield connection
 
-    def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
+    def complete_for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
         """The conninfo of an open session, complete enough for other machines.
 
         Executors run on machines with another environment, so the result does not depend on variables such as
         PGPASSWORD, or on service files.
         """
-        parameters: dict[str, Any] = _parameters(connection)
-        check = _CLIENT_CHECK if _can_be_set(connection, *_CLIENT_CHECK) else None
+        parameters: dict[str, Any] = _read_parameters(connection)
+        client_check = _CLIENT_CHECK_SETTING if _can_be_set(connection, *_CLIENT_CHECK_SETTING) else None
         parameters["options"] = self._options_without_timeouts(
-            connection, connection.info.server_version, check
+            connection, connection.info.server_version, client_check
         )
         # The list of parameters lacks the two passwords: the password of the client's key, which is read here, and the
         # password of the user, which is read below and may come from a file.
@@ -268,53 +268,57 @@ class Conninfo:
     @property
     def host(self) -> str | None:
         """The host that the conninfo names, or None."""
-        host = parameters_of(self.text).get("host")
+        host = parse_conninfo(self.text).get("host")
         return None if host is None else str(host)
 
     @property
     def _has_service(self) -> bool:
-        return bool(parameters_of(self.text).get("service") or os.environ.get("PGSERVICE"))
+        return bool(parse_conninfo(self.text).get("service") or os.environ.get("PGSERVICE"))
 
     @property
     def _user_options(self) -> str | None:
         """The options that the user has set, in the conninfo or in PGOPTIONS."""
-        options = parameters_of(self.text).get("options")
+        options = parse_conninfo(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
     def _options_without_timeouts(
-        self, connection: psycopg.Connection[Any], version: int, check: tuple[str, str] | None = None
+        self, connection: psycopg.Connection[Any], version: int, client_check: tuple[str, str] | None = None
     ) -> str:
         """The options for a session like this one, with which all timeouts of the server's version are switched off."""
         # The client still has these parameters if the server has ended the session.
-        user_options = _parameters(connection).get("options") if self._has_service else self._user_options
-        return _options(
+        user_options = (
+            _read_parameters(connection).get("options") if self._has_service else self._user_options
+        )
+        return _make_options(
             user_options,
-            [name for name, first_version in _TIMEOUTS.items() if first_version <= version],
-            check,
+            [name for name, first_version in _TIMEOUT_FIRST_VERSIONS.items() if first_version <= version],
+            client_check,
         )
 
-    def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters to add to those of the conninfo."""
-        given_parameters = parameters_of(self.text)
+        given_parameters = parse_conninfo(self.text)
         remember_conninfo(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
         if not self._has_service:  # With a service file, these parameters would override those of the file.
-            defaults |= _KEEPALIVES
+            defaults |= _KEEPALIVE_PARAMETERS
         parameters = {k: v for k, v in defaults.items() if k not in given_parameters}
         if not self._has_service:
-            of_all_versions = [name for name, first_version in _TIMEOUTS.items() if not first_version]
-            parameters["options"] = _options(self._user_options, of_all_versions)
-        if (password := self._password()) is not None:
+            common_timeouts = [
+                name for name, first_version in _TIMEOUT_FIRST_VERSIONS.items() if not first_version
+            ]
+            parameters["options"] = _make_options(self._user_options, common_timeouts)
+        if (password := self._read_password()) is not None:
             parameters["password"] = password
         return parameters
 
-    def _password(self) -> str | None:
-        password = _command_output(self.password_command) if self.password_command else self.password
+    def _read_password(self) -> str | None:
+        password = _run_password_command(self.password_command) if self.password_command else self.password
         remember(password)
         return password
 
 
-def parameters_of(conninfo: str) -> Mapping[str, Any]:
+def parse_conninfo(conninfo: str) -> Mapping[str, Any]:
     """The parameters of a connection string. Raises UnreadableConninfoError."""
     try:
         return conninfo_to_dict(conninfo)
@@ -335,7 +339,7 @@ def reset_settings(connection: psycopg.Connection[Any], statements: str | None =
     """
     if statements is None:
         names = _apply_settings(connection, "reset all;")
-        return "reset all;" + _SET_ALL + "".join(f"set {name} = '0';" for name in names)
+        return "reset all;" + _SET_PINNED_STATEMENTS + "".join(f"set {name} = '0';" for name in names)
     _execute_simple(connection, statements, ExecStatus.COMMAND_OK)
     return statements
 
@@ -345,19 +349,23 @@ def _apply_settings(connection: psycopg.Connection[Any], first_statements: str =
 
     The statements are sent by the simple query protocol, the only one that a session in replication mode supports.
     """
-    names = _execute_simple(connection, first_statements + _SET_ALL + _DISABLE_TIMEOUTS, ExecStatus.TUPLES_OK)
-    return [(names.get_value(row, 0) or b"").decode() for row in range(names.ntuples)]
+    result = _execute_simple(
+        connection, first_statements + _SET_PINNED_STATEMENTS + _DISABLE_TIMEOUTS_QUERY, ExecStatus.TUPLES_OK
+    )
+    return [(result.get_value(row, 0) or b"").decode() for row in range(result.ntuples)]
 
 
-def _execute_simple(connection: psycopg.Connection[Any], statements: str, status: ExecStatus) -> "PGresult":
+def _execute_simple(
+    connection: psycopg.Connection[Any], statements: str, expected_status: ExecStatus
+) -> "PGresult":
     """Run statements by the simple query protocol. Raises psycopg.Error if the result does not have this status."""
     result = connection.pgconn.exec_(statements.encode())
-    if result.status != status:
+    if result.status != expected_status:
         raise psycopg.errors.error_from_result(result, connection.info.encoding)
     return result
 
 
-def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+def _read_parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """The parameters of a connection.
 
     psycopg looks for files in the home directory of the user, and fails if there is none. In this case HOME is set
@@ -374,17 +382,19 @@ def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> b
     return result.status == ExecStatus.COMMAND_OK
 
 
-def _options(user_options: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:
+def _make_options(
+    user_options: str | None, timeouts: Sequence[str], client_check: tuple[str, str] | None = None
+) -> str:
     """The parameter `options` of a session. If a setting is in it twice, the server takes the later value."""
     timeout_options = [f"-c {name}=0" for name in timeouts]
-    timeout_options += [f"-c {'='.join(check)}"] if check else []
+    timeout_options += [f"-c {'='.join(client_check)}"] if client_check else []
     pinned_options = [
         f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED_SETTINGS.items()
     ]
     return " ".join([*timeout_options, *([user_options] if user_options else []), *pinned_options])
 
 
-def _command_output(command: Sequence[str]) -> str:
+def _run_password_command(command: Sequence[str]) -> str:
     """The first line that a command prints. No message shows the output of the command, or its arguments."""
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
@@ -399,24 +409,24 @@ def _command_output(command: Sequence[str]) -> str:
         )
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a command"
-        raise _command_error(f"cannot be run: {reason}") from None
+        raise _make_command_error(f"cannot be run: {reason}") from None
     with process:
         try:
             output, _ = process.communicate(timeout=PASSWORD_SECONDS)
         except subprocess.TimeoutExpired:
             _kill(process)
-            raise _command_error(f"did not end within {PASSWORD_SECONDS:g} s") from None
+            raise _make_command_error(f"did not end within {PASSWORD_SECONDS:g} s") from None
         except BaseException:
             _kill(process)
             raise
     if process.returncode:
-        raise _command_error(f"ended with status {process.returncode}")
+        raise _make_command_error(f"ended with status {process.returncode}")
     try:
         lines = output.decode().splitlines()
     except UnicodeDecodeError:
-        raise _command_error("printed bytes that are not UTF-8") from None
+        raise _make_command_error("printed bytes that are not UTF-8") from None
     if not lines or not lines[0] or "\0" in lines[0]:
-        raise _command_error("printed no password")
+        raise _make_command_error("printed no password")
     return lines[0]
 
 
@@ -426,7 +436,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _command_error(reason: str) -> PasswordCommandError:
+def _make_command_error(reason: str) -> PasswordCommandError:
     return PasswordCommandError(
         f"its password_command {reason}",
         hint="run the command by hand as the same user; it must print the password, and end with status 0",

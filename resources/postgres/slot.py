@@ -79,23 +79,23 @@ class SlotInUseError(SlotError):
 class SlotState:
     """A row of the view pg_replication_slots.
 
-    Three fields are numbers of bytes of WAL. `lag` counts the WAL after the confirmed position, `retained` the WAL
-    after the restart position. `safe` is the WAL that may still be written before the slot can be lost; None
-    without a limit. `invalidation` is the server's invalidation_reason; it is empty before version 17.
+    Three fields are numbers of bytes of WAL. `lag_bytes` counts the WAL after the confirmed position,
+    `retained_bytes` the WAL after the restart position. `safe_bytes` is the WAL that may still be written before the
+    slot can be lost; None without a limit. `invalidation_reason` is empty before version 17.
     """
 
     name: str
     plugin: str
-    active: bool
+    is_active: bool
     confirmed_lsn: int
     restart_lsn: int
     wal_status: str
-    lag: int
-    retained: int
-    safe: int | None
-    two_phase: bool
-    failover: bool
-    invalidation: str
+    lag_bytes: int
+    retained_bytes: int
+    safe_bytes: int | None
+    has_two_phase: bool
+    has_failover: bool
+    invalidation_reason: str
 
 
 #: Maps the reason of an invalidation to what prevents another one (PostgreSQL documentation, view
@@ -129,7 +129,7 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
 
 def create_slot(
     connection: psycopg.Connection[Any],
-    source: str,
+    source_name: str,
     slot: str,
     *,
     two_phase: bool = False,
@@ -139,10 +139,10 @@ def create_slot(
     # The arguments temporary, two_phase (from 14 on) and failover (from 17 on).
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
-        verify_failover_support(connection, source, slot)
-    warn_of_standby_wait(connection, source)
+        verify_failover_support(connection, source_name, slot)
+    warn_of_standby_wait(connection, source_name)
     try:
-        with translate_errors(source, f'create the replication slot "{slot}"'):
+        with translate_errors(source_name, f'create the replication slot "{slot}"'):
             row = connection.execute(
                 f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
             ).fetchone()
@@ -155,26 +155,26 @@ def create_slot(
     return parse_lsn(row[0])
 
 
-def warn_of_standby_wait(connection: psycopg.Connection[Any], source: str) -> None:
+def warn_of_standby_wait(connection: psycopg.Connection[Any], source_name: str) -> None:
     """Log a warning if the server is a standby, because creating a slot may then take long.
 
     A standby creates a slot only once its primary has logged its running transactions (PostgreSQL documentation,
     Replication Slots).
     """
-    recovering = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
-    if recovering == b"t":
+    is_in_recovery = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
+    if is_in_recovery == b"t":
         _LOGGER.warning(
             'source "%s": a standby makes a slot once its primary logs its running transactions; if nothing is written'
             " there, `select pg_log_standby_snapshot()` on the primary logs them",
-            source,
+            source_name,
         )
 
 
-def verify_failover_support(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
+def verify_failover_support(connection: psycopg.Connection[Any], source_name: str, slot: str) -> None:
     """Raise SlotError if the server is too old to synchronize slots to standbys."""
     if connection.info.server_version < 170000:
         raise SlotError(
-            f'source "{source}": replication slot "{slot}" cannot have `failover` before PostgreSQL 17',
+            f'source "{source_name}": replication slot "{slot}" cannot have `failover` before PostgreSQL 17',
             hint="leave `failover` out; then every table has to be copied again after a failover",
             sqlstate="0A000",
         )
@@ -195,40 +195,44 @@ def resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
 
 
 def verify_slot(
-    state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
+    state: SlotState | None,
+    source_name: str,
+    slot: str,
+    durable_lsn: int | None,
+    subscriptions: Iterable[str] = (),
 ) -> None:
     """Raise SlotError if the slot cannot deliver all changes that the lake lacks.
 
-    - `durable`: the LSN up to which the lake has the slot's changes; None if the lake has none. The slot may be
+    - `durable_lsn`: the LSN up to which the lake has the slot's changes; None if the lake has none. The slot may be
       behind this LSN. In that case it sends some changes again, and they are left out.
     - `subscriptions`: the subscriptions that read the slot
     """
-    resync = resync_hint(subscriptions)
+    hint = resync_hint(subscriptions)
     if state is None:
-        if durable is None:
+        if durable_lsn is None:
             return
         raise SlotMissingError(
-            f'source "{source}": replication slot "{slot}" does not exist, but Delta holds its changes up to'
-            f" {format_lsn(durable)}: changes since then are lost",
-            hint=resync,
+            f'source "{source_name}": replication slot "{slot}" does not exist, but Delta holds its changes up to'
+            f" {format_lsn(durable_lsn)}: changes since then are lost",
+            hint=hint,
             sqlstate="42704",
         )
     if state.plugin != "pgoutput":
         raise SlotError(
-            f'source "{source}": replication slot "{slot}" uses the output plugin "{state.plugin}", not pgoutput',
+            f'source "{source_name}": replication slot "{slot}" uses the output plugin "{state.plugin}", not pgoutput',
             hint="choose another `slot` in pgsieve.yaml",
         )
     if state.wal_status == "lost":
         raise SlotInvalidatedError(
-            f'source "{source}": can no longer access replication slot "{slot}": it has been invalidated, changes since'
-            f" {format_lsn(durable or state.confirmed_lsn)} are lost",
-            hint=f"{_REMEDIES.get(state.invalidation, _REMEDIES['wal_removed'])}, then {resync}",
+            f'source "{source_name}": can no longer access replication slot "{slot}": it has been invalidated, changes since'
+            f" {format_lsn(durable_lsn or state.confirmed_lsn)} are lost",
+            hint=f"{_REMEDIES.get(state.invalidation_reason, _REMEDIES['wal_removed'])}, then {hint}",
             sqlstate="55000",
         )
-    if durable is not None and state.confirmed_lsn > durable:
+    if durable_lsn is not None and state.confirmed_lsn > durable_lsn:
         raise SlotAheadError(
-            f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
-            f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
+            f'source "{source_name}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
+            f" Delta holds its changes only up to {format_lsn(durable_lsn)}: the changes between are lost",
             hint="another lake reads it, or it was advanced or created again by hand: give the source its own `slot`; or, if"
             f" no other lake needs this slot, {resync_hint(subscriptions, ' --take-over')}",
             sqlstate="55006",
@@ -236,24 +240,24 @@ def verify_slot(
 
 
 def verify_wal_end(
-    connection: psycopg.Connection[Any], source: str, durable: int, subscriptions: Iterable[str] = ()
+    connection: psycopg.Connection[Any], source_name: str, durable_lsn: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise ServerSetBackError if the server's WAL ends before `durable`, the lake's position.
+    """Raise ServerSetBackError if the server's WAL ends before `durable_lsn`, the lake's position.
 
     The server would give new commits positions up to which the lake already has all changes, so pgsieve would
     leave these commits out. A standby is not checked, because after a restart it replays from an earlier position
     again.
     """
-    # The caller has read `durable` before this position is read. In the other order another process could advance the
+    # The caller has read `durable_lsn` before this position is read. In the other order another process could advance the
     # lake beyond this position in between.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
     assert row is not None
-    if row[0] is not None and (present := parse_lsn(row[0])) < durable:
+    if row[0] is not None and (present_lsn := parse_lsn(row[0])) < durable_lsn:
         raise ServerSetBackError(
-            f'source "{source}": the server is at {format_lsn(present)}, but Delta holds its changes up to'
-            f" {format_lsn(durable)}: it was put back to an earlier state, and its commits up to there would be left out",
+            f'source "{source_name}": the server is at {format_lsn(present_lsn)}, but Delta holds its changes up to'
+            f" {format_lsn(durable_lsn)}: it was put back to an earlier state, and its commits up to there would be left out",
             hint=resync_hint(subscriptions),
             sqlstate="55000",
         )
@@ -274,17 +278,17 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
     connection.execute("select pg_replication_slot_advance(%s, %s::pg_lsn)", [slot, format_lsn(lsn)])
 
 
-def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
+def advance_slot(connection: psycopg.Connection[Any], source_name: str, slot: str, lsn: int) -> None:
     """Confirm everything that commits before `lsn`. The server decodes the WAL up to `lsn`. The slot never moves back."""
-    with translate_slot_errors(source, slot, "advance"):
+    with translate_slot_errors(source_name, slot, "advance"):
         _advance(connection, slot, lsn)
 
 
 @contextmanager
-def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[None]:
+def translate_slot_errors(source_name: str, slot: str, operation: str) -> Iterator[None]:
     """Turn the block's errors into a SourceError that names the operation. It is a SlotInUseError if the slot is in use."""
     try:
-        with translate_errors(source, f'{operation} the replication slot "{slot}"'):
+        with translate_errors(source_name, f'{operation} the replication slot "{slot}"'):
             yield
     except SourceError as error:
         if error.sqlstate != "55006":
@@ -292,7 +296,7 @@ def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[No
         # The server's message ends with the reader's PID: 'replication slot "s" is active for PID 42'.
         reader = re.search(r"\d+(?=\D*$)", str(error.__cause__))
         raise SlotInUseError(
-            f'source "{source}": replication slot "{slot}" is in use by another process'
+            f'source "{source_name}": replication slot "{slot}" is in use by another process'
             + (f" (server process {reader[0]})" if reader else ""),
             hint="stop the other consumer, which pg_stat_activity names, or give each pgsieve configuration its own `slot`;"
             " the server releases the slot of a killed process once it notices",
@@ -302,9 +306,9 @@ def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[No
 
 def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
     """Wait up to 10 seconds until no process reads the slot. A walsender ends a moment after its client."""
-    while_active = retry_if_result(lambda state: state is not None and state.active)
+    retry_while_active = retry_if_result(lambda state: state is not None and state.is_active)
     Retrying(
-        retry=while_active,
+        retry=retry_while_active,
         stop=stop_after_delay(10),
         wait=wait_fixed(0.02),
         retry_error_callback=lambda _: None,
@@ -321,44 +325,44 @@ def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
     return cursor.rowcount > 0
 
 
-def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
+def drop_slot(connection: psycopg.Connection[Any], source_name: str, slot: str) -> bool:
     """Drop the slot. False if it does not exist. Raises SlotInUseError if another process reads it."""
-    with translate_slot_errors(source, slot, "drop"):
+    with translate_slot_errors(source_name, slot, "drop"):
         return _drop(connection, slot)
 
 
 def peek_query(
-    slot: str, upto: int, options: PgoutputOptions, server_version: int, limit: int | None = None
+    slot: str, end_lsn: int, options: PgoutputOptions, server_version: int, max_messages: int | None = None
 ) -> str:
-    """The query that peeks: it reads a slot up to `upto` without confirming anything.
+    """The query that peeks: it reads a slot up to `end_lsn` without confirming anything.
 
-    The query delivers the transactions whose commit record begins before `upto`, each of them as a whole.
-    pg_replication_slot_advance(slot, upto) confirms exactly these transactions. With `limit` the peek ends at the
+    The query delivers the transactions whose commit record begins before `end_lsn`, each of them as a whole.
+    pg_replication_slot_advance(slot, end_lsn) confirms exactly these transactions. With `max_messages` the peek ends at the
     first commit after this many messages.
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
         f"select data from pg_logical_slot_peek_binary_changes({_SQL_ASCII_CASE} {literal(slot)} end,"
-        f" {_upto_sql(upto)}, {limit or 'null'}, {arguments})"
+        f" {_build_end_lsn_sql(end_lsn)}, {max_messages or 'null'}, {arguments})"
     )
 
 
-def _upto_sql(upto: int) -> str:
-    """The SQL of the position where a peek ends, chosen so that it delivers no record that begins at `upto` or later.
+def _build_end_lsn_sql(end_lsn: int) -> str:
+    """The SQL of the position where a peek ends, chosen so that it delivers no record that begins at `end_lsn` or later.
 
-    The server reads records until one ends at `upto` or later. WAL is divided into pages, which begin with a
-    header. If `upto` lies within the header of a page, the last record before `upto` ends where the page begins.
-    This is before `upto`, so the server would read the next record, too, which begins after the header; and a
+    The server reads records until one ends at `end_lsn` or later. WAL is divided into pages, which begin with a
+    header. If `end_lsn` lies within the header of a page, the last record before `end_lsn` ends where the page begins.
+    This is before `end_lsn`, so the server would read the next record, too, which begins after the header; and a
     later peek would deliver this record again. So in this case the peek ends where the page begins.
     """
-    page = upto - upto % _MIN_PAGE_BYTES
-    upto_literal = literal(format_lsn(upto))
-    if not page < upto <= page + _LONG_HEADER_BYTES:
-        return upto_literal
+    page_lsn = end_lsn - end_lsn % _MIN_PAGE_BYTES
+    end_lsn_literal = literal(format_lsn(end_lsn))
+    if not page_lsn < end_lsn <= page_lsn + _LONG_HEADER_BYTES:
+        return end_lsn_literal
     return (
-        f"case when {page} % current_setting('wal_block_size')::bigint = 0 and {upto - page} <= case when"
-        f" {page} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER_BYTES} else {_SHORT_HEADER_BYTES} end"
-        f" then {literal(format_lsn(page))} else {upto_literal} end::pg_lsn"
+        f"case when {page_lsn} % current_setting('wal_block_size')::bigint = 0 and {end_lsn - page_lsn} <= case when"
+        f" {page_lsn} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER_BYTES} else {_SHORT_HEADER_BYTES} end"
+        f" then {literal(format_lsn(page_lsn))} else {end_lsn_literal} end::pg_lsn"
     )
 
 
@@ -370,8 +374,8 @@ _MIN_PAGE_BYTES, _LONG_HEADER_BYTES, _SHORT_HEADER_BYTES = 1024, 40, 24
 def exclude_relations(query: str, relations: Iterable[int]) -> str:
     """The query of a peek without the row changes of some relations. The peek must not stream transactions in progress."""
     oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
-    rows = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
-    return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
+    row_change_tags = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
+    return f"select data from ({query}) m where get_byte(data, 0) not in ({row_change_tags}) or substring(data from 2 for 4) not in ({oids})"
 
 
 #: The start of a CASE that sets the session's encoding to SQL_ASCII if this is the database's encoding. With this
@@ -383,7 +387,7 @@ _SQL_ASCII_CASE = (
 )
 
 
-def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
+def read_type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
     """Maps the oid of each type that is not built in to its qualified name, as pg_recvlogical prints it."""
     with connection.transaction():
         connection.execute("set local search_path to ''")
@@ -393,17 +397,19 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
         return dict(rows.fetchall())
 
 
-def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """True if a peek delivers any message. A peek with `limit=1` decodes no further than the first commit.
+def has_changes(connection: psycopg.Connection[Any], source_name: str, slot: str, query: str) -> bool:
+    """True if a peek delivers any message. A peek with `max_messages=1` decodes no further than the first commit.
 
     Raises SlotInUseError or SourceError if the server refuses to read the slot.
     """
-    return first_message(connection, source, slot, query) is not None
+    return fetch_first_message(connection, source_name, slot, query) is not None
 
 
-def first_message(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bytes | None:
+def fetch_first_message(
+    connection: psycopg.Connection[Any], source_name: str, slot: str, query: str
+) -> bytes | None:
     """The first message of a peek; None if the peek delivers none. Raises the same errors as `has_changes`."""
-    with translate_slot_errors(source, slot, "read"):
+    with translate_slot_errors(source_name, slot, "read"):
         row = connection.execute(f"select data from ({query}) m limit 1").fetchone()
     return None if row is None else bytes(row[0])
 
@@ -413,15 +419,15 @@ def is_decoding_error(error: SourceError) -> bool:
     return not isinstance(error, TransientError | SourceUnreachableError | SourcePermissionError | SlotError)
 
 
-def decoding_error(
-    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+def find_decoding_error(
+    connection: psycopg.Connection[Any], source_name: str, slot: str, query: str
 ) -> SourceError | None:
     """The server's error if it cannot decode what a peek would deliver; None if it can.
 
     The server only counts the messages, and does not send them. Errors about the access to the slot are raised.
     """
     try:
-        with translate_slot_errors(source, slot, "read"):
+        with translate_slot_errors(source_name, slot, "read"):
             connection.execute(f"select count(*) from ({query}) m")
     except SourceError as error:
         if not is_decoding_error(error):
@@ -430,25 +436,25 @@ def decoding_error(
     return None
 
 
-def truncated_relations(
-    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+def find_truncated_relations(
+    connection: psycopg.Connection[Any], source_name: str, slot: str, query: str
 ) -> list[frozenset[int]]:
     """For each TRUNCATE that a peek delivers, the oids of its relations. Raises the same errors as `has_changes`."""
-    with translate_slot_errors(source, slot, "read"):
+    with translate_slot_errors(source_name, slot, "read"):
         truncates = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
         rows = connection.execute(truncates).fetchall()
     messages = (decode(bytes(data)) for (data,) in rows)
     return [frozenset(m.relation_ids) for m in messages if isinstance(m, Truncate)]
 
 
-def transactions_and_relations(
-    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+def find_transactions_and_relations(
+    connection: psycopg.Connection[Any], source_name: str, slot: str, query: str
 ) -> tuple[set[int], set[int]]:
     """The xids of the transactions that a peek delivers, and the oids of the relations that it describes.
 
     Raises the same errors as `has_changes`.
     """
-    with translate_slot_errors(source, slot, "read"):
+    with translate_slot_errors(source_name, slot, "read"):
         messages_query = (
             f"select data from ({query}) m where get_byte(data, 0) in ({Begin.tag}, {Relation.tag})"
         )
@@ -458,13 +464,15 @@ def transactions_and_relations(
     return xids, {m.relation_id for m in messages if isinstance(m, Relation)}
 
 
-def changed_relations(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:
+def find_changed_relations(
+    connection: psycopg.Connection[Any], source_name: str, slot: str, query: str
+) -> set[int]:
     """The oids of the relations in which a peek's messages insert, update or delete rows, or that they truncate.
 
     Raises the same errors as `has_changes`.
     """
     tag, row_changes = "get_byte(data, 0)", bytes([Insert.tag, Update.tag, Delete.tag])
-    with translate_slot_errors(source, slot, "read"):
+    with translate_slot_errors(source_name, slot, "read"):
         rows = connection.execute(
             f"select distinct case {tag} when {Truncate.tag} then data else substring(data for 5) end"
             f" from ({query}) m where {tag} in ({', '.join(map(str, row_changes))}, {Truncate.tag})"
@@ -481,10 +489,10 @@ def changed_relations(connection: psycopg.Connection[Any], source: str, slot: st
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
     """Peek in a new session, and yield the messages in Arrow batches (column data). Spark's executors call this, too."""
     with conninfo.connect_adbc() as connection, connection.cursor() as cursor:
-        yield from message_batches(cursor, query)
+        yield from fetch_message_batches(cursor, query)
 
 
-def message_batches(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
+def fetch_message_batches(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
     """Peek in an existing session, and yield the messages in Arrow batches (column data)."""
     cursor.adbc_statement.set_options(**_ADBC_OPTIONS)
     execute(cursor, query)

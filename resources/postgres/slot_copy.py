@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError
-from pgsieve.resources.postgres.slot import message_batches
+from pgsieve.resources.postgres.slot import fetch_message_batches
 from pgsieve.resources.postgres.source import literal
 
 if TYPE_CHECKING:
@@ -57,23 +57,23 @@ class SlotCopy:
     def __init__(self, cursor: "Cursor", name: str) -> None:
         self._cursor, self._name = cursor, name
 
-    def read(self, begin: int, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches (column data) of the peek from `begin` on.
+    def read_batches(self, begin_lsn: int, build_query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches (column data) of the peek from `begin_lsn` on.
 
-        `query` takes the name of a slot, and returns the peek of this slot. Raises CopyRefusedError before the
+        `build_query` takes the name of a slot, and returns the peek of this slot. Raises CopyRefusedError before the
         first batch, and ADBC's errors later.
         """
         try:
-            _call(
+            _call_function(
                 self._cursor,
-                f"pg_replication_slot_advance({literal(self._name)}, {literal(format_lsn(begin))})",
+                f"pg_replication_slot_advance({literal(self._name)}, {literal(format_lsn(begin_lsn))})",
             )
         except adbc_driver_manager.Error as error:
             raise CopyRefusedError(str(error)) from None
-        yield from message_batches(self._cursor, query(self._name))
+        yield from fetch_message_batches(self._cursor, build_query(self._name))
 
-    def stop(self) -> None:
-        """Cancel the query that is running. `read` then raises an error. Does nothing if no query is running."""
+    def cancel_query(self) -> None:
+        """Cancel the query that is running. `read_batches` then raises an error. Does nothing if no query is running."""
         with suppress(adbc_driver_manager.Error):
             self._cursor.adbc_cancel()
 
@@ -88,14 +88,16 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
             # The transaction stays open, for the case that this process dies: a pooler ends the server's session only
             # if it is in a transaction. The copy of the slot ends with this session.
             cursor = stack.enter_context(stack.enter_context(conninfo.connect_adbc()).cursor())
-            _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
+            _call_function(
+                cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)"
+            )
             copy = SlotCopy(cursor, name)
         except (adbc_driver_manager.Error, PasswordCommandError):
             stack.close()
         yield copy
 
 
-def _call(cursor: "Cursor", function: str) -> None:
+def _call_function(cursor: "Cursor", function: str) -> None:
     """Call a function, and fetch its result. ADBC raises an error of the function only when the result is fetched."""
     cursor.execute(f"select {function}::text")
     cursor.fetchall()

@@ -2,7 +2,7 @@
 
 In: a `Source`, and the tables to copy.
 Out: - `export_snapshot`: the name and LSN of a snapshot, for the length of a block
-     - `chunk_queries`: the queries that copy a table; each of them reads a chunk, a range of the table's pages
+     - `build_chunk_queries`: the queries that copy a table; each of them reads a chunk, a range of the table's pages
      - `read_chunk`: the rows of a chunk as Arrow batches; executors call it
 
 A copy and the changes after it must fit together without a gap. So the snapshot must contain everything that
@@ -31,19 +31,21 @@ from pgsieve.resources.postgres.errors import (
     TransientError,
     is_transient,
     message_without_values,
-    without_values,
+    remove_values,
 )
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_standby_wait
 from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
-from pgsieve.resources.postgres.waits import BRIEF_SECONDS, LOCKED_RELATIONS, limit_wait
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, LOCKED_RELATIONS_QUERY, limit_wait
 
 #: A chunk has at most about this many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024
 
 
 #: A query for the server's time, as a text that does not depend on the session's settings.
-_CLOCK = b"select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'"
+_CLOCK_QUERY = (
+    b"select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'"
+)
 
 
 class SnapshotLostError(TransientError):
@@ -84,29 +86,31 @@ class Chunks:
 
 
 @contextmanager
-def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
+def export_snapshot(source: Source, max_wait_seconds: float | None = None) -> Iterator[Snapshot]:
     """Export a snapshot for the block. This takes a temporary slot, which ends with the block.
 
-    Raises OpenTransactionsError if the export waits for open transactions longer than `seconds`. None means no
+    Raises OpenTransactionsError if the export waits for open transactions longer than `max_wait_seconds`. None means no
     limit.
     """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
         warn_of_standby_wait(connection, source.name)
-        export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
-        command = f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'
-        with limit_wait(source, connection, seconds):
-            clock = connection.pgconn.exec_(_CLOCK)
+        export_clause = (
+            "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
+        )
+        command = f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export_clause}'
+        with limit_wait(source, connection, max_wait_seconds):
+            clock_result = connection.pgconn.exec_(_CLOCK_QUERY)
             result = connection.pgconn.exec_(command.encode())
             if result.status != ExecStatus.TUPLES_OK:
-                state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
+                sqlstate = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
                 error = psycopg.errors.error_from_result(result)
                 raise (TransientError if connection.broken or is_transient(error) else SourceError)(
                     f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
                     hint="the role needs REPLICATION, and max_replication_slots one free slot",
-                    sqlstate=state.decode() if state else None,
+                    sqlstate=sqlstate.decode() if sqlstate else None,
                 )
-        lsn, name, time = result.get_value(0, 1), result.get_value(0, 2), clock.get_value(0, 0)
+        lsn, name, time = result.get_value(0, 1), result.get_value(0, 2), clock_result.get_value(0, 0)
         assert lsn is not None
         assert name is not None
         assert time is not None
@@ -117,7 +121,7 @@ def export_snapshot(source: Source, seconds: float | None = None) -> Iterator[Sn
 
 #: The bytes of tables on disk. pg_table_size() locks a table, so tables that another session has locked
 #: exclusively count as empty.
-_TABLE_BYTES = f"""
+_TABLE_BYTES_QUERY = f"""
 with recursive tree(schema, name, oid, relkind) as (
   select w.schema, w.name, c.oid, relkind from unnest(%s::text[], %s::text[]) w(schema, name)
     join pg_namespace n on n.nspname = w.schema join pg_class c on relnamespace = n.oid and relname = w.name
@@ -125,39 +129,41 @@ with recursive tree(schema, name, oid, relkind) as (
   select schema, name, c.oid, c.relkind from tree t join pg_inherits on inhparent = t.oid join pg_class c on c.oid = inhrelid
    where t.relkind = 'p'
 )
-select schema, name, coalesce(sum(case when oid <> all(array({LOCKED_RELATIONS})) then pg_table_size(oid) end), 0)::bigint
+select schema, name, coalesce(sum(case when oid <> all(array({LOCKED_RELATIONS_QUERY})) then pg_table_size(oid) end), 0)::bigint
   from tree group by 1, 2
 """
 
 
-def table_bytes(
+def read_table_bytes(
     connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
     """Maps each table to its bytes on disk, including TOAST and partitions.
 
     The number is 0 for a table that is missing, or that another session has locked exclusively.
     """
-    rows = connection.execute(_TABLE_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
+    rows = connection.execute(
+        _TABLE_BYTES_QUERY, [[schema for schema, _ in names], [table for _, table in names]]
+    )
     return dict.fromkeys(names, 0) | {(schema, table): size for schema, table, size in rows}
 
 
-def chunk_queries(
+def build_chunk_queries(
     connection: psycopg.Connection[Any],
-    replicated: ReplicatedTable,
+    replicated_table: ReplicatedTable,
     expressions: Sequence[str],
     catalog: Catalog,
-    parallelism: Callable[[int], int],
+    choose_parallelism: Callable[[int], int],
 ) -> "Chunks":
     """The queries that together select the published rows of a table. Each reads a range of ctids of one of its leaves.
 
     - `expressions`: the select list
-    - `parallelism`: maps the bytes of a table to the number of queries that run at the same time
+    - `choose_parallelism`: maps the bytes of a table to the number of queries that run at the same time
 
     The server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
     Synchronization). If the role may not read the leaves of a partition tree, a single query selects from the
     root, as a built-in subscription does. Raises LockedTableError.
     """
-    table = replicated.table
+    table = replicated_table.table
     leaves = (
         [catalog.tables[leaf] for leaf in table.leaves if leaf in catalog.tables]
         if table.kind == "p"
@@ -165,21 +171,27 @@ def chunk_queries(
     )
     columns = ", ".join(expressions)
     condition = ""
-    if replicated.row_filters is not None:
-        condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
+    if replicated_table.row_filters is not None:
+        condition = (
+            "(" + " or ".join(f"({row_filter})" for row_filter in replicated_table.row_filters) + ") and "
+        )
     has_ctid_ranges = connection.info.server_version >= 140000
     with _limit_lock_wait(connection):
-        sizes = [_Size.read(connection, leaf) for leaf in leaves]
-    total = sum(size.bytes for size in sizes)
-    chunk_bytes = max(1, total // number_of_parts(total, CHUNK_BYTES, parallelism(total)))
+        sizes = [_TableSize.read_size(connection, leaf) for leaf in leaves]
+    table_bytes_on_disk = sum(size.bytes for size in sizes)
+    chunk_bytes = max(
+        1,
+        table_bytes_on_disk
+        // number_of_parts(table_bytes_on_disk, CHUNK_BYTES, choose_parallelism(table_bytes_on_disk)),
+    )
     queries = []
     for leaf, size in zip(leaves, sizes, strict=True):
-        chunks = max(1, min(round(size.bytes / chunk_bytes), size.pages)) if has_ctid_ranges else 1
-        bounds = [size.pages * i // chunks for i in range(chunks)]
-        for number, low in enumerate(bounds):
-            ctid_condition = f"ctid >= '({low},0)'::tid"
-            if number + 1 < len(bounds):
-                ctid_condition += f" and ctid < '({bounds[number + 1]},0)'::tid"
+        chunk_count = max(1, min(round(size.bytes / chunk_bytes), size.pages)) if has_ctid_ranges else 1
+        first_pages = [size.pages * i // chunk_count for i in range(chunk_count)]
+        for number, first_page in enumerate(first_pages):
+            ctid_condition = f"ctid >= '({first_page},0)'::tid"
+            if number + 1 < len(first_pages):
+                ctid_condition += f" and ctid < '({first_pages[number + 1]},0)'::tid"
             queries.append(
                 f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{ctid_condition}"
             )
@@ -187,7 +199,7 @@ def chunk_queries(
     queries += [f"select {columns} from only {name} where {condition}true" for name in table.unsent_leaves]
     if table.kind == "p" and _must_read_root(connection, table.oid, [leaf.oid for leaf in leaves]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
-    return Chunks(queries, total)
+    return Chunks(queries, table_bytes_on_disk)
 
 
 @contextmanager
@@ -201,14 +213,14 @@ def _limit_lock_wait(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class _TableSize:
     """The number of pages of a table's main fork, and the table's bytes including TOAST."""
 
     pages: int
     bytes: int
 
     @classmethod
-    def read(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
+    def read_size(cls, connection: psycopg.Connection[Any], table: Table) -> "_TableSize":
         """The size of a table that is not partitioned. Raises AlteredTableError if the table was dropped."""
         row = connection.execute(
             "select ceil(pg_relation_size(%(oid)s::oid) / current_setting('block_size')::numeric)::bigint,"
@@ -224,7 +236,7 @@ class _Size:
 
 #: A query of the root needs only privileges on the root and obeys only the policies of the root. Those of the
 #: partitions have no effect.
-_NEEDS_ROOT = """
+_MUST_READ_ROOT_QUERY = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
     or not has_schema_privilege(relnamespace, 'usage') or not has_table_privilege(oid, 'select')))
@@ -237,13 +249,13 @@ def _must_read_root(connection: psycopg.Connection[Any], root: int, leaves: Sequ
     This is so if the role may not read the leaves, or if row-level security makes the leaves show other rows than
     the root.
     """
-    return connection.execute(_NEEDS_ROOT, [root, list(leaves)]).fetchone() == (True,)
+    return connection.execute(_MUST_READ_ROOT_QUERY, [root, list(leaves)]).fetchone() == (True,)
 
 
 #: The tables with active row-level security. A table is left out if a permissive policy lets all rows pass, and no
 #: restrictive policy hides any.
-_TABLES_WITH_HIDDEN_ROWS = f"""
-select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED_RELATIONS}))
+_HIDDEN_ROWS_QUERY = f"""
+select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED_RELATIONS_QUERY}))
  and not coalesce((
     select bool_or(polpermissive and qual = 'true') and bool_and(polpermissive or qual = 'true')
     from (select polpermissive, coalesce(pg_get_expr(polqual, polrelid), 'true') as qual from pg_policy
@@ -253,18 +265,18 @@ select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_act
 """
 
 
-def tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
+def find_tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
     """The oids of the tables in which row-level security may hide rows from the role.
 
     The slot delivers the changes of these hidden rows all the same, so a copy without them would not fit to the
     changes.
     """
-    return {oid for (oid,) in connection.execute(_TABLES_WITH_HIDDEN_ROWS, [list(oids)])}
+    return {oid for (oid,) in connection.execute(_HIDDEN_ROWS_QUERY, [list(oids)])}
 
 
 def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:
     """Run the query of one chunk at the exported snapshot, and yield its Arrow batches."""
-    with without_values(), conninfo.connect_adbc() as connection, connection.cursor() as cursor:
+    with remove_values(), conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute("set transaction isolation level repeatable read, read only")
         try:
             cursor.execute(f"set transaction snapshot {literal(snapshot)}")
@@ -274,7 +286,7 @@ def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.Rec
             raise SnapshotLostError("the exported snapshot is gone", sqlstate=error.sqlstate) from None
         cursor.execute(_SET_LOCK_TIMEOUT)
         try:
-            with without_values():
+            with remove_values():
                 execute(cursor, query)
         except SourceError as error:
             if error.sqlstate == LOCK_TIMEOUT_SQLSTATE:

@@ -30,12 +30,12 @@ from pgsieve.resources.postgres.errors import (
     SourceUnreachableError,
     UntestedServerError,
     cause_without_values,
+    join_lines,
     message_without_values,
-    one_line,
     source_error,
     sqlstate_of_connection,
 )
-from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
+from pgsieve.resources.postgres.pooler import find_pooler, is_pooled, name_pooler, shares_server_processes
 from pgsieve.resources.postgres.session_pool import current_pool
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
 
@@ -56,12 +56,12 @@ def literal(value: str) -> str:
 #: The WAL level in effect. From PostgreSQL 19 on, the level is `logical` even with wal_level = replica, as long as
 #: a logical slot exists: the first slot switches decoding on, and dropping the last slot switches it off
 #: (PostgreSQL documentation, setting wal_level).
-_WAL_LEVEL = "coalesce(current_setting('effective_wal_level', true), current_setting('wal_level'))"
-_SWITCHED_SINCE_VERSION = 190000
+_WAL_LEVEL_SQL = "coalesce(current_setting('effective_wal_level', true), current_setting('wal_level'))"
+_SWITCHED_DECODING_VERSION = 190000
 
-_UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
+_UNREACHABLE_HINT = "check host, port, dbname, user and password in conninfo, and that the server is running"
 #: The hint if the trigger's function failed. The server's message names the function, but not the trigger.
-_LOGIN_TRIGGER = (
+_LOGIN_TRIGGER_HINT = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
@@ -69,7 +69,7 @@ _LOGIN_TRIGGER = (
 _LOGGER = logging.getLogger(__name__)
 
 #: The locks that the context of this thread holds, by their source and activity. A lock's activity is its name.
-_HELD_LOCKS: ContextVar[Mapping[tuple["Source", str], AdvisoryLock]] = ContextVar(
+_HELD_LOCK_BY_ACTIVITY: ContextVar[Mapping[tuple["Source", str], AdvisoryLock]] = ContextVar(
     "locks", default=MappingProxyType({})
 )
 #: The source and the session of the enclosing `share_lock_session`, or None.
@@ -95,7 +95,7 @@ class Source:
         return f"Source({self.name!r})"
 
     @property
-    def _sessions(self) -> Conninfo:
+    def _full_conninfo(self) -> Conninfo:
         return Conninfo(self._conninfo, self._password, self._password_command)
 
     @contextmanager
@@ -106,18 +106,18 @@ class Source:
         SourceSettingError if the server is too old. Raises UntestedServerError if the server is newer than the
         tested versions, unless `allow_untested_server` is set.
         """
-        pool, conninfo = None if options else current_pool(), self._sessions
+        pool, conninfo = None if options else current_pool(), self._full_conninfo
         connection = pool.take(conninfo) if pool else None
         try:
             connection = connection or conninfo.connect(**options)
         except (UnreadableConninfoError, PasswordCommandError) as error:
             raise SourceUnreachableError(f'source "{self.name}": {error.message}', hint=error.hint) from None
         except psycopg.Error as error:
-            pooler = pooler_at(self._sessions.host, str(error))
+            pooler = find_pooler(self._full_conninfo.host, str(error))
             pooler_text = f" through {pooler.name}" if pooler else ""
-            hint = _LOGIN_TRIGGER if "PL/pgSQL function" in str(error) else _UNREACHABLE
+            hint = _LOGIN_TRIGGER_HINT if "PL/pgSQL function" in str(error) else _UNREACHABLE_HINT
             raise SourceUnreachableError(
-                f'source "{self.name}": no connection{pooler_text} ({one_line(error)})',
+                f'source "{self.name}": no connection{pooler_text} ({join_lines(error)})',
                 hint=pooler.hint if pooler else hint,
                 sqlstate=sqlstate_of_connection(error),
             ) from None
@@ -128,7 +128,7 @@ class Source:
         except psycopg.Error as error:
             if connection.broken:
                 raise SourceUnreachableError(
-                    f'source "{self.name}": the connection was lost ({one_line(error)})',
+                    f'source "{self.name}": the connection was lost ({join_lines(error)})',
                     hint="run again once the server answers: nothing is lost",
                     sqlstate=error.sqlstate,
                 ) from None
@@ -147,29 +147,31 @@ class Source:
         correct even without the lock.
         """
         key = (self, activity)
-        if (lock := _HELD_LOCKS.get().get(key)) is not None:
+        if (lock := _HELD_LOCK_BY_ACTIVITY.get().get(key)) is not None:
             yield lock
             return
         with self._hold_new_lock(activity, seconds) as lock:
-            _HELD_LOCKS.set({**_HELD_LOCKS.get(), key: lock})
+            _HELD_LOCK_BY_ACTIVITY.set({**_HELD_LOCK_BY_ACTIVITY.get(), key: lock})
             try:
                 yield lock
             finally:
-                _HELD_LOCKS.set({k: held_lock for k, held_lock in _HELD_LOCKS.get().items() if k != key})
+                _HELD_LOCK_BY_ACTIVITY.set(
+                    {k: held_lock for k, held_lock in _HELD_LOCK_BY_ACTIVITY.get().items() if k != key}
+                )
                 lock.release()
 
     @contextmanager
     def _hold_new_lock(self, activity: str, seconds: float | None) -> Iterator[AdvisoryLock]:
         """Take a lock that this context does not hold yet. The rules are those of `hold_lock`."""
-        if (free := self._take_free_lock(activity)) is not None:
-            yield free
+        if (free_lock := self._take_free_lock(activity)) is not None:
+            yield free_lock
             return
         with self.connect() as connection:
             lock = AdvisoryLock(connection, _lock_name(activity))
             try:
                 lock.take(1.0 if seconds is None else seconds)
             except psycopg.errors.LockNotAvailable:
-                holders = lock.holders()
+                holders = lock.describe_holders()
                 if seconds is not None:
                     raise LockHeldError(
                         f'source "{self.name}": another process is {activity}: {holders}',
@@ -206,10 +208,10 @@ class Source:
             return lock if lock.take_if_free() else None
         return None
 
-    def executor_conninfo(self) -> Conninfo:
+    def make_executor_conninfo(self) -> Conninfo:
         """The conninfo for Spark's executors. Their environment may have no PGPASSWORD, and other service files."""
         with self.connect() as connection:
-            return self._sessions.for_executors(connection)
+            return self._full_conninfo.complete_for_executors(connection)
 
     def check_ready(self) -> int:
         """Check that the server can be read. Return its version number, for example 170002.
@@ -220,16 +222,16 @@ class Source:
         with self.connect() as connection:
             version = connection.info.server_version
             row = connection.execute(
-                f"select {_WAL_LEVEL}, pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
+                f"select {_WAL_LEVEL_SQL}, pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
             ).fetchone()
             assert row is not None
-            level, in_recovery, is_streaming = row
-            if in_recovery:
+            level, is_in_recovery, is_streaming = row
+            if is_in_recovery:
                 self._refuse_standby(version, is_streaming=is_streaming)
             if level != "logical" and not (
-                level == "replica" and version >= _SWITCHED_SINCE_VERSION and not in_recovery
+                level == "replica" and version >= _SWITCHED_DECODING_VERSION and not is_in_recovery
             ):
-                self._refuse_wal_level(level, version, in_recovery=in_recovery)
+                self._refuse_wal_level(level, version, is_in_recovery=is_in_recovery)
             if is_pooled(connection):
                 self._refuse_pooler(connection)
         return version
@@ -276,22 +278,22 @@ class Source:
                 sqlstate="55000",
             )
 
-    def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
+    def _refuse_wal_level(self, level: str, version: int, *, is_in_recovery: bool) -> None:
         """Raise SourceSettingError, because the server's wal_level prevents decoding, even if a slot is created."""
         place, required_level = "in postgresql.conf", "logical"
-        if version >= _SWITCHED_SINCE_VERSION:
-            required_level = "logical" if in_recovery else "replica"
-            place = "at its primary, or make a logical replication slot there" if in_recovery else place
+        if version >= _SWITCHED_DECODING_VERSION:
+            required_level = "logical" if is_in_recovery else "replica"
+            place = "at its primary, or make a logical replication slot there" if is_in_recovery else place
         raise SourceSettingError(
             f'source "{self.name}": logical decoding requires "wal_level" >= "{required_level}", it is "{level}"',
-            hint=f"set wal_level = logical {place}" + ("" if in_recovery else " and restart the server"),
+            hint=f"set wal_level = logical {place}" + ("" if is_in_recovery else " and restart the server"),
             sqlstate="55000",
         )
 
     def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
         """Raise SourceSettingError if the pooler shares server processes among sessions, or does not support replication."""
-        pooler, reason = some_pooler(self._sessions.host), None
-        if shares_processes(connection, self.connect):
+        pooler, reason = name_pooler(self._full_conninfo.host), None
+        if shares_server_processes(connection, self.connect):
             reason = "a session's locks and settings do not last there"
         else:
             try:
@@ -311,9 +313,9 @@ def _lock_name(activity: str) -> str:
     return f"pgsieve {activity}"
 
 
-def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
+def is_decoding_switched(connection: psycopg.Connection[Any]) -> bool:
     """True if the first logical slot switches decoding on, and dropping the last one switches it off (from 19 on)."""
-    if connection.info.server_version < _SWITCHED_SINCE_VERSION:
+    if connection.info.server_version < _SWITCHED_DECODING_VERSION:
         return False
     row = connection.execute("select current_setting('wal_level') <> 'logical'").fetchone()
     return row == (True,)

@@ -2,13 +2,13 @@
 
 In: - a `Source`, its slot, and the options for pgoutput
     - the LSN up to which the consumer (the caller that stores the messages) has everything
-Out: `Started` and `Received` items, in order.
+Out: `StreamStart` and `ReceivedMessages` items, in order.
 
 Raises SourceError and its subclasses if another attempt cannot help, or did not help in time.
 
-A consumer that gets `Started` must discard the messages that it has received but not confirmed, because the server
+A consumer that gets `StreamStart` must discard the messages that it has received but not confirmed, because the server
 sends them again. It sends all transactions that commit at or after the last confirmed LSN, which is the LSN of
-`Started` (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
+`StreamStart` (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, is_transient
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
+from pgsieve.resources.postgres.receiver import ReceivedMessages, Receiver, Wakeup
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     slot_state,
@@ -34,7 +34,7 @@ from pgsieve.resources.postgres.slot import (
     verify_wal_end,
 )
 from pgsieve.resources.postgres.source import Source, quote
-from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
+from pgsieve.resources.postgres.timeline import current_timeline, verify_timeline
 
 #: The number of bytes of messages that may wait for the consumer.
 BUFFER_BYTES = 64 * 1024 * 1024
@@ -52,7 +52,7 @@ _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StreamStart:
     """The stream begins at `lsn`, or begins there again. The server sends again all messages that were not confirmed.
 
     `timeline` is the server's timeline, which changes with a failover.
@@ -96,16 +96,16 @@ class ReplicationStream:
         options: PgoutputOptions,
         start_lsn: int,
         *,
-        log: Callable[[str], None],
+        log_message: Callable[[str], None],
         timeline: int | None = None,
         limits: StreamLimits = _LIMITS,
     ) -> None:
-        self._source, self._slot, self._options, self._log = source, slot, options, log
+        self._source, self._slot, self._options, self._log_message = source, slot, options, log_message
         self._limits = limits
         self._confirmed_lsn = self._delivered_lsn = start_lsn
         self._timeline = timeline
         self._receiver: Receiver | None = None
-        self._connection = ExitStack()
+        self._connection_stack = ExitStack()
         self._wakeup = Wakeup()
         self._is_stopped = self._must_restart = False
 
@@ -126,7 +126,7 @@ class ReplicationStream:
             receiver.end()
         self._wakeup.ring()
 
-    def restart(self) -> None:
+    def request_restart(self) -> None:
         """Make `items` connect again after the newest item.
 
         The server then sends again all messages that were not confirmed.
@@ -136,7 +136,7 @@ class ReplicationStream:
     def confirm(self, lsn: int) -> None:
         """Tell the slot that everything that commits before `lsn` is durable. An earlier `lsn` than before has no effect.
 
-        Raises ValueError for a position that no item since the last `Started` has reached.
+        Raises ValueError for a position that no item since the last `StreamStart` has reached.
         """
         if lsn > self._delivered_lsn:
             raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered_lsn)}")
@@ -145,7 +145,7 @@ class ReplicationStream:
             if self._receiver is not None:
                 self._receiver.confirm(lsn)
 
-    def items(self) -> Iterator[Started | Received]:
+    def items(self) -> Iterator[StreamStart | ReceivedMessages]:
         """The items in the order in which they arrive, until `stop`.
 
         While there is a connection, at least one item per second.
@@ -155,26 +155,28 @@ class ReplicationStream:
             while (receiver := self._connect(seconds)) is not None:
                 self._delivered_lsn = self._confirmed_lsn
                 assert self._timeline is not None
-                yield Started(self._confirmed_lsn, self._timeline)
+                yield StreamStart(self._confirmed_lsn, self._timeline)
                 try:
                     with translate_slot_errors(self._source.name, self._slot, "read"):
                         yield from self._receive(receiver)
                 except SourceError as error:
                     if not _may_succeed_later(error):
                         raise
-                    self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed_lsn)}")
+                    self._log_message(
+                        f"{error.message}; connecting again from {format_lsn(self._confirmed_lsn)}"
+                    )
                 self.disconnect()
                 self._pause(_PAUSE_SECONDS)
                 seconds = self._limits.reconnect_seconds
         finally:
             self.disconnect()
 
-    def _receive(self, receiver: Receiver) -> Iterator[Received]:
-        """Yield the items of one connection, until `stop` or `restart`."""
+    def _receive(self, receiver: Receiver) -> Iterator[ReceivedMessages]:
+        """Yield the items of one connection, until `stop` or `request_restart`."""
         for item in receiver.items():
             if self._is_stopped:
                 return
-            self._delivered_lsn = item.position
+            self._delivered_lsn = item.position_lsn
             yield item
             if self._must_restart:
                 self._must_restart = False
@@ -196,14 +198,14 @@ class ReplicationStream:
         if self._is_stopped:
             return None
         try:
-            self._receiver = attempts(self._start)
+            self._receiver = attempts(self._start_receiver)
         except SourceError:
             if self._is_stopped:
                 return None
             raise
         return None if self._is_stopped else self._receiver
 
-    def _start(self) -> Receiver:
+    def _start_receiver(self) -> Receiver:
         """Open a connection, check that the slot has what the consumer needs, and start replication on the connection."""
         source, slot = self._source, self._slot
         with ExitStack() as stack:
@@ -213,9 +215,9 @@ class ReplicationStream:
             )
             with translate_slot_errors(source.name, slot, "read"):
                 state, timeline = slot_state(connection, slot), current_timeline(connection)
-                status_seconds = _status_seconds(connection)
+                status_seconds = _read_status_seconds(connection)
             if self._timeline not in {None, timeline}:
-                refuse_divergence(source, self._timeline, self._confirmed_lsn, timeline)
+                verify_timeline(source, self._timeline, self._confirmed_lsn, timeline)
             self._timeline = timeline
             verify_slot(state, source.name, slot, self._confirmed_lsn)
             with translate_slot_errors(source.name, slot, "read"):
@@ -230,13 +232,13 @@ class ReplicationStream:
                 silence_seconds=self._limits.silence_seconds,
             )
             stack.callback(receiver.close)
-            self._connection = stack.pop_all()
+            self._connection_stack = stack.pop_all()
         return receiver
 
     def disconnect(self) -> None:
         """End the connection. A moment later other processes can use the slot."""
         self._receiver = None
-        self._connection.close()
+        self._connection_stack.close()
 
     def _pause(self, seconds: float) -> None:
         """Wait this long, or until `stop`."""
@@ -258,7 +260,7 @@ def _may_succeed_later(error: BaseException) -> bool:
     return isinstance(cause, psycopg.Error) and is_transient(cause)
 
 
-def _status_seconds(connection: psycopg.Connection[Any]) -> float:
+def _read_status_seconds(connection: psycopg.Connection[Any]) -> float:
     """The time between two reports. It is short enough for the server's wal_sender_timeout."""
     row = connection.execute(
         "select setting::integer from pg_settings where name = 'wal_sender_timeout'"

@@ -19,7 +19,7 @@ from psycopg import adapt, errors
 Result = TypeVar("Result")
 
 #: The types of texts in system catalogs. The loaders of these types load the elements of arrays, too.
-_TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
+_TEXT_TYPES = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
@@ -34,9 +34,9 @@ class Texts:
                 "select set_config('client_encoding', current_setting('server_encoding'), true)"
             )
         #: The texts with bytes that are part of no character, in their escaped form.
-        self.illegible: set[str] = set()
+        self.illegible_texts: set[str] = set()
         self.cursor = connection.cursor()
-        codec, texts = _codec(connection), self
+        codec, texts = _find_codec(connection), self
 
         class Text(adapt.Loader):
             def load(self, data: adapt.Buffer) -> str:
@@ -46,7 +46,7 @@ class Texts:
             def load(self, data: adapt.Buffer) -> Any:
                 return texts._escape_all(json.loads(bytes(data).decode(codec, "surrogateescape")))
 
-        for name in _TEXTS:
+        for name in _TEXT_TYPES:
             self.cursor.adapters.register_loader(name, Text)
         self.cursor.adapters.register_loader("json", Json)
 
@@ -58,7 +58,7 @@ class Texts:
             f"\\x{ord(letter) - 0xDC00:02x}" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text
         )
         if escaped != text:
-            self.illegible.add(escaped)
+            self.illegible_texts.add(escaped)
         return escaped
 
     def _escape_all(self, value: Any) -> Any:
@@ -71,7 +71,7 @@ class Texts:
         return value
 
 
-def read_legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Result]) -> Result:
+def read_any_encoding(connection: psycopg.Connection[Any], read: Callable[[bool], Result]) -> Result:
     """The result of `read(as_bytes)`.
 
     If the server cannot convert a text, `read` is called again with True.
@@ -84,7 +84,7 @@ def read_legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Res
         return read(True)
 
 
-def _codec(connection: psycopg.Connection[Any]) -> str:
+def _find_codec(connection: psycopg.Connection[Any]) -> str:
     """The name of Python's codec for the texts that a session receives."""
     try:
         codec = connection.info.encoding

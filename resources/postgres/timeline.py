@@ -41,26 +41,26 @@ def current_timeline(connection: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-def refuse_divergence(
-    source: Source, timeline: int, position: int, current: int, subscriptions: Iterable[str] = ()
+def verify_timeline(
+    source: Source, timeline: int, position_lsn: int, present_timeline: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise TimelineError unless the server has all changes of `timeline` up to `position`.
+    """Raise TimelineError unless the server has all changes of `timeline` up to `position_lsn`.
 
-    `current` is the timeline that the server is on now.
+    `present_timeline` is the timeline that the server is on now.
     """
-    left_at = _history(source, current).get(timeline)
-    if left_at is not None and position <= left_at:
+    end_lsn = _read_end_lsns(source, present_timeline).get(timeline)
+    if end_lsn is not None and position_lsn <= end_lsn:
         return
-    fate = "is not in the server's history" if left_at is None else f"was left at {format_lsn(left_at)}"
+    problem = "is not in the server's history" if end_lsn is None else f"was left at {format_lsn(end_lsn)}"
     raise TimelineError(
-        f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position)}, but that'
-        f" {fate}, which is now on timeline {current}: this server lacks what was committed between",
+        f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position_lsn)}, but that'
+        f" {problem}, which is now on timeline {present_timeline}: this server lacks what was committed between",
         hint=f"{resync_hint(subscriptions)}; synchronized_standby_slots on the primary prevents this",
         sqlstate="55000",
     )
 
 
-def _history(source: Source, timeline: int) -> dict[int, int]:
+def _read_end_lsns(source: Source, timeline: int) -> dict[int, int]:
     """Maps each earlier timeline to the LSN where it was left (Streaming Replication Protocol, TIMELINE_HISTORY)."""
     if timeline == 1:
         return {}

@@ -33,7 +33,7 @@ POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 _LOGGER = logging.getLogger(__name__)
 
 #: The holders of the locks `held`: server processes, or prepared transactions, which have no process.
-_HOLDERS = """
+_HOLDERS_TEMPLATE = """
 select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(a.datname, p.database), a.application_name,
        p.gid, date_trunc('second', coalesce(a.xact_start, p.prepared))
   from {held}
@@ -42,7 +42,7 @@ select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(
    and own.virtualtransaction = held.virtualtransaction
   left join pg_prepared_xacts p on p.transaction = own.transactionid
 """
-_AWAITED_TRANSACTIONS = _HOLDERS.format(
+_AWAITED_TRANSACTIONS_QUERY = _HOLDERS_TEMPLATE.format(
     held="""pg_locks held join pg_locks waiting on held.locktype = waiting.locktype and held.granted and waiting.pid = %s
    and not waiting.granted and waiting.locktype in ('transactionid', 'relation')
    and (held.transactionid = waiting.transactionid
@@ -51,13 +51,13 @@ _AWAITED_TRANSACTIONS = _HOLDERS.format(
 )
 #: The locks that keep other sessions from reading a table. A lock that is only requested is included, because readers
 #: have to wait behind the request, too.
-_EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
+_EXCLUSIVE_LOCKS_QUERY = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
-_EXCLUSIVE_HOLDERS = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
+_EXCLUSIVE_HOLDERS_QUERY = _HOLDERS_TEMPLATE.format(held=f"({_EXCLUSIVE_LOCKS_QUERY}) held")
 #: A query of the relations with a lock that keeps other sessions from reading, so that another query can leave
 #: them out.
-LOCKED_RELATIONS = f"select relation from ({_EXCLUSIVE}) held"
-_ARE_OPEN = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
+LOCKED_RELATIONS_QUERY = f"select relation from ({_EXCLUSIVE_LOCKS_QUERY}) held"
+_ARE_OPEN_QUERY = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
 class OpenTransactionsError(TransientError):
@@ -69,24 +69,26 @@ class OpenTransactionsError(TransientError):
 
 
 @contextmanager
-def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
+def limit_wait(
+    source: "Source", session: psycopg.Connection[Any], max_wait_seconds: float | None
+) -> Iterator[None]:
     """Limit how long the session's statement in the block may wait for transactions. None means no limit.
 
     The log names the transactions after `LOG_SECONDS`. At the limit the statement is cancelled, and the block
     raises OpenTransactionsError. The statement must be cancelled, because otherwise the server process would go on
     waiting, and keep its slot.
     """
-    is_over, timeout_errors = Event(), list[OpenTransactionsError]()
+    block_end, timeout_errors = Event(), list[OpenTransactionsError]()
 
     def watch() -> None:
         is_logged, start_time = False, time.monotonic()
-        while not is_over.wait(POLL_SECONDS):
+        while not block_end.wait(POLL_SECONDS):
             message, transactions = "", list[str]()
             with suppress(SourceError):  # If no second session can be opened, the statement goes on waiting.
                 message, transactions = _awaited_transactions(source, session)
             if not transactions:
                 continue
-            if seconds is not None and time.monotonic() - start_time >= seconds:
+            if max_wait_seconds is not None and time.monotonic() - start_time >= max_wait_seconds:
                 timeout_errors.append(OpenTransactionsError(message, transactions))
                 session.cancel_safe()
                 return
@@ -103,14 +105,14 @@ def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: floa
             raise timeout_errors[0] from None
         raise
     finally:
-        is_over.set()
+        block_end.set()
         watcher.join()
 
 
 def _awaited_transactions(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
     """A message about the transactions that a session waits for, and their virtual transaction ids."""
     with source.connect() as connection:
-        rows = connection.execute(_AWAITED_TRANSACTIONS, [session.info.backend_pid]).fetchall()
+        rows = connection.execute(_AWAITED_TRANSACTIONS_QUERY, [session.info.backend_pid]).fetchall()
     return _wait_message(source, rows), [row[1] for row in rows]
 
 
@@ -129,20 +131,20 @@ def _holder_text(row: tuple[Any, ...]) -> str:
 def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
     """Maps the oid of each table of the database that cannot be read now to the names of the sessions that lock it."""
     holders_by_table: dict[int, list[str]] = {}
-    for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall():
+    for row in connection.execute(_EXCLUSIVE_HOLDERS_QUERY).fetchall():
         holders_by_table.setdefault(row[0], []).append(_holder_text(row))
     return {relation: ", ".join(holders) for relation, holders in holders_by_table.items()}
 
 
-def lock_error(source: "Source", relations: Collection[int]) -> OpenTransactionsError | None:
+def find_lock_error(source: "Source", relations: Collection[int]) -> OpenTransactionsError | None:
     """The error that names the sessions with exclusive locks on these relations (oids). None if none of them is locked."""
     with source.connect() as connection:
-        rows = [row for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall() if row[0] in relations]
+        rows = [row for row in connection.execute(_EXCLUSIVE_HOLDERS_QUERY).fetchall() if row[0] in relations]
     return OpenTransactionsError(_wait_message(source, rows), [row[1] for row in rows]) if rows else None
 
 
 def are_transactions_open(source: "Source", transactions: Collection[str]) -> bool:
     """True if at least one of these transactions (virtual transaction ids) is still open."""
     with source.connect() as connection:
-        row = connection.execute(_ARE_OPEN, [list(transactions)]).fetchone()
+        row = connection.execute(_ARE_OPEN_QUERY, [list(transactions)]).fetchone()
     return bool(row and row[0])

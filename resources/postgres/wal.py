@@ -78,7 +78,7 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
             retry=retry_if_result(lambda lsn: lsn is None),
             stop=stop_after_delay(_FLUSH_SECONDS),
             wait=wait_fixed(0.01),
-        )(_flushed_record, connection)
+        )(_read_record_end, connection)
     except RetryError:
         position = None
         with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
@@ -88,7 +88,7 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     return position or current_lsn(connection)
 
 
-def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
+def _read_record_end(connection: psycopg.Connection[Any]) -> int | None:
     """The same as `current_lsn`, or None if it may lie within a record.
 
     This is so at the end of a page, if there is WAL on the next page.
@@ -108,7 +108,7 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
     return None if lsn % page_bytes == 0 and later_bytes > header_bytes else lsn
 
 
-def next_transaction(connection: psycopg.Connection[Any]) -> int:
+def read_next_xid(connection: psycopg.Connection[Any]) -> int:
     """The transaction id (xid) that the server will assign next. The function age() counts from it.
 
     No transaction with this xid or a later one has changed anything yet (xid_age() in

@@ -28,7 +28,7 @@ class Oracle:
     ) -> None:
         self.name, self._publisher, self._server = name, publisher, server
         self._conninfo = server.conninfo(dbname=name)
-        self._log: Path = server.log
+        self._log: Path = server.log_path
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(f"CREATE DATABASE {name}")
         self.execute(tables)

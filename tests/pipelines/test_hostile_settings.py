@@ -101,10 +101,10 @@ class Publisher:
         return self.server.conninfo(dbname=DATABASE, user="replicator")
 
     def logged(self, since: int) -> str:
-        return self.server.log.read_text(errors="replace")[since:]
+        return self.server.log_path.read_text(errors="replace")[since:]
 
     def log_ends(self) -> int:
-        return len(self.server.log.read_text(errors="replace"))
+        return len(self.server.log_path.read_text(errors="replace"))
 
 
 @pytest.fixture

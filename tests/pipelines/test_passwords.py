@@ -42,7 +42,7 @@ _FORMS: dict[str, Callable[[str, str, str], dict[str, str]]] = {
 @pytest.fixture(scope="module")
 def server(publisher_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
     """A server on which the role `secured` has another password."""
-    access = publisher_server.data / "pg_hba.conf"
+    access = publisher_server.data_path / "pg_hba.conf"
     before = access.read_text()
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("create role secured login replication password 'of somebody else'")

@@ -15,7 +15,7 @@ import pytest
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.evaluation.verdicts import verdicts
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, server_mappings
-from pgsieve.resources.postgres.case_mappings import case_mapping
+from pgsieve.resources.postgres.case_mappings import read_case_mapping
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
 from tests.fixtures.tries import drawn_seed
@@ -60,7 +60,7 @@ def patterns(rng: random.Random, letters: str) -> list[str]:
 @pytest.mark.parametrize("drawn", [400, pytest.param(None, marks=pytest.mark.long)])
 def test_case_changes_as_the_server_does(server: psycopg.Connection, drawn: int | None) -> None:
     """It tests `drawn` random letters, or all."""
-    rng, mapping = random.Random(SEED), case_mapping(server, "default", words=True)
+    rng, mapping = random.Random(SEED), read_case_mapping(server, "default", with_words=True)
     letters = "".join(sorted({*mapping.lower[0], *mapping.upper[0]}))
     if drawn is not None:
         letters = "".join(sorted(rng.sample(letters, drawn)))

@@ -66,7 +66,7 @@ def _fail(scenario: Scenario, failed: int) -> str:
 
 
 def _named(scenario: Scenario) -> list[str]:
-    log = scenario.subscriber_server.log.read_text(errors="replace")
+    log = scenario.subscriber_server.log_path.read_text(errors="replace")
     return [format_lsn(parse_lsn(lsn)) for lsn in re.findall(r"in transaction \d+, finished at (\S+)", log)]
 
 

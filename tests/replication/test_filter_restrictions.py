@@ -22,7 +22,11 @@ from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.filter_analysis import RejectedFilterError, analysis, filter_columns
+from pgsieve.resources.postgres.filter_analysis import (
+    RejectedFilterError,
+    begin_analysis,
+    read_filter_columns,
+)
 from tests.fixtures.tries import budget_seconds, drawing, drawn_seed
 
 OBJECTS = """
@@ -275,7 +279,7 @@ class Database:
     def examined(self, where: str) -> Verdict:
         """pgsieve's error for a row filter of t, or None if it accepts the filter."""
         try:
-            filter_columns(self.connection, self.table, where)
+            read_filter_columns(self.connection, self.table, where)
         except RejectedFilterError as error:
             return error.sqlstate, error.message
         return None
@@ -300,7 +304,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
         with psycopg.connect(server.conninfo(dbname="filters"), autocommit=True) as connection:
             connection.execute(OBJECTS)
             table = read_catalog(connection).by_name["public", "t"]
-            with analysis(connection):
+            with begin_analysis(connection):
                 yield Database(connection, table)
             assert not connection.execute(
                 "SELECT relname FROM pg_class WHERE relkind = 'v' AND oid > 16384"

@@ -122,7 +122,7 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
 
 def _conflicts(scenario: Scenario) -> list[tuple[str, str, str, str]]:
     """PostgreSQL's words, the table, key and LSN of each conflict in the subscriber's log (since 18)."""
-    return _CONFLICT.findall(scenario.subscriber_server.log.read_text(errors="replace"))
+    return _CONFLICT.findall(scenario.subscriber_server.log_path.read_text(errors="replace"))
 
 
 def test_an_update_to_a_key_that_the_replica_has_is_a_conflict(scenario: Scenario) -> None:

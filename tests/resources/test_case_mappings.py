@@ -18,7 +18,7 @@ from pgsieve.decoding.publications.catalog import Catalog, Publication, Publicat
 from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.decoding.row_filters.letter_case import ASCII, CaseFunction, CaseMapping
-from pgsieve.resources.postgres.case_mappings import case_mapping, with_case_mappings
+from pgsieve.resources.postgres.case_mappings import add_case_mappings, read_case_mapping
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
@@ -86,7 +86,7 @@ def compare_all(connection: psycopg.Connection, mapping: CaseMapping) -> None:
 
 def compare(connection: psycopg.Connection, collation: str) -> CaseMapping:
     """Compare random text."""
-    mapping = case_mapping(connection, collation, words=True)
+    mapping = read_case_mapping(connection, collation, with_words=True)
     assert not mapping.refusal
     given = texts(random.Random(SEED), mapping)
     for function in FUNCTIONS:
@@ -103,7 +103,7 @@ def matches(connection: psycopg.Connection, pairs: list[tuple[str, str]], collat
 
 
 def compare_in_regular_expressions(connection: psycopg.Connection, collation: str) -> None:
-    rng, mapping = random.Random(SEED), case_mapping(connection, collation, words=False)
+    rng, mapping = random.Random(SEED), read_case_mapping(connection, collation, with_words=False)
     collate = f'COLLATE pg_catalog."{collation}"'
     letters = sorted({*mapping.lower[0], *mapping.lower[1], *mapping.upper[0], *mapping.upper[1]})
     pairs = []
@@ -153,24 +153,27 @@ def test_text_of_a_collation_changes_as_the_server_changes_it(server: psycopg.Co
 
 
 def test_a_server_is_asked_once(server: psycopg.Connection) -> None:
-    assert case_mapping(server, "default", words=True) is case_mapping(server, "default", words=True)
+    assert read_case_mapping(server, "default", with_words=True) is read_case_mapping(
+        server, "default", with_words=True
+    )
 
 
 def test_mappings_that_depend_on_context_or_cannot_be_read_are_refused(
     publisher_server: EmbeddedServer, server: psycopg.Connection
 ) -> None:
-    assert "ICU's" in case_mapping(server, "unicode", words=False).refusal
+    assert "ICU's" in read_case_mapping(server, "unicode", with_words=False).refusal
     assert (
-        case_mapping(server, "no such", words=False).refusal == "the server does not say how (SQLSTATE 42704)"
+        read_case_mapping(server, "no such", with_words=False).refusal
+        == "the server does not say how (SQLSTATE 42704)"
     )
     if server.info.server_version >= 180000:
         assert (
-            case_mapping(server, "pg_unicode_fast", words=False).refusal
+            read_case_mapping(server, "pg_unicode_fast", with_words=False).refusal
             == "it makes several characters of one"
         )
     with database(publisher_server, "LOCALE 'C' ENCODING 'LATIN1'", "latin") as connection:
         assert (
-            case_mapping(connection, "default", words=False).refusal
+            read_case_mapping(connection, "default", with_words=False).refusal
             == "the database's encoding is LATIN1, not UTF8"
         )
 
@@ -186,14 +189,14 @@ def published(catalog: Catalog, **filters: str) -> Catalog:
 def test_a_catalog_has_the_mappings_that_its_row_filters_need(server: psycopg.Connection) -> None:
     server_has = read_catalog(server)
     without = published(server_has, plain="t ~ 'x' OR length(t) > 3", needing="lower(c) = 'x' OR c ILIKE 'x'")
-    assert with_case_mappings(server, without, ["p"]) is without
+    assert add_case_mappings(server, without, ["p"]) is without
     assert "case_mappings" not in json.loads(catalog_to_json(without, ["p"]))
 
     catalog = published(
         server_has, needing="t ILIKE 'x'", another="id > 1 AND initcap(t) = 'X'", plain="t = 'x'"
     )
-    assert with_case_mappings(server, catalog, ["another publication"]) is catalog
-    mapped = with_case_mappings(server, catalog, ["p"])
+    assert add_case_mappings(server, catalog, ["another publication"]) is catalog
+    mapped = add_case_mappings(server, catalog, ["p"])
     needs = {
         t.name: {name: m.words is not None for name, m in t.case_mappings} for t in mapped.tables.values()
     }
@@ -202,7 +205,7 @@ def test_a_catalog_has_the_mappings_that_its_row_filters_need(server: psycopg.Co
 
 def test_a_recorded_catalog_keeps_each_mapping_once(server: psycopg.Connection) -> None:
     catalog = published(read_catalog(server), needing="lower(t) = 'x'", another="t ~* 'x'", plain="t = 'x'")
-    catalog = with_case_mappings(server, catalog, ["p"])
+    catalog = add_case_mappings(server, catalog, ["p"])
     text = catalog_to_json(catalog, ["p"])
     assert list(json.loads(text)["case_mappings"]) == ["default"]
     assert catalog_from_json(text) == catalog
@@ -211,7 +214,7 @@ def test_a_recorded_catalog_keeps_each_mapping_once(server: psycopg.Connection) 
 
 def test_a_filter_that_cannot_be_evaluated_gives_the_reason(server: psycopg.Connection) -> None:
     catalog = published(read_catalog(server), needing="lower(i) = 'x'")
-    table = with_case_mappings(server, catalog, ["p"]).by_name["public", "needing"]
+    table = add_case_mappings(server, catalog, ["p"]).by_name["public", "needing"]
     with pytest.raises(UnsupportedFilterError, match="collation unicode, and that is ICU's"):
         parse_table_filter(table, "lower(i) = 'x'")
     with pytest.raises(UnsupportedFilterError, match="the case of letters depends on the collation default"):

@@ -25,7 +25,7 @@ from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
-from pgsieve.resources.postgres.filter_analysis import analysis, filter_columns
+from pgsieve.resources.postgres.filter_analysis import begin_analysis, read_filter_columns
 from pgsieve.resources.postgres.slot import read_messages
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
@@ -73,7 +73,7 @@ def _walsender(conninfo: str, query: str) -> str:
 
 
 def _executor(conninfo: str, query: str) -> str:
-    for_executor = Source("shop", conninfo).executor_conninfo()
+    for_executor = Source("shop", conninfo).make_executor_conninfo()
     with for_executor.connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return str(cursor.fetchone())
@@ -192,9 +192,9 @@ def test_other_roles_objects_do_not_change_the_meaning_of_a_row_filter(conninfo:
         if connection.info.server_version >= 150000:
             (entry,) = catalog.publications["f"].tables
             assert entry.where == "(lower(note) = 'a'::text)"
-        with analysis(connection):
+        with begin_analysis(connection):
             for where in ("lower(note) = 'a'", "pg_catalog.lower(note) operator(pg_catalog.=) 'a'"):
-                assert filter_columns(connection, table, where) == {"note"}
+                assert read_filter_columns(connection, table, where) == {"note"}
     with psycopg.connect(conninfo, autocommit=True) as owner:
         if owner.info.server_version >= 150000:
             owner.execute("drop publication f")
@@ -203,7 +203,7 @@ def test_other_roles_objects_do_not_change_the_meaning_of_a_row_filter(conninfo:
 @pytest.fixture
 def with_passwords(publisher_server: EmbeddedServer) -> Iterator[str]:
     """A server that demands the password of the role `secured`, which is `new%@ pa'ss"`."""
-    access = publisher_server.data / "pg_hba.conf"
+    access = publisher_server.data_path / "pg_hba.conf"
     before = access.read_text()
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("set password_encryption = 'scram-sha-256'")
@@ -220,7 +220,7 @@ def with_passwords(publisher_server: EmbeddedServer) -> Iterator[str]:
 def _connect_everywhere(source: Source) -> None:
     with source.connect() as connection, source.connect(replication="database"):
         connection.execute("select 1")
-    with source.executor_conninfo().connect_adbc() as connection, connection.cursor() as cursor:
+    with source.make_executor_conninfo().connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute("select 1")
 
 
@@ -238,7 +238,7 @@ def test_a_password_command_is_run_for_each_session(
     source = Source("shop", with_passwords, None, (sys.executable, "-c", program, str(runs)))
     _connect_everywhere(source)
     assert runs.read_text() == "." * 4
-    for_executor = source.executor_conninfo()
+    for_executor = source.make_executor_conninfo()
     assert "new%" not in for_executor.text
     assert "new%" not in repr(for_executor)
 
@@ -353,7 +353,7 @@ def test_the_server_ends_the_queries_of_a_killed_process(
 
 def test_a_users_own_setting_counts(publisher_server: EmbeddedServer) -> None:
     source = Source("shop", publisher_server.conninfo(options="-c client_connection_check_interval=7000"))
-    with source.executor_conninfo().connect_adbc() as session, session.cursor() as cursor:
+    with source.make_executor_conninfo().connect_adbc() as session, session.cursor() as cursor:
         cursor.execute("select current_setting('client_connection_check_interval')")
         assert cursor.fetchone() == ("7s",)
 
@@ -362,7 +362,7 @@ def test_an_interruption_ends_a_query_and_is_not_an_error_of_the_server(
     publisher_server: EmbeddedServer,
 ) -> None:
     """The driver once turned SIGINT into a cancelled query of the main thread: the run went on, and read the slot again."""
-    reading = Source("shop", publisher_server.conninfo()).executor_conninfo()
+    reading = Source("shop", publisher_server.conninfo()).make_executor_conninfo()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         begin = time.monotonic()

@@ -84,7 +84,7 @@ OTHERS = {
 PINNED = {name.lower(): value for name, value in sessions._PINNED_SETTINGS.items()} | {
     "client_encoding": "UTF8"
 }
-TIMEOUTS = sessions._TIMEOUTS
+TIMEOUTS = sessions._TIMEOUT_FIRST_VERSIONS
 
 TABLE = r"""
 create table public.settled (id int primary key, path text default 'C:\dir', f float8 default 0.1::float8 + 0.2, y bytea default '\x5c00ff',
@@ -187,10 +187,12 @@ def test_no_single_setting_changes_what_is_read(conninfo: str) -> None:
         assert "ERROR" not in expected
         for name, value in _others(connection, f"{SETTABLE} and context not like '%backend'").items():
             literal = value if "," in value else sql.Literal(value).as_string(None)
-            connection.pgconn.exec_(f"reset all;{sessions._SET_ALL}set {name} = {literal}".encode())
+            connection.pgconn.exec_(
+                f"reset all;{sessions._SET_PINNED_STATEMENTS}set {name} = {literal}".encode()
+            )
             if _read(connection, has_filters) != expected:
                 differing.add(name)
-            connection.pgconn.exec_(sessions._SET_ALL.encode())
+            connection.pgconn.exec_(sessions._SET_PINNED_STATEMENTS.encode())
             assert _read(connection, has_filters) == expected, name
     assert differing >= {"DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output", "TimeZone"}
     assert differing >= {

@@ -36,7 +36,7 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
-from pgsieve.resources.postgres.case_mappings import with_case_mappings
+from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
 #: The keys of at most this many rows are reported.
@@ -131,7 +131,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     feed = subscription.feed
     with feed.source.connect() as connection:
         catalog = feed.with_defined_publications(read_catalog(connection))
-        catalog = with_case_mappings(connection, catalog, feed.subscriptions[subscription.name])
+        catalog = add_case_mappings(connection, catalog, feed.subscriptions[subscription.name])
     state, replicated_table = (
         TableStates(lake, subscription.name).newest().get(name),
         subscription.tables(catalog).get(name),

@@ -40,9 +40,9 @@ from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
     Snapshot,
-    chunk_queries,
+    build_chunk_queries,
     export_snapshot,
-    tables_with_hidden_rows,
+    find_tables_with_hidden_rows,
 )
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS
@@ -172,7 +172,7 @@ class SubscriptionAtLsn:
             return policy.parts_in_parallel(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
 
         def make_chunks(expressions: Sequence[str]) -> Chunks:
-            return chunk_queries(self.connection, replicated_table, expressions, self.catalog, parallelism)
+            return build_chunk_queries(self.connection, replicated_table, expressions, self.catalog, parallelism)
 
         return TableSides(
             lake=self.lake,
@@ -214,13 +214,13 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             subscription,
             lake,
             connection,
-            feed.source.executor_conninfo(),
+            feed.source.make_executor_conninfo(),
             catalog,
             tables,
             TableStates(lake, subscription.name).newest(),
             snapshot,
             seed if has_same_hashes(connection, seed) else None,
-            tables_with_hidden_rows(connection, [replicated.table.oid for replicated in tables.values()]),
+            find_tables_with_hidden_rows(connection, [replicated.table.oid for replicated in tables.values()]),
         )
 
 

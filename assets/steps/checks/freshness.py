@@ -31,7 +31,7 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotState,
-    first_message,
+    fetch_first_message,
     is_decoding_error,
     peek_query,
     slot_state,
@@ -130,7 +130,7 @@ def find_unread_time(
     If another process is reading the slot, or without `can_peek`, the result is the earliest time that is possible. A
     peek takes the lock of the slot, so that steps that read the slot wait, instead of failing.
     """
-    if can_peek and not state.active:
+    if can_peek and not state.is_active:
         try:
             return _find_first_waiting_time(connection, feed, state)
         except SourceError as error:
@@ -178,8 +178,8 @@ def _peek_first_waiting_time(
 ) -> datetime | None:
     """Peek at the first message in the slot; returns its commit time."""
     options = replace(feed.options, publications=publication_names, streaming="off")
-    query = peek_query(feed.slot, end_lsn, options, connection.info.server_version, limit=1)
-    message = first_message(connection, feed.source.name, feed.slot, query) if publication_names else None
+    query = peek_query(feed.slot, end_lsn, options, connection.info.server_version, max_messages=1)
+    message = fetch_first_message(connection, feed.source.name, feed.slot, query) if publication_names else None
     if message is None:
         return None
     match decode(message):

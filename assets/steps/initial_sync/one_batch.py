@@ -41,9 +41,9 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import LockedTableError
-from pgsieve.resources.postgres.origins import subscribed_tables
-from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, export_snapshot
-from pgsieve.resources.postgres.waits import OpenTransactionsError, lock_error
+from pgsieve.resources.postgres.origins import find_subscribed_tables
+from pgsieve.resources.postgres.snapshot import Snapshot, build_chunk_queries, export_snapshot
+from pgsieve.resources.postgres.waits import OpenTransactionsError, find_lock_error
 
 #: If a copy is interrupted, it checks once in this time whether the copies of its tables have stopped.
 _STOP_SECONDS = 0.1
@@ -136,7 +136,7 @@ class BatchCopy:
                     planned_tables, lock_faults = self._plan(
                         connection, catalog, selection, snapshot, former_states
                     )
-                conninfo = source.executor_conninfo()
+                conninfo = source.make_executor_conninfo()
                 states = self._announce(selection, catalog, snapshot, former_states)
                 reach(Failpoint.COPY_PLANNED)
                 # Each read needs a session on the publisher, and the role may be allowed only a few.
@@ -193,7 +193,7 @@ class BatchCopy:
         """With `origin = none`, log a warning if other subscriptions of the publisher write to these tables."""
         if self.subscription.feed.options.origin != "none":
             return
-        if names := subscribed_tables(connection, tables):
+        if names := find_subscribed_tables(connection, tables):
             self.log(
                 f'subscription "{self.subscription.name}" requested copy_data with origin = NONE but might copy data that had '
                 f"a different origin: other subscriptions write to {', '.join(quote_qualified(*name) for name in names)}; "
@@ -213,7 +213,7 @@ class BatchCopy:
         for name, table in selection.tables.items():
             select_list = copy_select_list(self.subscription, table, snapshot)
             try:
-                chunks = chunk_queries(
+                chunks = build_chunk_queries(
                     connection, table, select_list, catalog, self.lake.policy.parts_in_parallel
                 )
             except LockedTableError as error:
@@ -314,7 +314,7 @@ class BatchCopy:
         results = dict[Name, CopyResult]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
-            if lock_fault := lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
+            if lock_fault := find_lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
                 results[name], *_ = defer(self._states, [name], lock_fault, self.log)
         return results
 

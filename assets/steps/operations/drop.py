@@ -35,9 +35,9 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.postgres.capture import (
     drop_publications,
-    foreign_publications,
+    others_publications,
     own_publications,
-    shrink_capture,
+    shrink_capture_publications,
 )
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import drop_slot
@@ -145,7 +145,7 @@ def _drop_on_server(
         return DropResult(None, altered, dropped_publications, kept_for=tuple(other_subscriptions))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
     # This is read before publications are dropped, because their comments say which of them pgsieve has created.
-    foreign = () if feed.filtered else foreign_publications(connection, feed.capture, catalog)
+    foreign = () if feed.filtered else others_publications(connection, feed.capture, catalog)
     altered, dropped_publications = _shrink(connection, feed, (), catalog)
     return DropResult(slot, altered, dropped_publications, tuple(foreign))
 
@@ -177,7 +177,7 @@ def _shrink(
         names_to_drop = own_publications(connection, [feed.unfiltered_publication])
         drop_publications(connection, feed.source.name, names_to_drop)
         return (), tuple(names_to_drop)
-    altered, dropped_publications = shrink_capture(
+    altered, dropped_publications = shrink_capture_publications(
         connection, feed.source.name, feed.capture, planned, catalog
     )
     return tuple(altered), tuple(dropped_publications)

@@ -27,7 +27,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
-from pgsieve.resources.postgres.snapshot import table_bytes
+from pgsieve.resources.postgres.snapshot import read_table_bytes
 from pgsieve.resources.postgres.waits import (
     BRIEF_SECONDS,
     PATIENT_SECONDS,
@@ -63,7 +63,7 @@ def copy_tables(
         sound_catalog(connection, subscription, present_catalog(connection))
         try:
             with limit_wait(feed.source, connection, BRIEF_SECONDS):
-                sizes = table_bytes(connection, names)
+                sizes = read_table_bytes(connection, names)
             # If Spark will be needed for a table of this size, it starts now, in the background.
             lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
@@ -90,7 +90,7 @@ class _RetainedWal:
         try:
             with feed.source.connect() as connection:
                 state = slot_state(connection, feed.slot)
-            if more_batches and state is not None and state.lag >= SLICE_BYTES:
+            if more_batches and state is not None and state.lag_bytes >= SLICE_BYTES:
                 drain(feed, self.lake, [self.subscription], self.log)
                 return
         except PgsieveError as error:
@@ -98,6 +98,6 @@ class _RetainedWal:
                 raise
             self.log(f"{error.message}; the copy goes on")
             return
-        if state is not None and state.lag >= SLICE_BYTES:
-            size_text = f"{state.lag / 1024**2:,.0f} MiB of WAL"
+        if state is not None and state.lag_bytes >= SLICE_BYTES:
+            size_text = f"{state.lag_bytes / 1024**2:,.0f} MiB of WAL"
             self.log(f"the slot {feed.slot} retains {size_text} that came while tables were copied")

@@ -123,9 +123,9 @@ class Registration:
             if self.lake.records.exists(path):
                 columns = {
                     self.subscription.replica_name(column): text
-                    for column, text in table_comments.columns.items()
+                    for column, text in table_comments.comment_by_column.items()
                 }
-                self.lake.set_comments(path, table_comments.table, columns)
+                self.lake.set_comments(path, table_comments.table_comment, columns)
 
 
 def _is_there(state: SyncState) -> bool:

@@ -31,7 +31,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.alterations import (
     CatalogFingerprint,
     fingerprint_catalog,
-    read_with_fingerprint,
+    read_catalog_and_fingerprint,
 )
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import slot_state
@@ -83,7 +83,7 @@ def read_catalog_with_fingerprint(
     """
     if feed.filtered:
         return CatalogFingerprint("", ""), present_catalog(connection)
-    fingerprint, catalog = read_with_fingerprint(connection, _publications(feed), feed.capture_names())
+    fingerprint, catalog = read_catalog_and_fingerprint(connection, _publications(feed), feed.capture_names())
     return _with_configuration(feed, fingerprint), catalog
 
 
@@ -163,7 +163,7 @@ class Catalogs:
         newest_row = None if self.feed.filtered else self._newest()
         if newest_row is None or not _is_same(newest_row, fingerprint):
             return self.feed.filtered
-        unknown_rows = (fingerprint.removed or frozenset()) - {*newest_row["gone"]}
+        unknown_rows = (fingerprint.removed_rows or frozenset()) - {*newest_row["gone"]}
         return not unknown_rows or (
             unknown_rows <= {*newest_row["unsure"]}
             and not _finally_removed(newest_row, fingerprint) & unknown_rows
@@ -203,7 +203,7 @@ class Catalogs:
             "captured": captured,
             "alike": is_alike,
             "gone": sorted(removed_rows),
-            "unsure": sorted((fingerprint.removed or frozenset()) - removed_rows),
+            "unsure": sorted((fingerprint.removed_rows or frozenset()) - removed_rows),
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
@@ -230,7 +230,7 @@ class Catalogs:
         fingerprint = _with_configuration(self.feed, fingerprint)
         if newest_row is None or state is None or not _is_same(newest_row, fingerprint):
             return None
-        if fingerprint.removed is None or not fingerprint.removed <= {*newest_row["gone"]}:
+        if fingerprint.removed_rows is None or not fingerprint.removed_rows <= {*newest_row["gone"]}:
             return None
         relations = frozenset(newest_row["known"])
         # All transactions that the slot still sends began after restart_lsn. If that is after the catalog was recorded,
@@ -284,9 +284,9 @@ def _finally_removed(row: dict[str, Any], fingerprint: CatalogFingerprint) -> fr
     before the record's `transaction` have ended.
     """
     removed_rows = {*(row.get("gone") or ())}
-    if row.get("unsure") and _is_later(fingerprint.oldest, row["transaction"]):
+    if row.get("unsure") and _is_later(fingerprint.oldest_xid, row["transaction"]):
         removed_rows.update(row["unsure"])
-    return (fingerprint.removed or frozenset()) & removed_rows
+    return (fingerprint.removed_rows or frozenset()) & removed_rows
 
 
 def _is_later(transaction: int, than: int) -> bool:

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, 
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.database import Database, name_of, present_database
+from pgsieve.resources.postgres.database import Database, find_database_name, present_database
 
 
 class OtherDatabaseError(PgsieveError):
@@ -53,7 +53,7 @@ def _checked_state(
         return state
     recorded_database = Database.parse(state.database)
     if recorded_database.system_identifier == present.system_identifier:
-        if (name := name_of(connection, recorded_database)) is None:
+        if (name := find_database_name(connection, recorded_database)) is None:
             return state
         owner = f'of the database "{name}" of this cluster'
     else:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.sequences import Name, SequenceValue
+from pgsieve.resources.postgres.sequences import SequenceName, SequenceValue
 
 #: The column `at` has the time of the read. `page_lsn` is null if the server does not report it, as servers before
 #: PostgreSQL 19 do not. If a sequence cannot be read, its row has its former value and a `problem`.
@@ -49,7 +49,7 @@ class Sequences:
         """The newest version of the table; 0 if there is no table."""
         return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
 
-    def newest(self) -> dict[Name, SequenceValue]:
+    def newest(self) -> dict[SequenceName, SequenceValue]:
         """Maps the name of each sequence that was published at the last read to its value."""
         return {
             name: SequenceValue(
@@ -67,7 +67,7 @@ class Sequences:
         """The Delta versions of the rows that count."""
         return {get_commit_version(row) for row in self._rows().values()}
 
-    def _rows(self) -> dict[Name, Any]:
+    def _rows(self) -> dict[SequenceName, Any]:
         return {
             (row["schema"], row["name"]): row for row in sort_by_version(self.lake.records.rows(self.path))
         }

@@ -34,8 +34,8 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import (
     exclude_relations,
+    fetch_message_batches,
     has_changes,
-    message_batches,
     peek_query,
     translate_slot_errors,
 )
@@ -203,14 +203,16 @@ def _write_reading(
     copy = stack.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
         ends += reading.second_ends
-    messages = message_batches(session, peek.query(ends[-1]))
+    messages = fetch_message_batches(session, peek.query(ends[-1]))
     # With prepared transactions, a slice is written even if it has no rows: a transaction that was prepared in it, and is
     # not committed yet, has no rows.
     slices = _write_slices(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
     second_slices = _write_from_copy(lake, peek, copy, ends[-1], reading.second_ends)
-    return chain(slices, stack.enter_context(prefetch(second_slices, len(reading.second_ends), copy.stop)))
+    return chain(
+        slices, stack.enter_context(prefetch(second_slices, len(reading.second_ends), copy.cancel_query))
+    )
 
 
 def _write_slices(
@@ -254,7 +256,7 @@ def _write_from_copy(
     Yields nothing if the server cannot advance the copy to `begin`.
     """
     with FileSpool() as spool, suppress(CopyRefusedError):
-        batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
+        batches = copy.read_batches(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _write_slices(
             lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False
         )

@@ -48,7 +48,7 @@ def drain(
             and state.confirmed_lsn != confirmed_lsn
         ):
             release_wal(connection, source.name, feed.slot, state.confirmed_lsn)
-    return replace(result, lag=state.lag if state else 0)
+    return replace(result, lag=state.lag_bytes if state else 0)
 
 
 def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:

@@ -47,9 +47,9 @@ from pgsieve.resources.postgres.errors import (
     SourceUnreachableError,
     TransientError,
 )
-from pgsieve.resources.postgres.receiver import Received
+from pgsieve.resources.postgres.receiver import ReceivedMessages
 from pgsieve.resources.postgres.slot import SlotAheadError, is_decoding_error, wait_until_free
-from pgsieve.resources.postgres.stream import ReplicationStream, Started
+from pgsieve.resources.postgres.stream import ReplicationStream, StreamStart
 from pgsieve.resources.spool import FileSpool
 
 #: A slice is due when it has this many bytes of messages, or when this many seconds have passed since the previous
@@ -105,7 +105,7 @@ class StreamedFeed:
                 feed.slot,
                 options,
                 self._durable,
-                log=log,
+                log_message=log,
                 timeline=FeedRecord(lake, feed).timeline(),
             )
             self._is_parallel = options.arguments(version).get("streaming") == "parallel"
@@ -165,14 +165,14 @@ class StreamedFeed:
     def _slices(self) -> Iterator[int]:
         for item in self._stream.items():
             match item:
-                case Started():
+                case StreamStart():
                     self._begin(item)
-                case Received():
+                case ReceivedMessages():
                     self.last_message_at = time.monotonic()
                     self.received += item.messages.nbytes
                     for messages in self._session.assembler.assemble(item.messages.column("data")):
                         self._session.waiting.add(messages)
-                    self.position = item.position
+                    self.position = item.position_lsn
                     waiting = self._session.waiting
                     if waiting.is_due() or (not waiting.end and self._is_behind()):
                         yield from self._due()
@@ -200,7 +200,7 @@ class StreamedFeed:
         except (SourceUnreachableError, TransientError) as error:
             # A server that is shutting down accepts no new connections, and waits until this stream has ended.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
-            self._stream.restart()
+            self._stream.request_restart()
             return
         if self._is_altered or self._session.waiting.end:
             yield self._session.waiting.end or self.position
@@ -241,7 +241,7 @@ class StreamedFeed:
         with self._feed.source.connect() as connection:
             wait_until_free(connection, self._feed.slot)
 
-    def _begin(self, start: Started) -> None:
+    def _begin(self, start: StreamStart) -> None:
         """Begin again on a new connection. The server sends everything again that was not appended."""
         self.last_message_at = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(start.timeline)

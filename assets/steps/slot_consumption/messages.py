@@ -14,7 +14,7 @@ from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
 from pgsieve.resources.lake.executors import spark_schema
-from pgsieve.resources.postgres.errors import without_values
+from pgsieve.resources.postgres.errors import remove_values
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
 
@@ -39,7 +39,7 @@ def drained_messages(
                     summary.refuse_undescribed()
                     return summary.text()
 
-                with without_values():
+                with remove_values():
                     arrays = (messages.column("data") for messages in read_messages(conninfo, query))
                     relations = RelationDescriptions()
                     transactions = transactions_from(begin, arrays, relations)

@@ -27,12 +27,12 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import own_publications
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.failing_filter import (
-    failing_table,
+    find_failing_table,
     publish_unfiltered,
     unfiltered_statements,
 )
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import decoding_error
+from pgsieve.resources.postgres.slot import find_decoding_error
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 
 
@@ -88,13 +88,13 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
     relations = frozenset(oid for each in listed_oids for oid in _relations(set_aside_tables[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered_publication))
     peek_without = replace(peek, options=options, without=relations)
-    error = decoding_error(connection, feed.source.name, feed.slot, peek_without.query(end))
+    error = find_decoding_error(connection, feed.source.name, feed.slot, peek_without.query(end))
     return peek_without if error is None else None
 
 
 def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
     """The table of the subscription whose row filter fails before `end`. None if that is not certain."""
-    if (text := failing_table(connection, peek.query(end))) is None:
+    if (text := find_failing_table(connection, peek.query(end))) is None:
         return None
     (subscription,) = peek.feed.subscriptions
     catalog = present_catalog(connection)

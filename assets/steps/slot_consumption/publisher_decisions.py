@@ -23,7 +23,7 @@ from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT
+from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT_SQLSTATE
 
 
 def published_up_to(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
@@ -76,7 +76,7 @@ def append_as_published(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int
             if not has_rows:
                 append_empty(lake, subscription_feed, end)
     except SourceError as error:
-        if error.sqlstate != UNDEFINED_OBJECT:
+        if error.sqlstate != UNDEFINED_OBJECT_SQLSTATE:
             raise
         # Before PostgreSQL 18, a publisher cannot decode WAL that is older than one of the publications.
         return False

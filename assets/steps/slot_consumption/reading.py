@@ -49,7 +49,11 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import can_release_wal, confirm
 from pgsieve.resources.postgres.errors import SourceUnreachableError
-from pgsieve.resources.postgres.slot import slot_state, transactions_and_relations, truncated_relations
+from pgsieve.resources.postgres.slot import (
+    find_transactions_and_relations,
+    find_truncated_relations,
+    slot_state,
+)
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: The largest number of bytes of WAL in a slice.
@@ -127,7 +131,7 @@ class _SlotReader:
         self._change_log = ChangeLog(slot.lake, slot.feed)
         self._peek = Peek(
             slot.feed,
-            slot.feed.source.executor_conninfo(),
+            slot.feed.source.make_executor_conninfo(),
             peek_options(slot.feed, slot.publications),
             slot.connection.info.server_version,
         )
@@ -306,7 +310,7 @@ class _SlotReader:
         state = slot_state(self._connection, self._feed.slot)
         return (
             state is not None
-            and not state.failover
+            and not state.has_failover
             and self.position - state.restart_lsn <= size
             and has_spare_slots(self._connection)
         )
@@ -319,7 +323,7 @@ class _SlotReader:
         unaltered = self._unaltered
         if self._lake.is_reached_by_spark_only and unaltered is not None and not unaltered.covers_all:
             query = self._peek.query(self._end)
-            xids, relation_ids = transactions_and_relations(
+            xids, relation_ids = find_transactions_and_relations(
                 self._connection, self._feed.source.name, self._feed.slot, query
             )
             if not unaltered.covers(xids, relation_ids):
@@ -334,7 +338,7 @@ class _SlotReader:
         if not self._slot.leaves:
             return False
         query = self._peek.query(self._end)
-        truncated_relations_of_slice = truncated_relations(
+        truncated_relations_of_slice = find_truncated_relations(
             self._connection, self._feed.source.name, self._feed.slot, query
         )
         return any(

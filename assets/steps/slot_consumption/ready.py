@@ -30,10 +30,10 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
+from pgsieve.resources.postgres.capture import drop_publications, ensure_capture_publications
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.missing_publications import existing_publications
+from pgsieve.resources.postgres.missing_publications import find_existing_publications
 from pgsieve.resources.postgres.slot import (
     SlotState,
     has_changes,
@@ -41,7 +41,7 @@ from pgsieve.resources.postgres.slot import (
     wait_until_free,
 )
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, OpenTransactionsError, limit_wait
-from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
+from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, read_next_xid
 
 
 def ready_slot(
@@ -81,7 +81,7 @@ def ready_slot(
         if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_feed)
             is_recorded = _is_filter_hidden(sound_feed, catalog, publisher_decides=publisher_decides)
-        capture_lsn, transaction = inserted_lsn(connection), next_transaction(connection)
+        capture_lsn, transaction = inserted_lsn(connection), read_next_xid(connection)
         if state is None:
             begin_slot(connection, feed, lake)
         else:
@@ -139,7 +139,7 @@ def readable_publications(
     if publications:
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
-    names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
+    names = ensure_capture_publications(connection, feed.source.name, feed.capture, [empty], catalog)
     # WAL from before the publication existed is read without the publication, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, feed, lake, ())
@@ -160,7 +160,9 @@ def _ensure_capture(
     """
     try:
         with limit_wait(feed.source, connection, BRIEF_SECONDS):
-            ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
+            ensure_capture_publications(
+                connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog
+            )
     except OpenTransactionsError:
         if not publisher_decides:
             raise
@@ -183,20 +185,20 @@ def _drain_before_created(
 ) -> None:
     """Read WAL from before some of the capture publications existed, without these publications.
 
-    Before PostgreSQL 18, pgoutput refuses to decode it with them (`missing_publications`). Transactions that are still
+    Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). Transactions that are still
     open now are read later (`unsendable_changes`).
     """
     target, version = flushed_lsn(connection), connection.info.server_version
 
     def refused(names: Sequence[str]) -> SourceError | None:
-        query = peek_query(feed.slot, target, peek_options(feed, names), version, limit=1)
+        query = peek_query(feed.slot, target, peek_options(feed, names), version, max_messages=1)
         try:
             has_changes(connection, feed.source.name, feed.slot, query)
         except SourceError as error:
             return error
         return None
 
-    existing, refusal = existing_publications(publications, refused)
+    existing, refusal = find_existing_publications(publications, refused)
     if refusal is not None:
         raise refusal
     if len(existing) < len(publications):

@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.slot import (
     verify_slot,
     verify_wal_end,
 )
-from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
+from pgsieve.resources.postgres.timeline import current_timeline, verify_timeline
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS, limit_wait
 from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
 
@@ -83,20 +83,24 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
             sqlstate="55000",
         )
     if log_position is not None and recorded_timeline not in {None, timeline}:
-        refuse_divergence(feed.source, recorded_timeline, log_position, timeline, feed.subscriptions)
+        verify_timeline(feed.source, recorded_timeline, log_position, timeline, feed.subscriptions)
     verify_slot(state, feed.source.name, feed.slot, log_position, feed.subscriptions)
     if log_position is not None:
         verify_wal_end(connection, feed.source.name, log_position, feed.subscriptions)
     if state is None:
         return None
-    if state.two_phase and log_position is not None and PreparedTransactions(lake, feed).position() is None:
+    if (
+        state.has_two_phase
+        and log_position is not None
+        and PreparedTransactions(lake, feed).position() is None
+    ):
         raise SlotError(
             f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but'
             f' "{PreparedTransactions(lake, feed).path}" does not have those that were received',
             hint=f"copy every table again: `pgsieve resync {next(iter(feed.subscriptions))}`",
             sqlstate="55000",
         )
-    if feed.failover and not state.failover:
+    if feed.failover and not state.has_failover:
         enable_failover(feed.source, feed.slot)
     _note_cluster(connection, FeedRecord(lake, feed), newest_row, timeline)
     return state

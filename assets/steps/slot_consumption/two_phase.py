@@ -22,7 +22,7 @@ from pgsieve.resources.spool import FileSpool
 
 def keeps_prepared(feed: Feed, state: SlotState) -> bool:
     """True if the slot sends transactions at their PREPARE. A slot that does so cannot stop doing so."""
-    return feed.options.two_phase or state.two_phase
+    return feed.options.two_phase or state.has_two_phase
 
 
 def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
@@ -33,7 +33,7 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
     with translate_slot_errors(feed.source.name, feed.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
         waiting = PreparedTransactions(lake, feed).restore(assembler)
-        for messages in read_messages(feed.source.executor_conninfo(), query):
+        for messages in read_messages(feed.source.make_executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # These messages are already in the change log. Only those of prepared transactions are missing.
         PreparedTransactions(lake, feed).save(assembler, durable, waiting)

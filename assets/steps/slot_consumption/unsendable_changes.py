@@ -49,9 +49,12 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT, existing_publications
+from pgsieve.resources.postgres.missing_publications import (
+    UNDEFINED_OBJECT_SQLSTATE,
+    find_existing_publications,
+)
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import changed_relations, decoding_error
+from pgsieve.resources.postgres.slot import find_changed_relations, find_decoding_error
 from pgsieve.resources.spool import FileSpool
 
 #: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header. The second number is the
@@ -65,7 +68,7 @@ def find_refusal(
     connection: psycopg.Connection[Any], peek: Peek, subscription_feeds: Sequence[Feed], end: int
 ) -> SourceError | None:
     """The server's error if it cannot send the changes up to `end` to all these feeds; None if it can."""
-    error_of_capture = decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
+    error_of_capture = find_decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if error_of_capture is not None:
         return error_of_capture
     errors_of_subscriptions = (
@@ -79,8 +82,8 @@ def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> So
 
     An error about a publication that did not exist at that time is ignored (see `append_as_published`).
     """
-    error = decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
-    return None if error is not None and error.sqlstate == UNDEFINED_OBJECT else error
+    error = find_decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+    return None if error is not None and error.sqlstate == UNDEFINED_OBJECT_SQLSTATE else error
 
 
 @dataclass(frozen=True)
@@ -147,9 +150,9 @@ class Fallback:
         def reading(names: Sequence[str]) -> Peek:
             return replace(self.peek, options=replace(self.peek.options, publications=tuple(names)))
 
-        existing, _ = existing_publications(
+        existing, _ = find_existing_publications(
             publications,
-            lambda names: decoding_error(
+            lambda names: find_decoding_error(
                 self.connection, feed.source.name, feed.slot, reading(names).query(end)
             ),
         )
@@ -292,7 +295,7 @@ class Fallback:
     def _changed_relations(self, captured: Peek, end: int) -> set[int]:
         """The oids of the relations that the transaction changes."""
         feed = self.peek.feed
-        return changed_relations(self.connection, feed.source.name, feed.slot, captured.query(end))
+        return find_changed_relations(self.connection, feed.source.name, feed.slot, captured.query(end))
 
     def _published_relations(self, publications: Sequence[str]) -> set[int]:
         """The oids of the tables in some publications, and of their partitions."""

@@ -33,14 +33,14 @@ from pgsieve.decoding.publications.filters import parse_table_filter, reads_unse
 from pgsieve.decoding.publications.replica_identity import publisher_errors, subscriber_error
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import MappingRequests
-from pgsieve.resources.postgres.case_mappings import with_case_mappings
+from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.catalog import missing_relation_error
 from pgsieve.resources.postgres.errors import LOCK_TIMEOUT_SQLSTATE, LockedTableError
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
     UncheckedFilterError,
-    analysis,
-    filter_columns,
+    begin_analysis,
+    read_filter_columns,
 )
 
 #: Maps the oid of a table and a row filter of pgsieve.yaml to the columns that the filter reads. The publisher has
@@ -71,7 +71,7 @@ class Examination:
         catalog = replace(server, publications={**server.publications, **sound_publications})
         if not feed.filtered:
             subscribed_names = {name for names in feed.subscriptions.values() for name in names}
-            catalog = with_case_mappings(connection, catalog, subscribed_names)
+            catalog = add_case_mappings(connection, catalog, subscribed_names)
         self.catalog = catalog
 
     @property
@@ -86,7 +86,7 @@ class Examination:
         missing_tables = definition.missing(server)
         for schema, name in missing_tables:
             is_excluded = (schema, name) in definition.excluded
-            yield missing_relation_error(connection, definition.name, schema, name, excluded=is_excluded)
+            yield missing_relation_error(connection, definition.name, schema, name, is_excluded=is_excluded)
         if missing_tables:
             return
         if not any(table.where for table in definition.tables):
@@ -95,13 +95,13 @@ class Examination:
 
         def verdict(table: Table, where: str) -> PublicationError | None:
             try:
-                self._read[table.oid, where] = filter_columns(connection, table, where)
+                self._read[table.oid, where] = read_filter_columns(connection, table, where)
             except RejectedFilterError as error:
                 return error
             return None
 
         try:
-            with analysis(connection):
+            with begin_analysis(connection):
                 yield from list(definition.problems(server, verdict))
         except UncheckedFilterError as error:
             self.unchecked = error

@@ -37,7 +37,7 @@ from pgsieve.decoding.protocol.messages import (
 )
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import OUTPUT_SETTINGS
-from pgsieve.resources.postgres.slot import type_names
+from pgsieve.resources.postgres.slot import read_type_names
 from tests.fixtures.decoded_workloads import SCHEMA, RandomTables, transaction
 from tests.fixtures.tries import budget_seconds, try_workloads
 
@@ -87,7 +87,7 @@ class Database:
 
     def ours(self, slot: str, options: Options, *, streaming: str = "off") -> list[str]:
         version = self.session.info.server_version
-        names = type_names(self.session)
+        names = read_type_names(self.session)
         with PluginDriver(
             test_decoding.init, list(options.items()), server_version=version, type_names=names
         ) as driver:

@@ -111,7 +111,7 @@ def received(server: EmbeddedServer, conninfo: str, *options: str) -> str:
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     done = subprocess.run(
-        [server.programs / "pg_recvlogical", *command],
+        [server.programs_path / "pg_recvlogical", *command],
         capture_output=True,
         text=True,
         check=True,

@@ -156,4 +156,4 @@ def test_init_refuses_an_untested_server_and_writes_the_key_on_request(shop: Sho
 
 def test_an_executors_session_is_refused_too(newer: str) -> None:
     with pytest.raises(UntestedServerError):
-        Source("shop", newer).executor_conninfo()
+        Source("shop", newer).make_executor_conninfo()

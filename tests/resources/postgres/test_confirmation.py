@@ -12,7 +12,7 @@ from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.confirmation import confirm, release_wal
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import advance, create_slot, peek_query, slot_state
+from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import flushed_lsn
 from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
@@ -35,7 +35,7 @@ def connection(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     """A session of a database in which every confirmation counts as large."""
-    monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
+    monkeypatch.setattr(confirmation, "STATUS_UPDATE_MIN_BYTES", 0)
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
         session.execute("CREATE TABLE t (k int, v text); CREATE PUBLICATION p FOR TABLE t")
         yield session
@@ -78,12 +78,12 @@ def test_a_status_update_confirms_the_same_as_an_advance(
         if number % 4 == 0:
             lsn = flushed_lsn(connection)
             confirm(connection, source, "reported", lsn, OPTIONS, durable)
-            advance(connection, source.name, "advanced", lsn)
+            advance_slot(connection, source.name, "advanced", lsn)
             reported, advanced = (slot_state(connection, slot) for slot in ("reported", "advanced"))
             assert reported
             assert advanced
             assert reported.confirmed_lsn == advanced.confirmed_lsn == lsn
-            assert not reported.active
+            assert not reported.is_active
             assert sent(connection, "reported") == sent(connection, "advanced") == []
             if number % 8 == 0:
                 release_wal(connection, source.name, "reported", lsn)
@@ -112,7 +112,7 @@ def test_a_status_update_confirms_without_decoding(
 def test_an_advance_confirms_few_changes(
     server: EmbeddedServer, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirmation, "STREAMED_BYTES", 2**40)
+    monkeypatch.setattr(confirmation, "STATUS_UPDATE_MIN_BYTES", 2**40)
     assert_advanced(server, connection, Source("shop", server.conninfo()))
 
 
@@ -156,4 +156,4 @@ def assert_advanced(
     assert state is not None
     assert state.confirmed_lsn == lsn
     # A walsender would have its own line: START_REPLICATION is logged as soon as it is received.
-    assert "START_REPLICATION" not in server.log.read_text(errors="replace")
+    assert "START_REPLICATION" not in server.log_path.read_text(errors="replace")

@@ -14,7 +14,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.receiver import Receiver, Wakeup
 from pgsieve.resources.postgres.slot import SlotInUseError
-from pgsieve.resources.postgres.stream import Started, start_replication
+from pgsieve.resources.postgres.stream import StreamStart, start_replication
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 from tests.fixtures.streaming_publisher import (
@@ -95,7 +95,7 @@ def test_a_server_that_stays_away_is_an_error_after_a_while(own_publisher: Publi
     publisher = own_publisher
     with publisher.stream(reconnect_seconds=0.5) as stream:
         items = stream.items()
-        assert isinstance(next(items), Started)
+        assert isinstance(next(items), StreamStart)
         publisher.server.stop(immediate=True)
         with pytest.raises(SourceUnreachableError):
             list(items)
@@ -142,7 +142,7 @@ def test_stop_ends_the_stream_from_a_signal_handler(publisher: Publisher) -> Non
         previous = signal.signal(signal.SIGUSR1, lambda *_: stream.stop())
         try:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            assert isinstance(list(stream.items())[0], Started)  # noqa: RUF015 (all of them are waited for)
+            assert isinstance(list(stream.items())[0], StreamStart)  # noqa: RUF015 (all of them are waited for)
         finally:
             signal.signal(signal.SIGUSR1, previous)
         assert list(stream.items()) == []
@@ -159,10 +159,10 @@ def test_stop_ends_waiting_for_a_server(own_publisher: Publisher) -> None:
 def test_a_slot_in_use_is_waited_for_and_then_refused(publisher: Publisher) -> None:
     with publisher.stream() as first:
         items = first.items()
-        assert isinstance(next(items), Started)
+        assert isinstance(next(items), StreamStart)
         with publisher.stream(connect_seconds=0.5) as second, pytest.raises(SlotInUseError) as refused:
             next(second.items())
         assert refused.value.sqlstate == "55006"
         with publisher.stream(connect_seconds=30) as third:
             threading.Timer(0.5, first.stop).start()
-            assert isinstance(next(third.items()), Started)
+            assert isinstance(next(third.items()), StreamStart)

@@ -62,7 +62,7 @@ from pathlib import Path
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.postgres.embedded import EmbeddedServer, _allow_traversal
 server = EmbeddedServer(Path(sys.argv[1]), settings={"shared_buffers": "16MB"})
-_allow_traversal(server.programs)
+_allow_traversal(server.programs_path)
 os.environ["PATH"] = sys.argv[3]
 os.setgroups([])
 os.setgid(int(sys.argv[2]))
@@ -110,7 +110,7 @@ def test_a_new_server_is_ready_for_logical_replication(server_folder: Path, vers
         assert setting(server, "server_encoding") == "UTF8"
         assert setting(server, "max_replication_slots") == "64"
     assert not server.is_running
-    assert not (server.data / "postmaster.pid").exists()
+    assert not (server.data_path / "postmaster.pid").exists()
 
 
 def test_data_and_port_survive_a_stop_and_new_settings_count_at_the_next_start(server_folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_data_and_port_survive_a_stop_and_new_settings_count_at_the_next_start(s
         with psycopg.connect(server.conninfo()) as connection:
             assert connection.execute("SELECT a FROM kept").fetchone() == (1,)
     with EmbeddedServer(
-        server.data, settings={**QUICK, "work_mem": "123kB", "application_name": "it's"}
+        server.data_path, settings={**QUICK, "work_mem": "123kB", "application_name": "it's"}
     ) as again:
         assert setting(again, "work_mem") == "123kB"
         assert setting(again, "application_name") == "it's"
@@ -138,7 +138,7 @@ def test_a_server_recovers_from_an_immediate_stop(server_folder: Path) -> None:
     server.stop(immediate=True)
     with server.start(), psycopg.connect(server.conninfo()) as connection:
         assert connection.execute("SELECT a FROM kept").fetchone() == (1,)
-    assert "was not properly shut down" in server.log.read_text()
+    assert "was not properly shut down" in server.log_path.read_text()
 
 
 def test_conninfo_adds_and_replaces_keywords(server_folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_conninfo_adds_and_replaces_keywords(server_folder: Path) -> None:
                 "SELECT current_setting('application_name'), current_database()"
             ).fetchone()
         assert settings == ("a 'b'", "template1")
-        with psycopg.connect(server.conninfo(host=str(server.data))) as connection:
+        with psycopg.connect(server.conninfo(host=str(server.data_path))) as connection:
             assert connection.execute("SELECT inet_client_addr()").fetchone() == (None,)
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_cannot_start_says_why_with_the_end_of_its_log(server_fold
     ):
         server.start()
     assert not server.is_running
-    assert not (server.data / "postmaster.pid").exists()
+    assert not (server.data_path / "postmaster.pid").exists()
 
 
 def test_a_port_in_use_is_an_error(server_folder: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_port_in_use_is_an_error(server_folder: Path) -> None:
 def test_one_data_directory_is_served_once(server_folder: Path) -> None:
     with EmbeddedServer(server_folder / "data", settings=QUICK) as server:
         with pytest.raises(EmbeddedServerError, match="lock file"):
-            EmbeddedServer(server.data, settings=QUICK).start()
+            EmbeddedServer(server.data_path, settings=QUICK).start()
         assert setting(server, "wal_level") == "logical"
 
 
@@ -182,9 +182,9 @@ def test_another_version_of_the_data_is_refused(server_folder: Path) -> None:
     with EmbeddedServer(server_folder / "data", version=16, settings=QUICK) as server:
         pass
     with pytest.raises(EmbeddedServerError, match="made by PostgreSQL 16, not 18"):
-        EmbeddedServer(server.data, version=18).start()
+        EmbeddedServer(server.data_path, version=18).start()
     with pytest.raises(EmbeddedServerError, match="versions: 16, 18"):
-        EmbeddedServer(server.data, version=9)
+        EmbeddedServer(server.data_path, version=9)
 
 
 def test_there_is_no_port_before_the_first_start(server_folder: Path) -> None:

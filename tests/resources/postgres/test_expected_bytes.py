@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgsieve.resources.postgres.expected_bytes import expected_bytes
+from pgsieve.resources.postgres.expected_bytes import estimate_bytes
 from pgsieve.resources.postgres.slot import create_slot
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
@@ -34,7 +34,7 @@ def database(postgres_version: int) -> Iterator[psycopg.Connection]:
 
 
 def _of_slot(database: psycopg.Connection) -> int:
-    return expected_bytes(database, "s", ["p"])
+    return estimate_bytes(database, "s", ["p"])
 
 
 def _size(database: psycopg.Connection, *tables: str) -> int:
@@ -46,8 +46,8 @@ def _size(database: psycopg.Connection, *tables: str) -> int:
 def test_without_a_slot_the_largest_table_counts_with_its_partitions(database: psycopg.Connection):
     database.execute(_TABLES)
     assert _of_slot(database) == _size(database, "orders_1", "orders_2") > 2_000_000
-    assert expected_bytes(database, "s", [], [("public", "Other's")]) == _size(database, '"Other\'s"')
-    assert expected_bytes(database, "s", ["missing"], [("public", "missing")]) == 0
+    assert estimate_bytes(database, "s", [], [("public", "Other's")]) == _size(database, '"Other\'s"')
+    assert estimate_bytes(database, "s", ["missing"], [("public", "missing")]) == 0
 
 
 def test_a_locked_table_is_not_waited_for(database: psycopg.Connection, postgres_version: int):

@@ -9,7 +9,7 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import advance, create_slot, peek_query
+from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn, inserted_lsn
 from tests.fixtures.oracle import wait_until
@@ -44,7 +44,7 @@ def test_a_record_flushed_in_part_is_read_at_once(server: EmbeddedServer, settin
         query = peek_query("s", lsn, PgoutputOptions(("p",)), connection.info.server_version)
         kinds = b"".join(data[:1] for (data,) in reading.execute(query).fetchall())
         assert kinds == b"BRIC"
-        advance(reading, "shop", "s", lsn)
+        advance_slot(reading, "shop", "s", lsn)
 
 
 @pytest.mark.parametrize("statement", ["CHECKPOINT", "SELECT pg_switch_wal()"])

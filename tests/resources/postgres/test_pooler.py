@@ -6,7 +6,7 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceSettingError, SourceUnreachableError
-from pgsieve.resources.postgres.pooler import pooler_at
+from pgsieve.resources.postgres.pooler import find_pooler
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pooler import Pooler
 
@@ -60,5 +60,5 @@ def test_a_server_is_not_mistaken_for_a_pooler(publisher_server: EmbeddedServer)
 def test_poolers_are_recognised_by_their_hosts_and_messages(
     host: str | None, text: str, name: str | None
 ) -> None:
-    pooler = pooler_at(host, text)
+    pooler = find_pooler(host, text)
     assert (pooler.name if pooler else None) == name

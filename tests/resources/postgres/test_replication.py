@@ -13,10 +13,10 @@ from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.receiver import Received
+from pgsieve.resources.postgres.receiver import ReceivedMessages
 from pgsieve.resources.postgres.slot import SlotAheadError, SlotMissingError, create_slot
 from pgsieve.resources.postgres.source import literal, quote
-from pgsieve.resources.postgres.stream import Started
+from pgsieve.resources.postgres.stream import StreamStart
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.streaming_publisher import (
@@ -107,12 +107,12 @@ def test_both_transports_deliver_the_same_messages(
     end = current_lsn(publisher.connection)
     with publisher.stream(options, slot=slot, start=begin[case], settings=SMALL_MEMORY) as stream:
         items = stream.items()
-        assert next(items) == Started(begin[case], timeline=1)
+        assert next(items) == StreamStart(begin[case], timeline=1)
         for item in items:
-            assert isinstance(item, Received)
+            assert isinstance(item, ReceivedMessages)
             columns = item.messages.to_pydict()
             arrived += zip(columns["lsn"], columns["data"], strict=True)
-            if item.position >= end:
+            if item.position_lsn >= end:
                 break
     # A walsender gives no position to a message that another one follows (WalSndPrepareWrite in walsender.c).
     assert {data[:1] for lsn, data in arrived if not lsn} <= {b"R", b"Y", b"O", b"B", b"b", b"S"}
@@ -176,14 +176,14 @@ def test_a_busy_consumer_keeps_its_connection_and_little_memory(publisher: Publi
     process = psutil.Process()
     with publisher.stream(settings={"wal_sender_timeout": "2s"}, buffer_bytes=buffer_bytes) as stream:
         items = stream.items()
-        assert isinstance(next(items), Started)
+        assert isinstance(next(items), StreamStart)
         walsender, before = publisher.walsender(), process.memory_info().rss
         time.sleep(5)
         received = 0
         most = process.memory_info().rss
         while received < rows + 3:  # Begin, Relation, Commit
             item = next(items)
-            assert isinstance(item, Received), "the connection was lost"
+            assert isinstance(item, ReceivedMessages), "the connection was lost"
             received += item.messages.num_rows
             most = max(most, process.memory_info().rss)
         assert publisher.walsender() == walsender

@@ -63,7 +63,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
     with tls_server.admin() as admin:
         for statement in validate(config).statements:
             admin.execute(statement)
-    log_begins = tls_server.server.log.stat().st_size
+    log_begins = tls_server.server.log_path.stat().st_size
     (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), print)
     assert (copied.problem, copied.rows) == (None, 1)
     with tls_server.admin() as admin:
@@ -74,7 +74,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
         consume_stream(subscription.feed, lake, current_lsn(admin))
         assert len(lake.records.slices(lake.paths.change_log("shop"), 0)) == 2
         drop_slots(admin)
-    with tls_server.server.log.open() as log:
+    with tls_server.server.log_path.open() as log:
         log.seek(log_begins)
         accepted = [line for line in log if "connection authorized: user=replicator" in line]
     assert accepted
@@ -121,7 +121,7 @@ def test_executors_connect_although_their_environment_differs(
     }.items():
         monkeypatch.setenv(name, value)
     source = Source("shop", tls_server.server.conninfo(host="localhost", user="replicator"))
-    conninfo = source.executor_conninfo()
+    conninfo = source.make_executor_conninfo()
     for name in ("PGPASSWORD", "PGSSLMODE", "PGSSLROOTCERT"):
         monkeypatch.delenv(name)
     with conninfo.connect() as connection:

@@ -22,9 +22,9 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    first_message = freshness.first_message
+    first_message = freshness.fetch_first_message
     monkeypatch.setattr(
-        freshness, "first_message", lambda *query: asked.append(query) or first_message(*query)
+        freshness, "fetch_first_message", lambda *query: asked.append(query) or first_message(*query)
     )
     shop.run()
     project = build_project(load_config(shop.path))
@@ -68,7 +68,7 @@ def test_nothing_is_decoded_if_the_slot_is_confirmed_up_to_the_end_of_the_wal(
     ends = iter([state.confirmed_lsn, state.confirmed_lsn + 1])
     monkeypatch.setattr(freshness, "flushed_lsn", lambda _: next(ends))
     asked = []
-    monkeypatch.setattr(freshness, "first_message", lambda *query: asked.append(query))
+    monkeypatch.setattr(freshness, "fetch_first_message", lambda *query: asked.append(query))
     freshness._RESULT_BY_SLOT.clear()
     assert (check_freshness(subscription, lake).seconds, asked) == (0, [])
     check_freshness(subscription, lake)

@@ -183,7 +183,7 @@ def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
         query = peek_query(feed.slot, end, peek_options(feed, ["p"]), connection.info.server_version)
     kinds = []
     for since in (0, begin):
-        rows = drained_messages(engine().session, feed.source.executor_conninfo(), query, since, end)
+        rows = drained_messages(engine().session, feed.source.make_executor_conninfo(), query, since, end)
         written = list[pa.Table]()
         (summary,) = rows.write(lambda frame, into=written: into.append(frame.toArrow())) or []
         messages = written[0].sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])

@@ -110,7 +110,7 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_is_freed_by_the_n
         name, Source("shop", publisher_server.conninfo(dbname=name)), name, name, False, {"sub": ("p",)}
     )
     lake = Lake(str(tmp_path), no_session)
-    advances, advance = list[int](), confirmation.advance
+    advances, advance = list[int](), confirmation.advance_slot
 
     def counted(connection: psycopg.Connection, source: str, slot: str, lsn: int) -> None:
         advances.append(lsn)
@@ -128,7 +128,7 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_is_freed_by_the_n
         drain(feed, lake, [], print)
         return look()
 
-    monkeypatch.setattr(confirmation, "advance", counted)
+    monkeypatch.setattr(confirmation, "advance_slot", counted)
     run()
     with psycopg.connect(publisher_server.conninfo(dbname=name)) as session:
         for _ in range(4):

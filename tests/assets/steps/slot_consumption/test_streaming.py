@@ -158,7 +158,7 @@ def test_a_follower_that_was_overtaken_during_a_lost_connection_ends_and_loses_n
     server, tmp_path, monkeypatch
 ) -> None:
     # As in a restart of the server: the lock's session ends with the walsender's, and another process takes the lock first.
-    overtaken, begin = threading.Event(), ReplicationStream._start
+    overtaken, begin = threading.Event(), ReplicationStream._start_receiver
     begun = []
 
     def start(stream: ReplicationStream) -> Receiver:
@@ -166,7 +166,7 @@ def test_a_follower_that_was_overtaken_during_a_lost_connection_ends_and_loses_n
         assert len(begun) == 1 or overtaken.wait(30)
         return begin(stream)
 
-    monkeypatch.setattr(ReplicationStream, "_start", start)
+    monkeypatch.setattr(ReplicationStream, "_start_receiver", start)
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender')"
     with connect(server) as connection, ThreadPoolExecutor(1) as pool:
         consumer = Consumer("streamed_at_commit", server, tmp_path)

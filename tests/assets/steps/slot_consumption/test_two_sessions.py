@@ -58,7 +58,7 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A lake whose runs use two sessions, and confirm once, however little waits."""
     monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 0)
-    monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
+    monkeypatch.setattr(confirmation, "STATUS_UPDATE_MIN_BYTES", 0)
     return Lake(str(tmp_path), no_session)
 
 
@@ -159,7 +159,7 @@ def test_the_slot_itself_is_read_if_its_copy_is_refused(
 ) -> None:
     feeds = unmoved, one = a_feed(server, "refused"), a_feed(server, "one")
     progress = list[str]()
-    read = SlotCopy.read
+    read = SlotCopy.read_batches
     with connected(server) as connection:
         for feed in feeds:
             drained(feed, lake)
@@ -169,7 +169,7 @@ def test_the_slot_itself_is_read_if_its_copy_is_refused(
             # Another client takes the last slots after they were counted.
             monkeypatch.setattr(reading, "has_spare_slots", lambda _: True)
         else:
-            monkeypatch.setattr(SlotCopy, "read", lambda copy, _, query: read(copy, 0, query))
+            monkeypatch.setattr(SlotCopy, "read_batches", lambda copy, _, query: read(copy, 0, query))
         write(connection, random.Random(3))
         assert drain(unmoved, lake, [], progress.append).slices == 2
     assert len([line for line in progress if "does not move a copy" in line]) == (refused == "moving")
@@ -205,7 +205,7 @@ def test_the_part_of_an_ended_session_is_read_again(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     feeds = cut, one = a_feed(server, "cut"), a_feed(server, "one")
-    read = appending.message_batches if ended == "first" else SlotCopy.read
+    read = appending.fetch_message_batches if ended == "first" else SlotCopy.read_batches
 
     def reads_and_ends(*arguments: object) -> Iterator[pa.RecordBatch]:
         for batch in read(*arguments):  # type: ignore[operator]
@@ -217,7 +217,9 @@ def test_the_part_of_an_ended_session_is_read_again(
             drained(feed, lake)
         write(connection, random.Random(4))
         with monkeypatch.context() as patched:
-            owner, name = (appending, "message_batches") if ended == "first" else (SlotCopy, "read")
+            owner, name = (
+                (appending, "fetch_message_batches") if ended == "first" else (SlotCopy, "read_batches")
+            )
             patched.setattr(owner, name, reads_and_ends)
             with pytest.raises((PgsieveError, OSError)):
                 drained(cut, lake)
@@ -254,7 +256,7 @@ def test_nothing_is_refused_if_few_connections_are_free(
 
 
 def test_a_slot_copy_without_a_session_is_none(server: EmbeddedServer) -> None:
-    conninfo = Source("shop", server.conninfo()).executor_conninfo()
+    conninfo = Source("shop", server.conninfo()).make_executor_conninfo()
     for refused in (
         replace(conninfo, password_command="false"),
         replace(conninfo, text=server.conninfo(user="nobody")),
@@ -281,7 +283,7 @@ def test_a_failover_slot_is_read_by_one_session(
 def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServer) -> None:
     with connected(server) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
-        conninfo = Source("shop", server.conninfo()).executor_conninfo()
+        conninfo = Source("shop", server.conninfo()).make_executor_conninfo()
         raised = list[Exception]()
         with copy_slot(conninfo, "s") as copy:
             assert copy is not None
@@ -290,7 +292,7 @@ def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServ
             def read() -> None:
                 try:
                     # Only a cancellation ends it in time.
-                    deque(copy.read(begin, lambda _: "SELECT pg_sleep(600)::text"), 0)
+                    deque(copy.read_batches(begin, lambda _: "SELECT pg_sleep(600)::text"), 0)
                 except Exception as error:  # noqa: BLE001 - looked at below
                     raised.append(error)
 
@@ -302,7 +304,7 @@ def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServ
             )
             stopped = time.monotonic()
             while thread.is_alive() and time.monotonic() < stopped + 60:
-                copy.stop()
+                copy.cancel_query()
                 thread.join(0.1)
             assert raised
         wait_until(lambda: connection.execute(COPIES).fetchone() == (0,), lambda: "a copy is left")
