@@ -69,7 +69,7 @@ os.setgid(int(sys.argv[2]))
 os.setuid(int(sys.argv[2]))
 try:
     with server:
-        print("running", server.data.stat().st_uid)
+        print("running", server.data_path.stat().st_uid)
 except PgsieveError as error:
     print(error.hint)
 """
