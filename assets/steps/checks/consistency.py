@@ -172,7 +172,9 @@ class SubscriptionAtLsn:
             return policy.parts_in_parallel(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
 
         def make_chunks(expressions: Sequence[str]) -> Chunks:
-            return build_chunk_queries(self.connection, replicated_table, expressions, self.catalog, parallelism)
+            return build_chunk_queries(
+                self.connection, replicated_table, expressions, self.catalog, parallelism
+            )
 
         return TableSides(
             lake=self.lake,
@@ -220,7 +222,9 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             TableStates(lake, subscription.name).newest(),
             snapshot,
             seed if has_same_hashes(connection, seed) else None,
-            find_tables_with_hidden_rows(connection, [replicated.table.oid for replicated in tables.values()]),
+            find_tables_with_hidden_rows(
+                connection, [replicated.table.oid for replicated in tables.values()]
+            ),
         )
 
 

@@ -179,7 +179,9 @@ def _peek_first_waiting_time(
     """Peek at the first message in the slot; returns its commit time."""
     options = replace(feed.options, publications=publication_names, streaming="off")
     query = peek_query(feed.slot, end_lsn, options, connection.info.server_version, max_messages=1)
-    message = fetch_first_message(connection, feed.source.name, feed.slot, query) if publication_names else None
+    message = (
+        fetch_first_message(connection, feed.source.name, feed.slot, query) if publication_names else None
+    )
     if message is None:
         return None
     match decode(message):
