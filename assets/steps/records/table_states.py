@@ -197,6 +197,16 @@ class TableStates:
                 cached = _CACHE[self.path] = stamp, self._states()
             return dict(cached[1])
 
+    def changed_since(self, version: int) -> set[Name]:
+        """The tables whose states were written after a Delta version of `_table_states`.
+
+        Only the states since then are read, so this is fast with many tables. If an earlier version of pgsieve has
+        written all states, `version` is -1, and the lake has no column of versions.
+        """
+        where = f"version > {version:d}" if version >= 0 else "true"
+        rows = self.lake.records.rows(self.path, where)
+        return {(row["schema"], row["table"]) for row in rows if get_commit_version(row) > version}
+
     def _states(self) -> dict[Name, TableState]:
         return {name: _state(rows[-1]) for name, rows in self._kept().items()}
 

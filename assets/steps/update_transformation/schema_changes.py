@@ -20,7 +20,7 @@ from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import (
     Definition,
@@ -66,7 +66,9 @@ class SchemaChanges:
         """
         tables, has_changed = self.subscription.tables(catalog), False
         self._states.note_altered(lambda state: _is_altered(self.subscription, tables.get(state.name), state))
-        for name, state in self._states.newest().items():
+        states = self._states.newest()
+        version = newest_version(states.values())
+        for name, state in states.items():
             replicated = tables.get(name)
             if state.state != SyncState.READY or state.definition is None or replicated is None:
                 continue
@@ -75,7 +77,7 @@ class SchemaChanges:
                 continue
             has_changed = True
             try:
-                self._follow(state, replicated, present_definition)
+                self._follow(state, replicated, present_definition, version)
             except (SchemaChangedError, ValueNotRepresentableError) as error:
                 reason = f'table "{replicated.table.qualified_name}": {error.message}; it is copied again by the next run'
                 self._states.append([replace(state, state=SyncState.INITIALIZE, reason=reason)])
@@ -85,8 +87,10 @@ class SchemaChanges:
             )
         return has_changed
 
-    def _follow(self, state: TableState, replicated: ReplicatedTable, present_definition: Definition) -> None:
-        """Make one replica follow its present definition.
+    def _follow(
+        self, state: TableState, replicated: ReplicatedTable, present_definition: Definition, version: int
+    ) -> None:
+        """Make one replica follow its present definition. `version` is the version of `_table_states` with `state`.
 
         Raises SchemaChangedError if the table has to be copied again.
         """
@@ -110,12 +114,14 @@ class SchemaChanges:
             projection.sources != _unchanged(former_definition)
             or former_layout_of_changes.key != present_definition.key_numbers
         ):
-            self._evolve(state, new_definition, projection)
+            self._evolve(state, new_definition, projection, version)
         else:
-            self._refuse_changed_state(state)
+            self._refuse_changed_state(state, version)
             self._states.append([replace(state, definition=new_definition)])
 
-    def _evolve(self, state: TableState, new_definition: Definition, projection: Projection) -> None:
+    def _evolve(
+        self, state: TableState, new_definition: Definition, projection: Projection, version: int
+    ) -> None:
         """Change the columns of a replica. In case this process dies, the state of the table is "to be copied" meanwhile.
 
         Another process that transforms a slice at this moment uses the former definition, or leaves the table out. A
@@ -127,7 +133,7 @@ class SchemaChanges:
         unchanged_sources, sources = _unchanged(state.definition), projection.sources
         path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(new_definition.columns)
         base = lake.records.version(path)
-        self._refuse_changed_state(state)
+        self._refuse_changed_state(state, version)
         states.append([replace(state, state=SyncState.INITIALIZE)])
         lake.access.make_durable()
         record.fence()
@@ -145,9 +151,9 @@ class SchemaChanges:
         if record.fence() > self.transformed:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
-    def _refuse_changed_state(self, state: TableState) -> None:
-        """Raise OvertakenError if another process has changed the state of the table since it was read."""
-        if self._states.newest().get(state.name) != state:
+    def _refuse_changed_state(self, state: TableState, version: int) -> None:
+        """Raise OvertakenError if another process has changed the state of the table since `version`."""
+        if state.name in self._states.changed_since(version):
             raise OvertakenError(self._states.path)
 
     def _refuse_unapplied(self, state: TableState) -> None:

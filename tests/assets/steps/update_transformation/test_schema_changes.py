@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import Transformation, transform
@@ -113,3 +117,34 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
     outputs = [shop.cli("run")[1] for _ in range(2)]
     assert fences[:1] == ["first"]
     assert replicated(shop) == published(shop), "\n".join(outputs)
+
+
+def test_states_are_read_no_more_often_for_several_altered_tables(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alteration adds states, so reading all of them for each altered table would take quadratic time."""
+    shop.written["spark"] = {"master": "threads[2]"}
+    shop.configure()
+    shop.copy()
+    project = build_project(load_config(shop.path))
+    one, lake = project.subscriptions["one"], project.lake.open()
+    read, reads, counts = TableStates._kept, list[str](), list[int]()
+
+    def counted(states: TableStates) -> dict[Name, list[Mapping[str, Any]]]:
+        reads.append(states.path)
+        return read(states)
+
+    monkeypatch.setattr(TableStates, "_kept", counted)
+    alteration = "alter table {} add column {} int; insert into {} (id) values ({})"
+    for number, tables in enumerate((["notes"], ["notes", "orders"])):
+        for table in tables:
+            shop.database.execute(alteration.format(table, f"m{number}", table, 100 + number))
+        drain(one.feed, lake, [one], quiet)
+        reads.clear()
+        transform(one, lake, quiet)
+        counts.append(len(reads))
+        apply(one, lake, quiet)
+        assert all(
+            f"m{number}" in lake.columns(lake.paths.replica("one", "public", table)) for table in tables
+        )
+    assert counts[0] == counts[1]
