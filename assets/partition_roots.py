@@ -459,5 +459,5 @@ def _replica_metadata(
         "state": state.state.meaning,
         **replica_metadata(table_result, result.sent_as.get(name, {})),
         **{name: value for name, value in properties.items() if value is not None},
-        **standard_metadata(rows=lake.count(path), table=quote_qualified(*name), uri=path),
+        **standard_metadata(rows=lake.count_rows(path), table=quote_qualified(*name), uri=path),
     }

@@ -171,7 +171,7 @@ def warm(
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             changes(source, name, size)
         steps(subscription, lake, measured, phase)
-        replicated = lake.count(lake.paths.replica(subscription.name, "public", name))
+        replicated = lake.count_rows(lake.paths.replica(subscription.name, "public", name))
         assert replicated == size + size // 2 // 100 * 100, replicated
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             source.execute(f"select pg_drop_replication_slot('{subscription.feed.slot}')")

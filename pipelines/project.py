@@ -75,7 +75,7 @@ def build_project(config: Config) -> Project:
     periods = config.retention
     retention = Retention(periods.change_log, periods.changes, periods.versions)
     names = config.catalog.names if config.catalog else None
-    folders = {name: subscription.layout.folders for name, subscription in subscriptions.items()}
+    folders = {name: subscription.layout.folder_template for name, subscription in subscriptions.items()}
     lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders)
     return Project(feeds, subscriptions, lake, retention, names)
 

@@ -227,11 +227,11 @@ class Subscription:
 
     def replica_name(self, column: str) -> str:
         """The name in the replica of a column that is named as at the publisher. A name of the replica stays as it is."""
-        return snake_case(column) if self.layout.plain_names else column
+        return snake_case(column) if self.layout.uses_plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
         """Raise PgsieveError if two columns of a table would have the same name in the replica."""
-        if self.layout.plain_names:
+        if self.layout.uses_plain_names:
             refuse_shared_names(table.qualified_name, (a.name for a in table.attributes))
 
     def published_names(self, table: Table) -> dict[str, str]:
@@ -272,7 +272,7 @@ class Subscription:
 
     def chosen_type(self, table: tuple[str, str], column: str) -> str | None:
         """The Spark type that the user has chosen for a column; the name is that at the publisher or that in the replica."""
-        if not self.layout.plain_names:
+        if not self.layout.uses_plain_names:
             return self.types.get((*table, column))
         replica_name = self.replica_name(column)
         return next(

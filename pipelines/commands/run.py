@@ -46,7 +46,7 @@ from pgsieve.pipelines.project import Project, build_project
 from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.shared_jobs import share_jobs
-from pgsieve.resources.lake.stores.shared_reads import share_reads
+from pgsieve.resources.lake.stores.batch_cache import share_batch_cache
 from pgsieve.resources.postgres.session_pool import pool_sessions
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ def apply_together(
     ]
     with ExitStack() as shared:
         if len(enabled) > 1:
-            shared.enter_context(share_reads())
+            shared.enter_context(share_batch_cache())
             shared.enter_context(share_jobs())
             shared.enter_context(enabled[0].subscription.feed.source.share_lock_session())
         assets = {m: m.table_changes for m in enabled}

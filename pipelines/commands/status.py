@@ -234,7 +234,7 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
     """The number of rows of a replica, or None if there is no replica; and the reason if they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
-        return lake.count(path) if lake.records.exists(path) else None, None
+        return lake.count_rows(path) if lake.records.exists(path) else None, None
     except LakeError as error:
         return None, copy_again(subscription.name, name, reason(lake, error))
 

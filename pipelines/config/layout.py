@@ -169,5 +169,5 @@ class LayoutConfig(TableLayoutConfig):
         tables = {parse_qualified(name, 2): each.table_layout() for name, each in self.tables.items()}
         tables_by_name = {(s, t): v for (s, t), v in tables.items()}
         return SubscriptionLayout(
-            self.folders, self.table_layout(), tables_by_name, plain_names=self.names == "snake"
+            self.folders, self.table_layout(), tables_by_name, uses_plain_names=self.names == "snake"
         )

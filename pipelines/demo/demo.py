@@ -29,7 +29,7 @@ from pgsieve.pipelines.demo.servers import execute_all, make_demo_folder, sessio
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.lake.stores.embedded_s3 import BUCKET, REGION, embedded_s3
+from pgsieve.resources.lake.stores.embedded_s3 import BUCKET, REGION, run_embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal, quote
 
@@ -209,7 +209,7 @@ def _check_java() -> None:
 def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
     """Within the block, run an S3 server with its data in the folder; yields `lake` and `storage` for pgsieve.yaml."""
     key, secret = token_hex(10), token_hex(20)
-    with embedded_s3(home / "s3", key, secret) as url:
+    with run_embedded_s3(home / "s3", key, secret) as url:
         storage = {"endpoint": url, "region": REGION, "access_key_id": key, "secret_access_key": secret}
         yield {"lake": f"s3://{BUCKET}/demo", "storage": storage}
 

@@ -36,6 +36,7 @@ from pgsieve.resources.lake.delta.errors import (
     causes,
     damaged_log_error,
     damaged_table_error,
+    describe_spark_error,
     find_illegible_file,
     find_missing_file,
     find_refusal_code,
@@ -48,7 +49,6 @@ from pgsieve.resources.lake.delta.errors import (
     is_spark_lost,
     raise_if_executor_error,
     spark_lost_error,
-    spark_message,
 )
 from pgsieve.resources.lake.stores.objects import open_objects
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
@@ -252,7 +252,7 @@ def _table_error(path: str, error: Exception) -> LakeError:
     if file is not None:
         subject = f'its file "{file}"' if file else "one of its files"
         return damaged_table_error(path, f"{subject} cannot be read: it is not a complete Parquet file")
-    message = spark_message(error) if is_spark_error else first_message_line(error)
+    message = describe_spark_error(error) if is_spark_error else first_message_line(error)
     if is_arrow_error(error):
         message = message.partition(":")[0]  # After the colon the message shows a cell.
     if (code := find_refusal_code(error)) is not None:

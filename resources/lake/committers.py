@@ -111,17 +111,17 @@ class FileCommitter:
             row_removal.mark_rows(self.local, path, marked, files, position, expected_version)
         return files
 
-    def marked_files(
+    def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
         """The files that contain `matches`, with these rows marked as deleted. They are an argument of `commit_marked`.
 
-        Returns None and raises OvertakenError in the same cases as `markable_files`.
+        Returns None and raises OvertakenError in the same cases as `find_markable_files`.
         """
-        files = self.markable_files(path, {match.name for match in matches}, expected_version)
+        files = self.find_markable_files(path, {match.name for match in matches}, expected_version)
         return None if files is None else row_removal.mark_matches(files, matches)
 
-    def markable_files(
+    def find_markable_files(
         self, path: str, names: Collection[str], expected_version: int
     ) -> dict[str, Action] | None:
         """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
@@ -136,7 +136,7 @@ class FileCommitter:
                     row_removal.enable_marking(self.local, path)
                 if self.local.version(path) != expected_version:
                     raise OvertakenError(path)
-                return row_removal.markable_files(self.local, path, names, expected_version)
+                return row_removal.find_markable_files(self.local, path, names, expected_version)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
@@ -169,7 +169,7 @@ class FileCommitter:
         with self.access.translate_errors(path):
             return self.local.find_flagged_rows(path, flag, candidates)
 
-    def schema(self, path: str) -> pa.Schema:
+    def table_schema(self, path: str) -> pa.Schema:
         """The columns of a table."""
         with self.access.translate_errors(path):
             return self.local.arrow_schema(path)

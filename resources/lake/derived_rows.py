@@ -37,7 +37,7 @@ class FileRows:
     """
 
     store: Store
-    file: str
+    file_path: str
     schema: pa.Schema
     deleted_rows: Numbers
     change_batch: Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -45,7 +45,8 @@ class FileRows:
     def __call__(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, and change them."""
         return map(
-            self.change_batch, remove_rows(self.store.read_batches(self.file, self.schema), self.deleted_rows)
+            self.change_batch,
+            remove_rows(self.store.read_batches(self.file_path, self.schema), self.deleted_rows),
         )
 
 
@@ -57,55 +58,55 @@ def list_file_rows(
 ) -> list[FileRows]:
     """For each file of a table its rows, changed by a function of batches."""
     return [
-        FileRows(local.store, join_path(path, file.name), schema, file.deleted, change_batch)
+        FileRows(local.store, join_path(path, file.name), schema, file.deleted_row_numbers, change_batch)
         for file in list_all_files(local.open_table(path))
     ]
 
 
 def remove_rows(
     batches: Iterable[pa.RecordBatch],
-    rows: Numbers,
+    row_numbers: Numbers,
     on_removed: Callable[[slice, pa.RecordBatch], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file without the rows whose numbers are in `rows`. These numbers ascend.
+    """The rows of a file without the rows whose numbers are in `row_numbers`. These numbers ascend.
 
-    If a batch has rows to remove, `on_removed` is called with two arguments: the slice of `rows` that has their
+    If a batch has rows to remove, `on_removed` is called with two arguments: the slice of `row_numbers` that has their
     numbers, and a batch of these rows.
     """
     begin = 0
     for batch in batches:
         end = begin + batch.num_rows
-        first, last = np.searchsorted(rows, (begin, end))
+        first, last = np.searchsorted(row_numbers, (begin, end))
         if on_removed is not None and first < last:
-            on_removed(slice(first, last), batch.take(pa.array(rows[first:last] - begin)))
+            on_removed(slice(first, last), batch.take(pa.array(row_numbers[first:last] - begin)))
         is_kept = np.ones(batch.num_rows, np.bool_)
-        is_kept[rows[first:last] - begin] = False
+        is_kept[row_numbers[first:last] - begin] = False
         begin = end
         if is_kept.any():
             yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
 
 def read_rows(
-    store: Store, file: str, schema: pa.Schema, rows: Numbers
+    store: Store, file_path: str, schema: pa.Schema, row_numbers: Numbers
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Read the rows of a file that have these numbers. The numbers ascend. Yields batches, each with its slice of `rows`.
+    """Read the rows of a file that have these numbers, which ascend. Row groups that contain none of them are not read.
 
-    Row groups that contain none of these rows are not read.
+    Yields batches, each with its slice of `row_numbers`.
     """
-    if not len(rows):
+    if not len(row_numbers):
         return
-    groups = store.row_groups(file)
+    groups = store.row_groups(file_path)
     group_ends = np.cumsum([group.row_count for group in groups])
-    group_of_row = np.searchsorted(group_ends, rows, "right")
+    group_of_row = np.searchsorted(group_ends, row_numbers, "right")
     group_numbers = np.unique(group_of_row)
     sizes = np.diff(group_ends, prepend=0)[group_numbers]
     # Only these row groups are read. So subtract from each row number the rows of the groups before it that are skipped.
     skipped = (group_ends[group_numbers] - sizes) - (np.cumsum(sizes) - sizes)
-    rows, begin = rows - skipped[np.searchsorted(group_numbers, group_of_row)], 0
-    for batch in store.read_batches(file, schema, group_numbers.tolist()):
-        first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
+    row_numbers, begin = row_numbers - skipped[np.searchsorted(group_numbers, group_of_row)], 0
+    for batch in store.read_batches(file_path, schema, group_numbers.tolist()):
+        first, last = np.searchsorted(row_numbers, (begin, begin + batch.num_rows))
         if first < last:
-            yield slice(first, last), batch.take(pa.array(rows[first:last] - begin))
+            yield slice(first, last), batch.take(pa.array(row_numbers[first:last] - begin))
         begin += batch.num_rows
 
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, divide_into_tasks
-from pgsieve.resources.lake.stores.shared_reads import begin_part
+from pgsieve.resources.lake.stores.batch_cache import begin_part
 from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, by_receiver
 from pgsieve.resources.strands import release_strand
 from pgsieve.resources.work import (
@@ -319,9 +319,9 @@ class SparkExecutors:
         one caller, it gets the error.
         """
         if len(job) == 1:
-            return [self._run_job(job[0].part, job[0].part_count, FILE_SCHEMA)]
+            return [self._run_job(job[0].run_part, job[0].part_count, FILE_SCHEMA)]
         shared = SharedParts(
-            [request.part for request in job], divide_into_tasks(job, self.parallelism), FILE_SCHEMA
+            [request.run_part for request in job], divide_into_tasks(job, self.parallelism), FILE_SCHEMA
         )
         names = [request.name for request in job if request.name is not None]
         with name_jobs(*joint_job_name(names)) if names else nullcontext():

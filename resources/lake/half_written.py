@@ -38,7 +38,7 @@ _CLOCK_RESOLUTION_NS = 2_000_000_000
 
 #: What a log entry changes: the names of the files that it removes; and of the files that it adds the names and
 #: sizes.
-_Changes = tuple[set[str], dict[str, int]]
+_FileChanges = tuple[set[str], dict[str, int]]
 
 
 def roll_back_tables(lake: Path, since_ns: int) -> None:
@@ -50,7 +50,7 @@ def roll_back_tables(lake: Path, since_ns: int) -> None:
         for name in files:
             # After a power cut a checksum file of Hadoop may be wrong, and Hadoop would then refuse the file that it
             # belongs to. Hadoop reads a file that has no checksum.
-            if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
+            if name.startswith(".") and name.endswith(".crc") and _is_written_since(table / name, since_ns):
                 (table / name).unlink(missing_ok=True)
         _roll_back_table(table, since_ns - _CLOCK_RESOLUTION_NS)
 
@@ -60,7 +60,7 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
     log = table / "_delta_log"
     for path in log.iterdir():
         is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
-        if _is_later(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
+        if _is_written_since(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
             path.unlink(missing_ok=True)
     first_incomplete_version = _first_incomplete_version(table, since_ns)
     if first_incomplete_version is not None and first_incomplete_version == _first_incomplete_version(
@@ -108,9 +108,9 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
     None if there is no such version.
     """
     entries_since = {
-        v: p for v, p in sorted(_entry_paths(table / "_delta_log").items()) if _is_later(p, since_ns)
+        v: p for v, p in sorted(_entry_paths(table / "_delta_log").items()) if _is_written_since(p, since_ns)
     }
-    changes = dict[int, _Changes]()
+    changes = dict[int, _FileChanges]()
     for version, path in entries_since.items():
         if changes and version - 1 not in changes:
             break
@@ -124,7 +124,7 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
     return next((version for version in entries_since if version not in changes), None)
 
 
-def _parse_changes(content: bytes) -> _Changes:
+def _parse_changes(content: bytes) -> _FileChanges:
     """The files that a log entry removes and adds."""
     removed, added = set[str](), dict[str, int]()
     actions: Iterator[dict[str, Any]] = (json.loads(line) for line in content.splitlines() if line.strip())
@@ -140,7 +140,7 @@ def _parse_changes(content: bytes) -> _Changes:
     return removed - added.keys(), added
 
 
-def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) -> int | None:
+def _first_with_incomplete_file(table: Path, changes: Mapping[int, _FileChanges]) -> int | None:
     """The first version that adds an incomplete file which no later version removes. None if there is no such version."""
     removed, first_version = set[str](), None
     for version in sorted(changes, reverse=True):
@@ -183,7 +183,7 @@ def _drop_page_cache(file: int) -> None:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _is_later(path: Path, since_ns: int) -> bool:
+def _is_written_since(path: Path, since_ns: int) -> bool:
     """True if a file was written at or after this time. False if it does not exist."""
     try:
         return path.stat().st_mtime_ns >= since_ns

@@ -46,13 +46,17 @@ from pgsieve.resources.private_folder import private_folder
 _LOGGER = logging.getLogger(__name__)
 
 #: The name of the file of resolutions: a JSON object that maps each set of packages to its jars.
-_FILE_NAME = "delta-jars.json"
+_RESOLUTIONS_NAME = "delta-jars.json"
 
-_JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
-_IVY = "spark.jars.ivy"
+_JARS_SETTING, _PACKAGES_SETTING, _EXCLUDES_SETTING = (
+    "spark.jars",
+    "spark.jars.packages",
+    "spark.jars.excludes",
+)
+_IVY_SETTING = "spark.jars.ivy"
 #: The beginnings of the names of the user's settings that choose a Maven repository, or the access to it. A proxy
 #: is chosen by a Java option.
-_REPOSITORY_SETTINGS = ("spark.jars.repositories", _IVY, "spark.driver.extraJavaOptions")
+_REPOSITORY_SETTINGS = ("spark.jars.repositories", _IVY_SETTING, "spark.driver.extraJavaOptions")
 
 #: Maps each version of hadoop-aws to the version of the AWS SDK to use with it. hadoop-aws 3.4.1, which belongs to
 #: Spark 4.0, was built with SDK 2.24.6; pgsieve was tested with a later one.
@@ -111,31 +115,31 @@ class JarsUnavailableError(SparkUnavailableError):
 
 def resolutions_file() -> Path:
     """The file of resolutions, in the Python environment."""
-    return jars_folder() / _FILE_NAME
+    return jars_folder() / _RESOLUTIONS_NAME
 
 
-def recorded_jars(packages: str, file: Path | None = None) -> list[str] | None:
+def recorded_jars(packages: str, resolutions_path: Path | None = None) -> list[str] | None:
     """The jar files of `packages` and all their dependencies.
 
-    None if no resolution is recorded, or if one of the files no longer exists. `file` replaces the default file of
-    resolutions.
+    None if no resolution is recorded, or if one of the files no longer exists. `resolutions_path` replaces the default
+    file of resolutions.
     """
-    file = file or resolutions_file()
+    resolutions_path = resolutions_path or resolutions_file()
     try:
-        names: list[str] = json.loads(file.read_text(encoding="utf-8"))[packages]
-        jars = [file.parent / name for name in names]
+        names: list[str] = json.loads(resolutions_path.read_text(encoding="utf-8"))[packages]
+        jars = [resolutions_path.parent / name for name in names]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return [str(jar) for jar in jars] if all(jar.is_file() for jar in jars) else None
 
 
-def record_jars(packages: str, spark_jars: str, file: Path | None = None) -> None:
+def record_jars(packages: str, spark_jars: str, resolutions_path: Path | None = None) -> None:
     """Record the resolution of `packages`.
 
     `spark_jars` is the value of `spark.jars` in a session with these packages only.
     """
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
-    _write_resolutions({packages: jars}, file or resolutions_file())
+    _write_resolutions({packages: jars}, resolutions_path or resolutions_file())
 
 
 def _write_resolutions(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
@@ -155,17 +159,17 @@ def _write_resolutions(jars_by_packages: Mapping[str, list[str]], file: Path) ->
 
 
 def fetch_packages(
-    package_sets: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None
+    package_sets: Iterable[Packages], conf: Mapping[str, str], resolutions_path: Path | None = None
 ) -> None:
     """Fetch the jars that are missing. This happens once, may take a minute, and is reported on stderr.
 
-    `conf` are the user's settings. pgsieve uses their repositories, and leaves their packages to Spark. `file`
-    replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not answer, or if
-    PGSIEVE_JARS names a folder without the jars.
+    `conf` are the user's settings. pgsieve uses their repositories, and leaves their packages to Spark.
+    `resolutions_path` replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not
+    answer, or if PGSIEVE_JARS names a folder without the jars.
     """
-    file = file or resolutions_file()
+    resolutions_path = resolutions_path or resolutions_file()
     for packages in _own_packages(package_sets, conf):
-        if recorded_jars(packages.name, file) is not None:
+        if recorded_jars(packages.name, resolutions_path) is not None:
             continue
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
@@ -173,27 +177,29 @@ def fetch_packages(
                 f'{FOLDER_VARIABLE} is "{folder}", which has no jars of {packages.coordinates[0]}',
                 hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
             )
-        if os.access(file.parent, os.W_OK):
+        if os.access(resolutions_path.parent, os.W_OK):
             repositories = {
                 name: value for name, value in conf.items() if name.startswith(_REPOSITORY_SETTINGS)
             }
             # If the user has no home directory, Ivy would store the jars in a temporary folder, which soon disappears.
-            ivy_settings = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
-            _fetch(packages, {**ivy_settings, **repositories}, file)
+            ivy_settings = (
+                {} if jvm.has_writable_home() else {_IVY_SETTING: str(resolutions_path.parent / "ivy")}
+            )
+            _fetch(packages, {**ivy_settings, **repositories}, resolutions_path)
 
 
-def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
+def _fetch(packages: Packages, repositories: Mapping[str, str], resolutions_path: Path) -> None:
     """Fetch the jars in a separate process, because Ivy runs only when a JVM starts."""
     _report(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
     start_time = monotonic()
     process = subprocess.run(  # noqa: S603 - our own interpreter, no shell
-        [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name, str(file)],
+        [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name, str(resolutions_path)],
         input=json.dumps(dict(repositories)),
         capture_output=True,
         text=True,
         check=False,
     )
-    jars = recorded_jars(packages.name, file)
+    jars = recorded_jars(packages.name, resolutions_path)
     if process.returncode or jars is None:
         raise JarsUnavailableError(
             f"the jars of {packages.coordinates[0]} cannot be fetched: {_find_reason(process.stdout + process.stderr)}",
@@ -225,46 +231,49 @@ def _find_reason(output: str) -> str:
     return "no repository said why"
 
 
-def copy_jars(folder: Path, package_sets: Iterable[Packages], file: Path | None = None) -> None:
+def copy_jars(folder: Path, package_sets: Iterable[Packages], resolutions_path: Path | None = None) -> None:
     """Copy the fetched jars into a folder, for PGSIEVE_JARS on this machine or another machine. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for packages in package_sets:
-        jars = [Path(jar) for jar in recorded_jars(packages.name, file) or []]
+        jars = [Path(jar) for jar in recorded_jars(packages.name, resolutions_path) or []]
         for jar in jars:
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
-        _write_resolutions({packages.name: [jar.name for jar in jars]}, folder / _FILE_NAME)
+        _write_resolutions({packages.name: [jar.name for jar in jars]}, folder / _RESOLUTIONS_NAME)
     copy_archive(folder)
 
 
 def class_path_settings(
-    package_sets: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], file: Path | None = None
+    package_sets: Iterable[Packages],
+    jars: Iterable[str],
+    conf: Mapping[str, str],
+    resolutions_path: Path | None = None,
 ) -> dict[str, str]:
     """The settings with the jars that a session needs: pgsieve's, and those of the user's settings (`conf`).
 
     If the user's settings contain the first package of a set, in any version, pgsieve leaves out this set.
     """
-    user_packages = _split_setting(conf, _PACKAGES)
+    user_packages = _split_setting(conf, _PACKAGES_SETTING)
     files = list(jars)
     packages: list[str] = []
     excluded: list[str] = []
     for each in _own_packages(package_sets, conf):
-        if resolved := recorded_jars(each.name, file):
+        if resolved := recorded_jars(each.name, resolutions_path):
             files += resolved
         else:
             packages += each.coordinates
             excluded += each.excluded
     settings = {
-        _JARS: [*files, *_split_setting(conf, _JARS)],
-        _PACKAGES: [*packages, *user_packages],
-        _EXCLUDES: [*excluded, *_split_setting(conf, _EXCLUDES)],
+        _JARS_SETTING: [*files, *_split_setting(conf, _JARS_SETTING)],
+        _PACKAGES_SETTING: [*packages, *user_packages],
+        _EXCLUDES_SETTING: [*excluded, *_split_setting(conf, _EXCLUDES_SETTING)],
     }
     return {name: ",".join(values) for name, values in settings.items() if values}
 
 
 def _own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
     """The sets whose first package the user's settings do not contain."""
-    user_artifacts = {_artifact_name(coordinate) for coordinate in _split_setting(conf, _PACKAGES)}
+    user_artifacts = {_artifact_name(coordinate) for coordinate in _split_setting(conf, _PACKAGES_SETTING)}
     return [each for each in package_sets if _artifact_name(each.coordinates[0]) not in user_artifacts]
 
 
@@ -281,11 +290,11 @@ def _artifact_name(coordinate: str) -> str:
 
 def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
     """Start a session that resolves the packages. Return its value of `spark.jars`."""
-    settings = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
+    settings = {_PACKAGES_SETTING: packages.name, _EXCLUDES_SETTING: ",".join(packages.excluded)}
     session = jvm.start_session(
         {"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **settings}
     )
-    jars = session.conf.get(_JARS) or ""
+    jars = session.conf.get(_JARS_SETTING) or ""
     session.stop()
     return jars
 
@@ -296,7 +305,7 @@ def private_resolutions() -> tuple[Path, dict[str, str]]:
     The file and the jars exist until this process ends.
     """
     folder = private_folder()
-    return folder / _FILE_NAME, {_IVY: str(folder / "ivy")}
+    return folder / _RESOLUTIONS_NAME, {_IVY_SETTING: str(folder / "ivy")}
 
 
 def all_packages() -> list[Packages]:

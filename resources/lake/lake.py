@@ -222,7 +222,7 @@ class Lake:
         """The least or greatest value of a column where an SQL condition is true. None if it is true for no row."""
         with self.access.translate_errors(path):
             if (local := self.policy.find_reader(path)) is not None:
-                return (local.least if bound == "min" else local.greatest)(path, column, where)
+                return (local.least_value if bound == "min" else local.greatest_value)(path, column, where)
             rows = self.read_table(path).where(where).select(F.expr(f"{bound}({quote_name(column)})"))
             return rows.collect()[0][0]
 
@@ -241,12 +241,12 @@ class Lake:
             names: list[str] = self.read_version(path, version).columns
             return names
 
-    def count(self, path: str) -> int:
+    def count_rows(self, path: str) -> int:
         """The number of rows of a table. If delta-rs cannot read the table, Spark counts them."""
         with self.access.translate_errors(path):
             if self.local is not None and not self.local.can_read(path):
                 return self.read_table(path).count()
-        return self.records.count(path)
+        return self.records.count_rows(path)
 
     def read_slices(self, path: str, ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
         """The rows of some slices.
@@ -458,7 +458,7 @@ class Lake:
         With `target_path`, the table at that path gets the results instead, with the position `position`. For
         `expected_version` see `Commit`.
         """
-        size, target = (self.records.size(path) if self.local else None), target_path or path
+        size, target = (self.records.size_bytes(path) if self.local else None), target_path or path
         commit = Commit(position, overwrite=True, expected_version=expected_version)
         committer = self.policy.choose_in_process_committer(target, change.schema.names, size)
         local = self.policy.find_reader(path, size)

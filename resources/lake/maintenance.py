@@ -48,7 +48,7 @@ _DELTA_RS_TIME, _SPARK_TIME = (
 )
 #: Spark's setting for the number of tasks that list the files of a table during a vacuum. The default is 10,000
 #: tasks, most of which have nothing to do.
-_LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_LISTING_TASKS_SETTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 #: Spark's settings for the sizes of the files that OPTIMIZE joins and writes. The default is 1 GB.
 _FILE_SIZE_SETTINGS = (
     "spark.databricks.delta.optimize.minFileSize",
@@ -56,13 +56,13 @@ _FILE_SIZE_SETTINGS = (
 )
 #: Spark's setting that makes OPTIMIZE ZORDER BY refuse columns without statistics. By default only the first 32
 #: columns of a table have statistics.
-_STATISTICS_CHECK = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
-_RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
+_STATISTICS_CHECK_SETTING = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
+_RETENTION_CHECK_SETTING = "spark.databricks.delta.retentionDurationCheck.enabled"
 #: Delta's properties for the retention of removed files and of the log, with their defaults in hours.
-_FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
-_LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
+_FILES_PROPERTY, _DEFAULT_FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
+_LOG_PROPERTY, _DEFAULT_LOG_HOURS = "delta.logRetentionDuration", 30 * 24
 #: The form of the values that pgsieve itself sets. A value of another form was set by the user.
-_HOURS = re.compile(r"interval \d+ hours")
+_HOURS_PATTERN = re.compile(r"interval \d+ hours")
 
 
 class TableMaintenance(Protocol):
@@ -80,7 +80,7 @@ class TableMaintenance(Protocol):
         The condition is SQL that both engines understand. In it, `{since}` stands for the time `since`.
         """
 
-    def files(self) -> list[tuple[int, int]]:
+    def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
         """For each file the time at which it was written, in milliseconds since 1970, and its size in bytes."""
 
     def compact(self, columns: Sequence[str] = ()) -> int:
@@ -114,11 +114,11 @@ def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, 
     has set are not changed. Delta must keep the log at least as long as removed files, so the two properties are
     always set together.
     """
-    defaults = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
+    defaults = {_FILES_PROPERTY: _DEFAULT_FILES_HOURS, _LOG_PROPERTY: _DEFAULT_LOG_HOURS}
     needed_properties = {
         name: f"interval {hours} hours"
         for name, default in defaults.items()
-        if hours > default or _HOURS.fullmatch(properties.get(name, "interval 0 hours"))
+        if hours > default or _HOURS_PATTERN.fullmatch(properties.get(name, "interval 0 hours"))
     }
     if _FILES_PROPERTY not in needed_properties:
         needed_properties.pop(_LOG_PROPERTY, None)
@@ -158,7 +158,7 @@ class _DeltaRsMaintenance:
 
         return write_with_bounds(delete_rows, arrow_schema(table))
 
-    def files(self) -> list[tuple[int, int]]:
+    def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
         files = pa.table(self.local.open_table(self.path).get_add_actions())
         times = files["modification_time"].cast(pa.int64()).to_pylist()
         return list(zip(times, files["size_bytes"].to_pylist(), strict=True))
@@ -166,7 +166,7 @@ class _DeltaRsMaintenance:
     def compact(self, columns: Sequence[str] = ()) -> int:
         if not columns:
             return compact(self.local, self.path)
-        if self.local.size(self.path) > MAX_CLUSTERED_BYTES:
+        if self.local.size_bytes(self.path) > MAX_CLUSTERED_BYTES:
             return _SparkMaintenance(self.lake, self.path).compact(columns)
         return cluster(self.local, self.path, columns)
 
@@ -174,7 +174,7 @@ class _DeltaRsMaintenance:
         table = self.local.open_table(self.path)
         missing_properties = _missing_properties(table.metadata().configuration, hours)
         # The properties may need Spark. Do not start Spark if they would only shorten the time for which the log is kept.
-        if missing_properties and (hours > _FILES_HOURS or self.local.can_set_properties(self.path)):
+        if missing_properties and (hours > _DEFAULT_FILES_HOURS or self.local.can_set_properties(self.path)):
             self.lake.set_properties(self.path, missing_properties)
             table = self.local.open_table(self.path)
         unneeded_files = table.vacuum(hours, enforce_retention_duration=False, full=True)
@@ -212,14 +212,14 @@ class _SparkMaintenance:
 
     def compact(self, columns: Sequence[str] = ()) -> int:
         properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
-        settings = {_STATISTICS_CHECK: "false"}
+        settings = {_STATISTICS_CHECK_SETTING: "false"}
         if FILE_BYTES_PROPERTY in properties:
             settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(target_file_bytes(properties)))
         order = f" zorder by ({', '.join(map(quote_name, columns))})" if columns else ""
         metrics = self._run_sql(f"optimize {self._quoted_table}{order}", settings)["metrics"]
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
 
-    def files(self) -> list[tuple[int, int]]:
+    def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
         fields = ("file_path", "file_modification_time", "file_size")
         files = (
             self.lake.read_table(self.path)
@@ -249,8 +249,8 @@ class _SparkMaintenance:
         settings = {
             **(further_settings or {}),
             METADATA_SETTING: kept_position_metadata(self.lake.records.position(self.path)),
-            _RETENTION_CHECK: "false",
-            _LISTING_TASKS: str(conf.get("spark.sql.shuffle.partitions")),
+            _RETENTION_CHECK_SETTING: "false",
+            _LISTING_TASKS_SETTING: str(conf.get("spark.sql.shuffle.partitions")),
         }
         try:
             for name, value in settings.items():

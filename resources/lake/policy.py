@@ -108,7 +108,7 @@ class Policy:
         if self.local is not None:
             self.choose_runner(size).prepare()
 
-    def parts_in_parallel(self, size: int) -> int:
+    def count_parallel_parts(self, size: int) -> int:
         """The number of parts that run at the same time if the whole work has `size` bytes."""
         return self.choose_runner(size).parallelism
 

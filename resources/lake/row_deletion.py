@@ -33,7 +33,11 @@ class DeletedRows:
     @property
     def nbytes(self) -> int:
         """The bytes of memory that the arrays take."""
-        return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
+        return sum(
+            each.nbytes
+            for m in self.matches
+            for each in (m.row_numbers, m.key_indices, m.deleted_row_numbers)
+        )
 
     @property
     def rewritten_files(self) -> Sequence[FileMatches]:
@@ -60,7 +64,7 @@ class RowDeletion:
         """The decision for these rows. None if their files can neither be rewritten nor the rows marked."""
         if not matches:
             return DeletedRows()
-        is_small = sum(match.size for match in matches) <= self.max_rewritten_bytes
+        is_small = sum(match.size_bytes for match in matches) <= self.max_rewritten_bytes
         if is_small and self.committer.can_rewrite_files(self.path, self.columns):
             return DeletedRows(matches)
         return DeletedRows(matches, are_marked=True) if self.can_mark_rows else None
@@ -77,6 +81,6 @@ class RowDeletion:
         small_table_bytes = (
             lake_limit if self.max_table_bytes is None else min(lake_limit, self.max_table_bytes)
         )
-        if not self.can_mark_rows or self.lake.records.size(self.path) <= small_table_bytes:
+        if not self.can_mark_rows or self.lake.records.size_bytes(self.path) <= small_table_bytes:
             return max(bytes_by_ratio, lake_limit)
         return 0 if lake_limit < 0 or self.max_table_bytes is not None else bytes_by_ratio

@@ -56,7 +56,7 @@ def find_row_matches(
                 marked,
             )
         )
-    return [match for match in matches if len(match.rows)]
+    return [match for match in matches if len(match.row_numbers)]
 
 
 @dataclass(frozen=True)

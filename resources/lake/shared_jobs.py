@@ -21,27 +21,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.resources.context import assign_within
-from pgsieve.resources.lake.stores.shared_reads import begin_part
+from pgsieve.resources.lake.stores.batch_cache import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Name
 
 #: A shared job adds two columns to the rows: the number of the caller that gets the row, and whether the row only
 #: says that one of this caller's parts has failed.
-_CALLER, _FAILED = "caller", "failed"
+_CALLER_COLUMN, _FAILED_COLUMN = "caller", "failed"
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """The work that one caller requests.
 
-    - `part`: the function of a part's number that does the work of the part
+    - `run_part`: the function of a part's number that does the work of the part
     - `part_count`: the number of parts
     - `name`: the name for the job in Spark's web interface
     - `rows_future`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in
       that case the caller runs its parts again in a job of its own.
     """
 
-    part: Part
+    run_part: Part
     part_count: int
     name: Name | None
     rows_future: Future[pa.Table | None] = field(default_factory=Future)
@@ -69,7 +69,7 @@ class SharedJobs:
                 for each, rows in zip(job, run_requests(job), strict=True):
                     each.rows_future.set_result(rows)
             finally:
-                self._end(job)
+                self._end_job(job)
         return request.rows_future.result()
 
     def _wait_for_turn(self, request: Request) -> Sequence[Request]:
@@ -90,7 +90,7 @@ class SharedJobs:
             job, self._waiting_requests, self._is_running = self._waiting_requests, [], True
             return job
 
-    def _end(self, job: Sequence[Request]) -> None:
+    def _end_job(self, job: Sequence[Request]) -> None:
         """Let the next job begin. Requests of `job` that got no rows get None, so that their callers stop waiting."""
         for each in job:
             if not each.rows_future.done():
@@ -115,7 +115,7 @@ def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequ
     There are as many tasks as the largest request has parts. There are more if more than that, namely `parallelism`,
     can run at the same time, but at most as many tasks as there are parts. Parts that are at the same relative place
     of their requests, for example the first parts of all requests, come into the same task: they often read the same
-    rows, which the task reads only once (`stores.shared_reads`).
+    rows, which the task reads only once (`stores.batch_cache`).
     """
     parts = sorted(
         (number / request.part_count, caller, number)
@@ -147,7 +147,9 @@ class SharedParts:
     @property
     def row_schema(self) -> pa.Schema:
         """The columns of a task's rows: `schema`, and the two columns that shared jobs add."""
-        return self.schema.append(pa.field(_CALLER, pa.int32())).append(pa.field(_FAILED, pa.bool_()))
+        return self.schema.append(pa.field(_CALLER_COLUMN, pa.int32())).append(
+            pa.field(_FAILED_COLUMN, pa.bool_())
+        )
 
     def __call__(self, task_number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Run the parts of the task with this number one after the other, and yield their rows."""
@@ -163,7 +165,9 @@ class SharedParts:
                     yield self._with_caller(rows, caller)
             except Exception:  # noqa: BLE001 - the caller runs its parts again in a job of its own, and gets the error.
                 failed_callers.add(caller)
-                yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.row_schema)
+                yield pa.RecordBatch.from_pylist(
+                    [{_CALLER_COLUMN: caller, _FAILED_COLUMN: True}], self.row_schema
+                )
 
     def _with_caller(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
         marks = [
@@ -174,11 +178,11 @@ class SharedParts:
 
     def rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
         """Divide the rows of a job by caller. A caller of which a part failed has None instead of rows."""
-        failed_callers = set(rows.filter(rows[_FAILED])[_CALLER].to_pylist())
+        failed_callers = set(rows.filter(rows[_FAILED_COLUMN])[_CALLER_COLUMN].to_pylist())
         return [
             None
             if caller in failed_callers
-            else rows.filter(pc.equal(rows[_CALLER], caller)).select(self.schema.names)
+            else rows.filter(pc.equal(rows[_CALLER_COLUMN], caller)).select(self.schema.names)
             for caller in range(len(self.part_by_caller))
         ]
 

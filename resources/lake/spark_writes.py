@@ -26,10 +26,10 @@ from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
 #: Spark's setting for the user metadata of a commit.
 METADATA_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
-_TXN_APP = "spark.databricks.delta.write.txnAppId"
-_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+_TXN_APP_SETTING = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION_SETTING = "spark.databricks.delta.write.txnVersion"
 _MERGE_VECTORS_SETTING = "spark.databricks.delta.merge.deletionVectors.persistent"
-_ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
+_ANY_PROPERTY_SETTING = "spark.databricks.delta.allowArbitraryProperties.enabled"
 #: Spark's setting that decides whether tables without a property of their own use deletion vectors.
 VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
@@ -144,7 +144,7 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
     settings = {
         METADATA_SETTING: kept_position_metadata(position),
         # Without this setting, Spark refuses the property for the size of files, which only delta-rs and Databricks know.
-        _ANY_PROPERTY: "true",
+        _ANY_PROPERTY_SETTING: "true",
     }
     try:
         for name, value in settings.items():
@@ -186,14 +186,14 @@ def idempotent_writes(
     user metadata of the commits.
     """
     if position is not None:
-        spark.conf.set(_TXN_APP, APPLICATION_ID)
-        spark.conf.set(_TXN_VERSION, str(position))
+        spark.conf.set(_TXN_APP_SETTING, APPLICATION_ID)
+        spark.conf.set(_TXN_VERSION_SETTING, str(position))
     spark.conf.set(METADATA_SETTING, commit_metadata(position, metadata))
     spark.conf.set(_MERGE_VECTORS_SETTING, str(can_mark_rows).lower())
     try:
         yield
     finally:
-        for key in (_TXN_APP, _TXN_VERSION, METADATA_SETTING, _MERGE_VECTORS_SETTING):
+        for key in (_TXN_APP_SETTING, _TXN_VERSION_SETTING, METADATA_SETTING, _MERGE_VECTORS_SETTING):
             spark.conf.unset(key)
 
 

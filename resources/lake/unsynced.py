@@ -28,9 +28,9 @@ from pathlib import Path
 from pgsieve.resources.lake.paths import OWN_FOLDER
 
 #: The folder of the marks. It is next to the folders of the feeds, whose names contain no dot.
-_MARKS = ".unsynced"
+_MARKS_FOLDER = ".unsynced"
 #: The name of a file in the folder of the marks. A process locks this file while it begins to write.
-_LOCK = "lock"
+_LOCK_NAME = "lock"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: The codes of errors of file systems that do not support locks.
 _NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -42,35 +42,35 @@ class UnsyncedWrites:
     """The writes of this process to a lake, of which some may not be on disk yet."""
 
     def __init__(self, lake: Path) -> None:
-        self._lake, marks = lake, lake / OWN_FOLDER / _MARKS
+        self._lake, marks_folder = lake, lake / OWN_FOLDER / _MARKS_FOLDER
         # pgsieve's own folder contains raw messages, even of rows that a row filter will hide, so other users must not
         # read it. If the folder exists already, its mode is not changed.
-        marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        marks.mkdir(mode=0o700, exist_ok=True)
-        with _exclude_writers(marks):
-            _remove_half_written_commits(lake, marks)
-            mark = marks / uuid.uuid4().hex
-            self._file = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        marks_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        marks_folder.mkdir(mode=0o700, exist_ok=True)
+        with _exclude_writers(marks_folder):
+            _remove_half_written_commits(lake, marks_folder)
+            mark = marks_folder / uuid.uuid4().hex
+            self._descriptor = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             # The mark is locked until this process ends. A locked mark shows others that its process is still running.
-            _lock(self._file, fcntl.LOCK_EX)
+            _lock(self._descriptor, fcntl.LOCK_EX)
         # Before the first write the mark must be on disk; nothing else needs to be.
-        os.fsync(self._file)
-        for folder in (marks, marks.parent, lake):
-            with _open_folder(folder) as file:
-                os.fsync(file)
+        os.fsync(self._descriptor)
+        for folder in (marks_folder, marks_folder.parent, lake):
+            with _open_folder(folder) as descriptor:
+                os.fsync(descriptor)
         self._error_code: int | None = None
         #: Writes everything to disk, and removes the mark.
-        self.close = weakref.finalize(self, _finish_writes, self._file, mark, os.getpid())
+        self.close = weakref.finalize(self, _finish_writes, self._descriptor, mark, os.getpid())
 
     def sync(self) -> None:
         """Write all earlier writes to disk. If some of them are lost, raise OSError, now and in each later call."""
         if self._error_code is not None:
             raise OSError(self._error_code, os.strerror(self._error_code))
         try:
-            _sync_file_system(self._file)
+            _sync_file_system(self._descriptor)
             for folder in _folders_on_other_devices(self._lake):
-                with _open_folder(folder) as file:
-                    _sync_file_system(file)
+                with _open_folder(folder) as descriptor:
+                    _sync_file_system(descriptor)
         except OSError as error:
             self._error_code = error.errno or errno.EIO
             # Without a call of `close` the mark stays, so that the next process checks the files on disk.
@@ -96,10 +96,10 @@ def remove_half_written_commits(lake: str) -> None:
     Does nothing if this user cannot write to the lake's folder. In that case the next process that writes to the
     lake removes these commits. If a reader comes earlier, it reports a damaged table.
     """
-    marks = Path(lake, OWN_FOLDER, _MARKS)
-    if marks.is_dir():
-        with suppress(OSError), _exclude_writers(marks):
-            _remove_half_written_commits(Path(lake), marks)
+    marks_folder = Path(lake, OWN_FOLDER, _MARKS_FOLDER)
+    if marks_folder.is_dir():
+        with suppress(OSError), _exclude_writers(marks_folder):
+            _remove_half_written_commits(Path(lake), marks_folder)
 
 
 def close_all_lakes() -> None:
@@ -113,52 +113,52 @@ def close_all_lakes() -> None:
         _writes_by_lake.clear()
 
 
-def _remove_half_written_commits(lake: Path, marks: Path) -> None:
+def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
     """Remove half-written commits of processes that have ended without closing the lake.
 
     Then remove the marks of these processes.
     """
     abandoned = list[tuple[Path, int]]()
-    for mark in marks.iterdir():
-        if mark.name == _LOCK:
+    for mark in marks_folder.iterdir():
+        if mark.name == _LOCK_NAME:
             continue
-        file = os.open(mark, os.O_RDWR)
+        descriptor = os.open(mark, os.O_RDWR)
         try:
-            if _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                abandoned.append((mark, os.fstat(file).st_mtime_ns))
+            if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                abandoned.append((mark, os.fstat(descriptor).st_mtime_ns))
         finally:
-            os.close(file)
+            os.close(descriptor)
     if not abandoned:
         return
     # This module is imported here, because the import is slow and rarely needed.
     from pgsieve.resources.lake.half_written import roll_back_tables
 
     roll_back_tables(lake, min(since for _, since in abandoned))
-    with _open_folder(lake) as file:
-        _sync_file_system(file)
+    with _open_folder(lake) as descriptor:
+        _sync_file_system(descriptor)
     for mark, _ in abandoned:
         mark.unlink(missing_ok=True)
 
 
-def _finish_writes(file: int, mark: Path, pid: int) -> None:
+def _finish_writes(descriptor: int, mark: Path, pid: int) -> None:
     """Write the lake to disk, and remove the mark. In a forked process this does nothing."""
     if os.getpid() != pid:
         return
     try:
-        _sync_file_system(file)
+        _sync_file_system(descriptor)
         mark.unlink(missing_ok=True)
     except OSError:
         pass  # The mark stays, so that the next process checks the files on disk.
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
-def _sync_file_system(file: int) -> None:
+def _sync_file_system(descriptor: int) -> None:
     """Write the file system that contains an open file to disk."""
     if _FULL_SYNC is not None:
         os.sync()
-        fcntl.fcntl(file, _FULL_SYNC)
-    elif _LIBC.syncfs(file):
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    elif _LIBC.syncfs(descriptor):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
@@ -178,32 +178,32 @@ def _folders_on_other_devices(lake: Path) -> list[Path]:
 
 @contextmanager
 def _open_folder(folder: Path) -> Iterator[int]:
-    file = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield file
+        yield descriptor
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 @contextmanager
-def _exclude_writers(marks: Path) -> Iterator[None]:
+def _exclude_writers(marks_folder: Path) -> Iterator[None]:
     """Keep other processes from beginning to write within the block. They could rely on a commit that the block removes."""
-    file = os.open(marks / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    descriptor = os.open(marks_folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        _lock(file, fcntl.LOCK_EX)
+        _lock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
-def _lock(file: int, operation: int) -> bool:
+def _lock(descriptor: int, operation: int) -> bool:
     """Lock a file. Return False if another process has locked it.
 
     On a file system without locks, the result is False, too, because each mark may belong to a process that is
     still running.
     """
     try:
-        fcntl.flock(file, operation)
+        fcntl.flock(descriptor, operation)
     except OSError as error:
         if error.errno not in {errno.EWOULDBLOCK, *_NO_LOCK_ERRORS}:
             raise

@@ -35,11 +35,11 @@ def add_version_guard(frame: DataFrame, path: str, expected_version: int | None,
         return frame
     next_entry, version = f"{path}/_delta_log/{expected_version + 1:020d}.json", expected_version + 1
 
-    def check(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check_version(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if store.has_file(next_entry):
             raise NewerVersionError(f"version {version} exists")
         yield from ()
 
     columns = [StructField(f"c{number}", field.dataType) for number, field in enumerate(frame.schema)]
-    empty_frame = frame.sparkSession.range(0, 1, 1, 1).mapInArrow(check, StructType(columns))
+    empty_frame = frame.sparkSession.range(0, 1, 1, 1).mapInArrow(check_version, StructType(columns))
     return frame.union(empty_frame.toDF(*frame.columns))

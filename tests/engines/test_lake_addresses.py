@@ -67,7 +67,7 @@ def test_every_accepted_character_is_the_same_for_both_engines(
         keys = pa.table({"id": [1, 2, 3]})
         by_files = lake.local.find_key_matches(path, keys, [np.ones(3, np.bool_)], None)
         assert by_files is not None
-        assert sorted(keys["id"][key].as_py() for match in by_files for key in match.keys) == [1, 2, 3]
+        assert sorted(keys["id"][key].as_py() for match in by_files for key in match.key_indices) == [1, 2, 3]
         # All files are at this address.
         assert lake.store.has_file(f"{path}/_delta_log/00000000000000000002.json")
         assert lake.local.remove(f"{lake.uri}/sales")

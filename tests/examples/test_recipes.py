@@ -29,7 +29,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.resources.lake.jars import delta_packages, s3_packages
 from pgsieve.resources.lake.stores import log_store
-from pgsieve.resources.lake.stores.embedded_s3 import embedded_s3
+from pgsieve.resources.lake.stores.embedded_s3 import run_embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import commands
 from tests.fixtures.oracle import wait_until
@@ -101,7 +101,7 @@ def test_the_services_of_the_composition_work_together(
     (tmp_path / "pgsieve.yaml").write_bytes((DEPLOY / "compose/pgsieve.yaml").read_bytes())
     with (
         _database(publisher_server) as (owner, server),
-        embedded_s3(tmp_path / "s3", keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"]) as url,
+        run_embedded_s3(tmp_path / "s3", keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"]) as url,
     ):
         environment = {**os.environ, **given, **server, "S3_ENDPOINT": url}
         environment.pop("DAGSTER_HOME", None)

@@ -162,7 +162,7 @@ class Batch:
         lake, applied = self.lake, list[TableResult]()
         paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in plans}
         with lake.consistent_read(*paths.values()):
-            sizes = {name: lake.records.size(path) for name, path in paths.items()}
+            sizes = {name: lake.records.size_bytes(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in plans if (sizes[p.pending.name] >= LARGE_BYTES) == large]
             outcomes = lake.map_in_parallel(self._apply_in_process, chosen)
@@ -365,7 +365,7 @@ def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResul
     """Apply a plan by a commit of Spark."""
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
     changes = SparkChanges(lake, path, search.log, definition, pending)
-    size = lake.records.size(path) + pending.size
+    size = lake.records.size_bytes(path) + pending.size
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.is_examined else search)
     with lake.access.translate_errors(path):
         applied = writer.apply_by_key(changes) if definition.key else writer.apply_by_row(changes)

@@ -186,14 +186,16 @@ class _Decider:
             return None
         living = self._living_rows(matches) if soft_delete_columns else matches
         empties = empties_replica(self.definition, pending)
-        decided = keyed.decide((match.keys for match in living), empties=empties)
+        decided = keyed.decide((match.key_indices for match in living), empties=empties)
         net, had_row, remains = decided.net, decided.before, decided.remains
         if empties:
             matches = []
         # In a replica that keeps deleted rows, a row leaves its file only if the batch writes another row of its key.
         is_replaced = np.zeros_like(had_row)
         is_replaced[net.keys[remains] if soft_delete_columns else net.keys] = True
-        leaving = [match.select_keys(is_replaced) for match in matches if is_replaced[match.keys].any()]
+        leaving = [
+            match.select_keys(is_replaced) for match in matches if is_replaced[match.key_indices].any()
+        ]
         ended_rows, ended_metadata = list[EndedRows](), list[Completion]()
         if soft_delete_columns:
             endings = Endings(keyed, net, remains, self._truncated_rows(keyed))
@@ -227,11 +229,11 @@ class _Decider:
 
         def count_rows(sought: WantedDigests) -> Numbers:
             if pending.truncated_at is None:
-                runner = lake.policy.choose_runner(lake.records.size(self.path))
+                runner = lake.policy.choose_runner(lake.records.size_bytes(self.path))
                 matches[:] = self.committer.find_row_matches(self.path, sought, self.schema, runner)
             counts = np.zeros(len(sought), np.int64)
             for match in matches:
-                counts += np.bincount(match.keys, minlength=len(sought))
+                counts += np.bincount(match.key_indices, minlength=len(sought))
             return counts
 
         with lake.access.translate_errors(self.log):
@@ -285,7 +287,9 @@ class FilesWriter:
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
         if net is not None and net.has_changes and net.deleted_rows.are_marked:
-            marked = changes.committer.marked_files(path, net.deleted_rows.matches, pending.head.version)
+            marked = changes.committer.prepare_marked_files(
+                path, net.deleted_rows.matches, pending.head.version
+            )
             if marked is None:
                 return None
         if net is None:
@@ -303,7 +307,7 @@ class FilesWriter:
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
         rewritten = net.deleted_rows.rewritten_files if net is not None else ()
-        replica_schema, size = committer.schema(path), committer.target_file_bytes(path, {})
+        replica_schema, size = committer.table_schema(path), committer.target_file_bytes(path, {})
         runner = lake.policy.choose_runner(self.pending.size)
         ended_rows = net.ended_rows if net is not None else ()
 
@@ -336,7 +340,7 @@ class FilesWriter:
             files = committer.commit_marked(write_parts, path, marked, self.end, base)
         else:
             commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base)
-            removed = {match.path: match.size for match in rewritten}
+            removed = {match.log_path: match.size_bytes for match in rewritten}
             files = committer.commit(write_parts, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
@@ -384,7 +388,7 @@ class RowsTask:
             match = self.rewritten[number]
             batches = self.store.read_batches(join_path(self.path, match.name), self.replica_schema)
             rows, schema = (
-                remove_rows(batches, match.rows, self._share_deleted_rows(match)),
+                remove_rows(batches, match.row_numbers, self._share_deleted_rows(match)),
                 self.replica_schema,
             )
         elif (part := number - len(self.rewritten)) < len(self.ended_rows):
@@ -398,7 +402,7 @@ class RowsTask:
         """A function that adds rows removed from a file to the shared rows; None if no rows are shared."""
         if (shared := self.chosen.shared) is None:
             return None
-        return lambda part, rows: shared.add_removed_rows(match.keys[part], rows)
+        return lambda part, rows: shared.add_removed_rows(match.key_indices[part], rows)
 
     def _ended_batches(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for file_rows in rows:
@@ -407,6 +411,6 @@ class RowsTask:
     def _new_batches(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         kind, store = pa.struct(self.schema), self.store
         with store.prefetch(
-            groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))
+            groups, (self.chosen.rows(read, kind) for _, read in store.group_readers(groups))
         ) as read:
             yield from (rows for rows in read if rows is not None)

@@ -117,18 +117,19 @@ class KeyPartsWriter:
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size)
         removes_rows = not stored.empties_replica and pending.count("update", "delete") > 0
-        is_small = not removes_rows or sum(file.size for file in files) <= deletion.max_rewritten_bytes
+        is_small = not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
         if not files or (is_small and committer.can_rewrite_files(path, columns)):
-            return _Plan([ReplicaFile(file.name, file.path, file.size) for file in files])
+            return _Plan([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.local.has_deletion_vectors(path)):
             return None
-        added = committer.markable_files(path, {file.name for file in files}, pending.head.version)
+        added = committer.find_markable_files(path, {file.name for file in files}, pending.head.version)
         vectors = [] if added is None else [added[file.name].get("deletionVector") for file in files]
         if added is None or any(vector and parse_vector_file(vector) is None for vector in vectors):
             return None
         return _Plan(
-            [ReplicaFile(f.name, f.path, f.size, v) for f, v in zip(files, vectors, strict=True)], added
+            [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
+            added,
         )
 
     def _write(self, stored: ManyChanges) -> TableResult | None:
@@ -258,7 +259,7 @@ class _Reader:
     def _changes(self, number: int) -> Iterator[pa.RecordBatch]:
         batch = self.batch
         names = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in SIDES for name in batch.keys.names)]
-        for _, read in self.store.readers(self.parts[number]):
+        for _, read in self.store.group_readers(self.parts[number]):
             changes = changes_of_keys(read(names), batch.keys, (), batch.extent)
             if changes.truncates.num_rows:
                 for part in range(self.of_keys):

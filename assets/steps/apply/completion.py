@@ -180,7 +180,7 @@ class _MissingValues:
             return
         rows_to_complete = rows_to_complete[np.argsort(sent[rows_to_complete], kind="stable")]
         (name,), places = column_schema.names, sent[rows_to_complete]
-        for _, read in self.store.readers(self.groups):
+        for _, read in self.store.group_readers(self.groups):
             file_places = change_places(read(["slice", "number"]), self.slices)
             order = np.argsort(file_places, kind="stable")
             begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))
@@ -205,10 +205,10 @@ class _MissingValues:
         rows_to_complete = rows_to_complete[np.argsort(base[rows_to_complete], kind="stable")]
         bases = base[rows_to_complete]
         for match in self.matches:
-            begin, end = (np.searchsorted(bases, match.keys, side) for side in ("left", "right"))
+            begin, end = (np.searchsorted(bases, match.key_indices, side) for side in ("left", "right"))
             times = end - begin
             if times.any():
-                rows = np.repeat(match.rows, times)
+                rows = np.repeat(match.row_numbers, times)
                 yield rows_to_complete[_ranges(begin, times)], self._rows(match, rows, column_schema, budget)
 
     def _rows(self, match: FileMatches, rows: Numbers, column_schema: pa.Schema, budget: _Budget) -> pa.Array:

@@ -83,14 +83,14 @@ class Endings:
         metadata_by_key[other_key] = metadata.num_rows - 1
         matches, ended_rows = _merge_matches(leaving, self.truncated_rows, other_key), list[EndedRows]()
         for match in matches:
-            end_rows = metadata_by_key[match.keys]
+            end_rows = metadata_by_key[match.key_indices]
             is_kept = end_rows != NONE
             if is_kept.any():
                 metadata_numbers, metadata_rows = np.unique(end_rows[is_kept], return_inverse=True)
                 ended_rows.append(
                     EndedRows(
                         match.name,
-                        match.rows[is_kept],
+                        match.row_numbers[is_kept],
                         metadata_rows,
                         metadata.take(pa.array(metadata_numbers)),
                     )
@@ -112,19 +112,22 @@ def _merge_matches(
     leaving: Sequence[FileMatches], truncated_rows: Sequence[FileMatches], key: int
 ) -> list[FileMatches]:
     """The union of both sets of rows, by file. A row that is only in `truncated_rows` gets the key number `key`."""
-    truncated = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in truncated_rows}
+    truncated = {
+        match.name: replace(match, key_indices=np.full(len(match.row_numbers), key))
+        for match in truncated_rows
+    }
     merged = list[FileMatches]()
     for match in leaving:
-        rows, keys = match.rows, match.keys
+        rows, keys = match.row_numbers, match.key_indices
         if (truncated_match := truncated.pop(match.name, None)) is not None:
-            truncated_only = np.setdiff1d(truncated_match.rows, rows)
+            truncated_only = np.setdiff1d(truncated_match.row_numbers, rows)
             rows, keys = (
                 np.concatenate([rows, truncated_only]),
                 np.concatenate([keys, np.full(len(truncated_only), key)]),
             )
             order = np.argsort(rows)
             rows, keys = rows[order], keys[order]
-        merged.append(replace(match, rows=rows, keys=keys))
+        merged.append(replace(match, row_numbers=rows, key_indices=keys))
     return [*merged, *truncated.values()]
 
 

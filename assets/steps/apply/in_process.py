@@ -63,7 +63,7 @@ def few_changes(
         return None  # All rows of the replica change.
     types = dict(definition.columns)
     key_types = [types[name] for name in definition.key] if finds_rows else []
-    replica_size = lake.records.size(path) if finds_rows and not is_truncated else 0
+    replica_size = lake.records.size_bytes(path) if finds_rows and not is_truncated else 0
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size, replica_size // MAX_REPLICA_FACTOR)
     committer = lake.policy.choose_in_process_committer(

@@ -58,7 +58,7 @@ class _DigestTask:
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         schema = change_columns(pa.struct(self.rows))
-        for _, read in self.store.readers(self.parts[number]):
+        for _, read in self.store.group_readers(self.parts[number]):
             changes = conform(read(schema.names), schema).to_batches()
             yield from (digest_sides(batch, self.rows.names) for batch in guard(changes))
 
@@ -126,7 +126,11 @@ def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileM
     """The first matches of each row number; `counts` has for each row number how many are wanted."""
     remaining, first = counts.copy(), list[FileMatches]()
     for match in matches:
-        is_first = mask_first(match.keys, remaining)
+        is_first = mask_first(match.key_indices, remaining)
         if is_first.any():
-            first.append(replace(match, rows=match.rows[is_first], keys=match.keys[is_first]))
+            first.append(
+                replace(
+                    match, row_numbers=match.row_numbers[is_first], key_indices=match.key_indices[is_first]
+                )
+            )
     return first

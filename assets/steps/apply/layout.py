@@ -30,7 +30,7 @@ def follow_layout(
     Maps each table with a changed replica to the Delta versions before and after the change.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
-    state, properties_json = record.state(), layout.delta_json()
+    state, properties_json = record.state(), layout.properties_json()
     if state.properties == properties_json:
         return {}
     versions = {}

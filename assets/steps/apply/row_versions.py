@@ -248,7 +248,7 @@ class VersionsWriter:
             times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.from_changes(pa.concat_tables(times))
         matches = self._find_present_versions(keyed)
-        has_version = keyed.presence(match.keys for match in matches)
+        has_version = keyed.presence(match.key_indices for match in matches)
         changes, change_indices = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
         lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncate_lsns, np.int64)])[change_indices]
         places = np.concatenate([keyed.places, np.full(len(keyed.truncate_lsns), NONE)])[change_indices]
@@ -303,17 +303,17 @@ class VersionsWriter:
         ends = outcome.versions.ends
         if outcome.truncate_commit is None:
             matches = [match.select_keys(ends != NONE) for match in outcome.matches]
-            matches = [match for match in matches if len(match.rows)]
-            return matches, [ends[match.keys] for match in matches]
+            matches = [match for match in matches if len(match.row_numbers)]
+            return matches, [ends[match.key_indices] for match in matches]
         match_by_file = {match.name: match for match in outcome.matches}
         ending_commits = list[Numbers]()
         present_versions = find_present_versions(self._stored_versions.committer, self.table.path)
         for match in present_versions:
             # Versions of keys without a change end with the first TRUNCATE.
-            file_ending_commits = np.full(len(match.rows), outcome.truncate_commit, np.int64)
+            file_ending_commits = np.full(len(match.row_numbers), outcome.truncate_commit, np.int64)
             if (match_of_keys := match_by_file.get(match.name)) is not None:
-                file_ending_commits[np.searchsorted(match.rows, match_of_keys.rows)] = ends[
-                    match_of_keys.keys
+                file_ending_commits[np.searchsorted(match.row_numbers, match_of_keys.row_numbers)] = ends[
+                    match_of_keys.key_indices
                 ]
             ending_commits.append(file_ending_commits)
         return present_versions, ending_commits

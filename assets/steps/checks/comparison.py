@@ -95,7 +95,7 @@ class TableSides:
         """Compare the two sides."""
         if self.row_hash is None:
             return self._compare_by_spark(None)
-        size = max(self.make_chunks(self.select_list).bytes, self.lake.records.size(self.path))
+        size = max(self.make_chunks(self.select_list).bytes, self.lake.records.size_bytes(self.path))
         if (reader := self._local_reader(size)) is not None:
             return self._compare_in_process(reader, None)
         publisher, replica = self._compute_checksums(self.row_hash)

@@ -183,7 +183,7 @@ class _FilteredReplica:
         subscription, lake, replicated_table = self.subscription, self.lake, self.replicated_table
         path = lake.paths.replica(subscription.name, *self.state.name)
         if self.filters is None:
-            return TableConformity(lake.count(path))
+            return TableConformity(lake.count_rows(path))
         row_filters = parse_filters(subscription, replicated_table, self.filters)
         key = [name for name in replicated_table.columns if name in replicated_table.key]
         # At least one column is read; otherwise there would be no rows to count.

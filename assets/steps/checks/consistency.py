@@ -169,7 +169,9 @@ class SubscriptionAtLsn:
         def parallelism(size: int) -> int:
             # If this process reads both sides, it queries the publisher in this many sessions.
             policy = self.lake.policy
-            return policy.parts_in_parallel(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
+            return (
+                policy.count_parallel_parts(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
+            )
 
         def make_chunks(expressions: Sequence[str]) -> Chunks:
             return build_chunk_queries(

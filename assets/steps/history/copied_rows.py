@@ -39,7 +39,7 @@ def begin_history(
     if position >= state.lsn:
         return
     replica_path, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
-    size = lake.records.size(replica_path)
+    size = lake.records.size_bytes(replica_path)
     committer, reader = (
         lake.policy.choose_file_committer(history_path, schema),
         lake.policy.find_reader(replica_path),

@@ -21,7 +21,7 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 
 def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
     """The mask of the keys that have a row in memory (`rows`); it has an element for each key in `matches` too."""
-    highest_key = max((int(keys.max(initial=0)) for keys in (m.keys for m in matches)), default=0)
+    highest_key = max((int(keys.max(initial=0)) for keys in (m.key_indices for m in matches)), default=0)
     highest_key = max(highest_key, *(int(keys.max(initial=0)) for keys, _ in rows), 0)
     has_row = np.zeros(highest_key + 1, np.bool_)
     for keys, _ in rows:
@@ -67,16 +67,16 @@ class EndsInMemory:
         parts, beginning_count = [beginning_schema.empty_table().combine_chunks()], 0
         for match, file_ending_commits in ended:
             has_one_commit = match.name in single_commit_files
-            row_numbers = match.rows[:1] if has_one_commit else match.rows
+            row_numbers = match.row_numbers[:1] if has_one_commit else match.row_numbers
             batches = [
                 batch
                 for _, batch in read_rows(store, join_path(folder, match.name), beginning_schema, row_numbers)
             ]
             parts.append(pa.Table.from_batches(batches, beginning_schema))
-            beginning_indices[match.keys] = beginning_count + (
+            beginning_indices[match.key_indices] = beginning_count + (
                 0 if has_one_commit else np.arange(len(row_numbers))
             )
-            ending_commits[match.keys] = file_ending_commits
+            ending_commits[match.key_indices] = file_ending_commits
             beginning_count += len(row_numbers)
         (beginnings,) = pa.concat_tables(parts).combine_chunks().to_batches()
         return cls(schema, rows, beginnings, beginning_indices, ending_commits, commits)

@@ -186,7 +186,7 @@ class VersionTable:
         change = VersionChange.plan_all_ends(stored_versions, lsn, time)
 
         def write_rows() -> list[pa.Table]:
-            size = lake.records.size(replica)
+            size = lake.records.size_bytes(replica)
             row_writer = RowWriter(
                 lake.store,
                 self.path,
@@ -368,8 +368,8 @@ class VersionChange:
         lake, matches = table.lake, list[FileMatches]()
         if lake.records.exists(table.path):
             matches = find_present_versions(table.committer, table.path)
-        ending_commits = [np.zeros_like(match.rows) for match in matches]
-        change_bytes = sum(match.size for match in matches)
+        ending_commits = [np.zeros_like(match.row_numbers) for match in matches]
+        change_bytes = sum(match.size_bytes for match in matches)
         return cls.plan_ends(
             table, matches, ending_commits, Commits.single_commit(lsn_before(lsn), time), change_bytes
         )
@@ -396,7 +396,7 @@ class VersionChange:
                 list(starmap(self._file_with_ends, ends_in_files)),
             )
             ending_task = _EndingTask(lake.store, path, schema, size, self.commits, files)
-            runner = lake.policy.choose_runner(sum(match.size for match, _ in ends_in_files))
+            runner = lake.policy.choose_runner(sum(match.size_bytes for match, _ in ends_in_files))
             file_tables = [runner.run(ending_task, len(files))] if files else []
             if ends_in_memory:
                 single_commit_files = committer.local.find_single_value_files(path, VALID_FROM_LSN)
@@ -411,9 +411,9 @@ class VersionChange:
                 )
             return pa.concat_tables([FILE_SCHEMA.empty_table(), *file_tables, *write_new_versions()])
 
-        schema = committer.schema(path) if lake.records.exists(path) else table.schema
+        schema = committer.table_schema(path) if lake.records.exists(path) else table.schema
         if not self.ended_rows.are_marked:
-            removed_size_by_path = {match.path: match.size for match in self.ended_rows.matches}
+            removed_size_by_path = {match.log_path: match.size_bytes for match in self.ended_rows.matches}
             committer.commit(
                 write_all_files,
                 path,
@@ -422,7 +422,7 @@ class VersionChange:
                 removed_size_by_path,
             )
             return
-        marked_files = committer.marked_files(path, self.ended_rows.matches, expected_version)
+        marked_files = committer.prepare_marked_files(path, self.ended_rows.matches, expected_version)
         if marked_files is None:
             raise _altered_table_error(path)
         committer.commit_marked(write_all_files, path, marked_files, position, expected_version)
@@ -433,8 +433,8 @@ class VersionChange:
         if not rows:
             return [], ends
         has_row = mask_keys(rows, self.ended_rows.matches)
-        ends_in_memory = [each for each in ends if has_row[each[0].keys].all()]
-        return ends_in_memory, [each for each in ends if not has_row[each[0].keys].all()]
+        ends_in_memory = [each for each in ends if has_row[each[0].key_indices].all()]
+        return ends_in_memory, [each for each in ends if not has_row[each[0].key_indices].all()]
 
     def _file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> _FileWithEnds:
-        return _FileWithEnds(match.name, match.rows, ending_commits, not self.ended_rows.are_marked)
+        return _FileWithEnds(match.name, match.row_numbers, ending_commits, not self.ended_rows.are_marked)

@@ -214,7 +214,7 @@ class BatchCopy:
             select_list = copy_select_list(self.subscription, table, snapshot)
             try:
                 chunks = build_chunk_queries(
-                    connection, table, select_list, catalog, self.lake.policy.parts_in_parallel
+                    connection, table, select_list, catalog, self.lake.policy.count_parallel_parts
                 )
             except LockedTableError as error:
                 locked[name] = error

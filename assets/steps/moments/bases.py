@@ -212,7 +212,8 @@ class _BaseSearch:
                 end
                 for end in slice_ends
                 if end not in copied_slices
-                or delta_rs.least(base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}") is not None
+                or delta_rs.least_value(base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}")
+                is not None
             ]
 
     def _refuse_gap(

@@ -92,7 +92,7 @@ def copy_slice(
 def _read_slice(lake: Lake, stored_slices: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
     assert stored_slices.schema.names[0] == "slice"
-    for _, read in lake.store.readers(stored_slices.row_groups):
+    for _, read in lake.store.group_readers(stored_slices.row_groups):
         rows = read(stored_slices.schema.names)
         if (part := rows.filter(pc.equal(rows["slice"], end))).num_rows:
             yield from conform(part, stored_slices.schema).to_batches()

@@ -327,7 +327,7 @@ class _Maintainer:
     def files(self, path: str) -> list[File]:
         """The files of a table."""
         with self._lake.access.translate_errors(path):
-            return table_maintenance(self._lake, path).files()
+            return table_maintenance(self._lake, path).list_file_times_and_sizes()
 
     def maintain(
         self,

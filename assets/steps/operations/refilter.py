@@ -152,7 +152,7 @@ class Refilter:
         wanted = self.subscription.definition(replicated, self.catalog)
         if wanted.metadata:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
-        if source.layout.plain_names != self.subscription.layout.plain_names:
+        if source.layout.uses_plain_names != self.subscription.layout.uses_plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
         history_choice = self.subscription.histories.table_choice(state.name)
         if history_choice.initial or history_choice.scd2:
@@ -286,7 +286,7 @@ class Refilter:
         if record.fence() > lsn:
             states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
             raise OvertakenError(record.path)
-        return lake.count(path)
+        return lake.count_rows(path)
 
     def _refuse_gap(self, lsn: int) -> None:
         """Raise PgsieveError if the table would not get all changes from the LSN on.

@@ -18,7 +18,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.catalog import SparkCatalog, is_location_of, quote_table_name
 from pgsieve.resources.lake.catalog_names import CatalogName, format_catalog_name
-from pgsieve.resources.lake.delta.errors import spark_message
+from pgsieve.resources.lake.delta.errors import describe_spark_error
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 
@@ -89,7 +89,7 @@ class Registration:
             if is_location_of(catalog.location(name), path):
                 return  # Another run has registered the name at the same time.
             raise CatalogNameError(
-                f'subscription "{self.subscription.name}": the catalog does not take {quote_table_name(name)}: {spark_message(error)}',
+                f'subscription "{self.subscription.name}": the catalog does not take {quote_table_name(name)}: {describe_spark_error(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
                 " that this user may create tables and databases there",
             ) from error

@@ -26,10 +26,10 @@ from pgsieve.resources.lake.delta.errors import (
     RefusedTableError,
     SparkLostError,
     StoreUnavailableError,
+    describe_spark_error,
     find_illegible_file,
     find_missing_file,
     raise_if_executor_error,
-    spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import (
@@ -99,7 +99,7 @@ def reason(lake: Lake, error: Exception) -> str:
         if is_transient(executor_error):
             raise
         return executor_error.message
-    return spark_message(error)
+    return describe_spark_error(error)
 
 
 def full_reason(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:

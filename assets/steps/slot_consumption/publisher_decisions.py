@@ -40,7 +40,7 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     As long as a prepared transaction waits for its second phase, there are none, because it was received as captured.
     """
     path = PreparedTransactions(lake, feed).path
-    if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count(path):
+    if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count_rows(path):
         return ()
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 

@@ -27,7 +27,7 @@ from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import EncodedMessages
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
+from pgsieve.resources.lake.stores.batch_cache import BatchCache, current_batch_cache
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
 #: An ordinal that is smaller than those of all changes in a transaction.
@@ -108,7 +108,7 @@ class StoredMessages:
     groups: Sequence[RowGroup]
     ends: frozenset[int]
     choices: tuple[Choice, ...] = ()
-    shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
+    shared: BatchCache = field(default_factory=partial(BatchCache, 0), compare=False, repr=False)
 
     def sources(self, parallelism: int) -> "list[MessageSource]":
         """Divide the messages into parts of limited size. `parallelism` parts are transformed at the same time."""
@@ -119,7 +119,7 @@ class StoredMessages:
 
         Of a group in which no message is selected, only the columns `_CHOICE_COLUMNS` are read.
         """
-        for group, read in self.store.readers(groups):
+        for group, read in self.store.group_readers(groups):
             place, names = (group.file, group.number), tuple(columns)
             mask = self.shared.get(
                 (place, self.ends, self.choices), partial(self._chosen, read, place)
@@ -192,7 +192,7 @@ class _Groups:
 
 
 def _shared_filter_columns(
-    shared: SharedReads, key: Hashable, read: FilterColumns, make: Callable[[], pa.RecordBatch]
+    shared: BatchCache, key: Hashable, read: FilterColumns, make: Callable[[], pa.RecordBatch]
 ) -> pa.RecordBatch:
     return shared.get((key, read), make)
 
@@ -321,7 +321,9 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
     if (stored := lake.find_stored_slices(path, ends, must_exist=True)) is not None:
         return Messages(
             frame,
-            stored=StoredMessages(lake.store, stored.row_groups, frozenset(ends), shared=shared_reads()),
+            stored=StoredMessages(
+                lake.store, stored.row_groups, frozenset(ends), shared=current_batch_cache()
+            ),
         )
     messages = frame()
     return Messages(lambda: messages)

@@ -125,7 +125,7 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
     # The size of the slice is not recorded without a summary, so the size of the whole change log is used.
-    size = None if lake.is_reached_by_spark_only else lake.records.size(path)
+    size = None if lake.is_reached_by_spark_only else lake.records.size_bytes(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.read_slice_rows(path, [end], size, columns=columns)
     if rows is None:

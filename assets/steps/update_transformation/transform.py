@@ -350,7 +350,7 @@ def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
         return stored_tally(lake.read_slices(path, [end]), key)
     tally = empty_tally()
     with lake.access.translate_errors(path):
-        for _, read in lake.store.readers(stored_slices.row_groups):
+        for _, read in lake.store.group_readers(stored_slices.row_groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
             )

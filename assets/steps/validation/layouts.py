@@ -53,7 +53,7 @@ def clustering_columns(
 
 def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
     """Maps each table that would share its folder with another table to an error."""
-    template = subscription.layout.folders
+    template = subscription.layout.folder_template
     if template == DEFAULT_FOLDER_TEMPLATE:
         return {}
     names_by_folder: dict[str, list[Name]] = {}

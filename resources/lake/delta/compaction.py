@@ -49,8 +49,8 @@ def compact(local: LocalRecords, path: str) -> int:
     The rows of only one row group are in memory at a time.
     """
     return sum(
-        _replace_files(local, path, removed, _read_rows(local, path, removed))
-        for removed in _group_files(
+        _replace_files(local, path, removed_files, _read_rows(local, path, removed_files))
+        for removed_files in _group_files(
             _replaceable_files(local.open_table(path)), target_file_bytes(local.properties(path))
         )
     )
@@ -61,11 +61,11 @@ def cluster(local: LocalRecords, path: str, columns: Sequence[str]) -> int:
 
     Returns by how much the number of files has decreased. All rows are in memory, so the table must be small.
     """
-    removed = _replaceable_files(local.open_table(path))
-    if not removed:
+    removed_files = _replaceable_files(local.open_table(path))
+    if not removed_files:
         return 0
-    rows = pa.Table.from_batches(_read_rows(local, path, removed), local.arrow_schema(path))
-    return _replace_files(local, path, removed, sort_by_z_order(rows, columns).to_batches())
+    rows = pa.Table.from_batches(_read_rows(local, path, removed_files), local.arrow_schema(path))
+    return _replace_files(local, path, removed_files, sort_by_z_order(rows, columns).to_batches())
 
 
 def _replaceable_files(table: DeltaTable) -> SizeByPath:
@@ -102,23 +102,23 @@ def _read_rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
     """Combine and divide batches, so that each result is a row group of at most about `size` bytes in memory."""
-    waiting_batches, rows, nbytes = list[pa.RecordBatch](), 0, 0
+    waiting_batches, row_count, nbytes = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
         if batch is not None:
             waiting_batches.append(batch)
-            rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-        if batch is None or rows >= ROW_GROUP_ROWS or nbytes >= size:
-            max_rows = min(ROW_GROUP_ROWS, rows * size // max(nbytes, 1))
+            row_count, nbytes = row_count + batch.num_rows, nbytes + batch.nbytes
+        if batch is None or row_count >= ROW_GROUP_ROWS or nbytes >= size:
+            max_rows = min(ROW_GROUP_ROWS, row_count * size // max(nbytes, 1))
             yield from (
                 pa.Table.from_batches(waiting_batches, schema).combine_chunks().to_batches(max(max_rows, 1))
             )
-            waiting_batches, rows, nbytes = [], 0, 0
+            waiting_batches, row_count, nbytes = [], 0, 0
 
 
 def _replace_files(
-    local: LocalRecords, path: str, removed: SizeByPath, batches: Iterable[pa.RecordBatch]
+    local: LocalRecords, path: str, removed_files: SizeByPath, batches: Iterable[pa.RecordBatch]
 ) -> int:
-    """Commit files with these rows, which replace the `removed` files.
+    """Commit files with these rows, which replace `removed_files`.
 
     Return by how much the number of files has decreased.
     """
@@ -128,15 +128,15 @@ def _replace_files(
         time.time_ns() // 1_000_000,
     )
     groups = _row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
-    added = [
+    added_files = [
         file
         for row in write_files(path, schema, groups, store=local.store, size=size)
         for file in row.to_pylist()
     ]
     actions: list[AddAction | RemoveAction] = [
-        AddAction(file["path"], file["size"], {}, now_ms, False, file["stats"]) for file in added
+        AddAction(file["path"], file["size"], {}, now_ms, False, file["stats"]) for file in added_files
     ]
-    actions += [make_removal(name, bytes_, now_ms, changes=False) for name, bytes_ in removed.items()]
+    actions += [make_removal(name, bytes_, now_ms, changes=False) for name, bytes_ in removed_files.items()]
 
     def commit() -> None:
         metadata = kept_position_metadata(local.position(path))
@@ -144,7 +144,7 @@ def _replace_files(
         table = local.open_table(path)
         # If another process has marked some rows of a file as deleted, the file still has the same name. So check also
         # that the table has no marked rows.
-        if not (removed.keys() <= _replaceable_files(table).keys() and is_plain(table)):
+        if not (removed_files.keys() <= _replaceable_files(table).keys() and is_plain(table)):
             raise OvertakenError(path)
         table.create_write_transaction(
             actions,
@@ -156,4 +156,4 @@ def _replace_files(
         )
 
     retry_commit(commit)()
-    return len(removed) - len(added)
+    return len(removed_files) - len(added_files)

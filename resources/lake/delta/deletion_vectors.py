@@ -57,25 +57,29 @@ _IDENTITY_FIELDS = ("path", "partitionValues", "size", "deletionVector")
 class MarkedFile:
     """A file of a table: its last `add` action, and the numbers of all its deleted rows, in ascending order.
 
-    If a task has already written the deletion vector of these rows, `rows` is None, and `vector` is the descriptor
+    If a task has already written the deletion vector of these rows, `row_numbers` is None, and `vector` is the descriptor
     of the vector.
     """
 
     add_action: Action
-    rows: RowNumbers | None
+    row_numbers: RowNumbers | None
     vector: Action | None = None
 
     @property
     def is_fully_deleted(self) -> bool:
         """True if all rows of the file are deleted."""
-        return self._deleted_count == row_count(self.add_action)
+        return self._deleted_count == count_rows(self.add_action)
 
     @property
     def _deleted_count(self) -> int:
-        return int((self.vector or {}).get("cardinality", 0)) if self.rows is None else len(self.rows)
+        return (
+            int((self.vector or {}).get("cardinality", 0))
+            if self.row_numbers is None
+            else len(self.row_numbers)
+        )
 
 
-def row_count(add_action: Action) -> int:
+def count_rows(add_action: Action) -> int:
     """The number of rows in the file of an `add` action. Rows that are marked as deleted are counted, too."""
     return int(json.loads(add_action["stats"])["numRecords"])
 
@@ -137,9 +141,11 @@ def commit_marked(
                 }
             }
         )
-    vectors = iter(_write_vectors(log, [file.rows for file in partly_deleted if file.rows is not None]))
+    vectors = iter(
+        _write_vectors(log, [file.row_numbers for file in partly_deleted if file.row_numbers is not None])
+    )
     for file in partly_deleted:
-        vector = file.vector if file.rows is None else next(vectors)
+        vector = file.vector if file.row_numbers is None else next(vectors)
         # The remaining rows are still within the bounds, but may no longer reach them.
         stats = json.dumps({**json.loads(file.add_action["stats"]), "tightBounds": False})
         actions.append(

@@ -88,7 +88,7 @@ class LocalRecords(Commits):
 
     def release_tables(self) -> None:
         """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
-        self._tables.release()
+        self._tables.release_tables()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition is true. Empty if there is no table."""
@@ -215,11 +215,11 @@ class LocalRecords(Commits):
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""
         return find_version_of_position(self.open_table(path).history(SEARCHED_COMMITS), position)
 
-    def size(self, path: str) -> int:
+    def size_bytes(self, path: str) -> int:
         """The bytes of all files of a table."""
         return sum(pa.table(self.open_table(path).get_add_actions())["size_bytes"].to_pylist())
 
-    def count(self, path: str) -> int:
+    def count_rows(self, path: str) -> int:
         """The number of rows of a table."""
         return int(query_table(self.open_table(path), "select count(*) as rows from t")["rows"][0].as_py())
 
@@ -228,14 +228,14 @@ class LocalRecords(Commits):
         (newest,) = self.open_table(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
-    def least(self, path: str, column: str, where: str) -> Any:
+    def least_value(self, path: str, column: str, where: str) -> Any:
         """The least value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         least = query_table(
             self.open_table(path), f"select min({quote_column(column)}) as m from t where {where}"
         )["m"]
         return least[0].as_py()
 
-    def greatest(self, path: str, column: str, where: str) -> Any:
+    def greatest_value(self, path: str, column: str, where: str) -> Any:
         """The greatest value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         greatest = query_table(
             self.open_table(path), f"select max({quote_column(column)}) as m from t where {where}"

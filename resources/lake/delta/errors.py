@@ -320,11 +320,11 @@ def first_message_line(error: BaseException) -> str:
         return condition[1]
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and _STORE_ERROR.match(lines[0]):
-        return conceal_passwords(_store_message(lines))
+        return conceal_passwords(_join_store_message(lines))
     return conceal_passwords(next(iter(lines), type(error).__name__))
 
 
-def _store_message(lines: Sequence[str]) -> str:
+def _join_store_message(lines: Sequence[str]) -> str:
     """The message of delta-rs about a request.
 
     The answer of the store is left out, because it contains the signed request.
@@ -340,7 +340,7 @@ def _store_message(lines: Sequence[str]) -> str:
     return text + (f" ({code[1]})" if code else "")
 
 
-def spark_message(error: BaseException) -> str:
+def describe_spark_error(error: BaseException) -> str:
     """The message of an error of Spark, without values of cells.
 
     For an error in the data it is the name of Spark's error condition, or PostgreSQL's message and SQLSTATE.

@@ -78,25 +78,27 @@ def find_rows(
 class FileMatches:
     """The rows of a file that match.
 
-    `rows` are their numbers, which ascend, and `keys` is for each row the index of its key.
+    `row_numbers` are their numbers, which ascend, and `key_indices` is for each row the index of its key.
 
     - `name`: the name of the file relative to the table's folder
-    - `path`: the path of the file in the table's log
-    - `size`: the bytes of the file
-    - `deleted`: the numbers of the rows that a deletion vector marks; `rows` contains none of them
+    - `log_path`: the path of the file in the table's log
+    - `size_bytes`: the bytes of the file
+    - `deleted_row_numbers`: the numbers of the rows that a deletion vector marks; `row_numbers` contains none of them
     """
 
     name: str
-    path: str
-    size: int
-    rows: npt.NDArray[np.int64]
-    keys: npt.NDArray[np.int64]
-    deleted: npt.NDArray[np.int64]
+    log_path: str
+    size_bytes: int
+    row_numbers: npt.NDArray[np.int64]
+    key_indices: npt.NDArray[np.int64]
+    deleted_row_numbers: npt.NDArray[np.int64]
 
     def select_keys(self, mask: npt.NDArray[np.bool_]) -> "FileMatches":
         """The matches of those keys that the mask selects."""
-        is_selected = mask[self.keys]
-        return replace(self, rows=self.rows[is_selected], keys=self.keys[is_selected])
+        is_selected = mask[self.key_indices]
+        return replace(
+            self, row_numbers=self.row_numbers[is_selected], key_indices=self.key_indices[is_selected]
+        )
 
 
 def find_key_matches(
@@ -127,14 +129,14 @@ def find_key_matches(
     if max_bytes is None:
         return list(_matched_files(table, path, store, keys, names, deleted_rows_by_file(table)))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
-    if not is_plain(table) or size > 2 * max_bytes:
+    needed_bytes = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
+    if not is_plain(table) or needed_bytes > 2 * max_bytes:
         return None
-    matches, size = list[FileMatches](), 0
+    matches, needed_bytes = list[FileMatches](), 0
     for match in _matched_files(table, path, store, keys, names, {}):
         matches.append(match)
-        size += match.size
-        if size > max_bytes:
+        needed_bytes += match.size_bytes
+        if needed_bytes > max_bytes:
             return None
     return matches
 
@@ -163,11 +165,13 @@ def _matched_files(
         if (np.diff(row_numbers) < 0).any():
             order = np.argsort(row_numbers)
             row_numbers, key_indices = row_numbers[order], key_indices[order]
-        marked = deleted.get(name, no_rows)
+        deleted_row_numbers = deleted.get(name, no_rows)
         is_present = np.ones(rows.num_rows, np.bool_)
-        is_present[marked] = False
+        is_present[deleted_row_numbers] = False
         is_match = is_present[row_numbers]
-        return FileMatches(name, log_path, size, row_numbers[is_match], key_indices[is_match], marked)
+        return FileMatches(
+            name, log_path, size, row_numbers[is_match], key_indices[is_match], deleted_row_numbers
+        )
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
@@ -176,7 +180,7 @@ def _matched_files(
         # Search only a few files at a time, because the caller may stop before the last one.
         for begin in range(0, len(files), _PARALLEL_FILES):
             matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
-            yield from (match for match in matches if len(match.rows))
+            yield from (match for match in matches if len(match.row_numbers))
 
 
 @dataclass(frozen=True)
@@ -210,15 +214,17 @@ def find_flagged_rows(
             is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
             is_selected = is_set == flag.is_set
         if candidates is None:
-            rows = np.setdiff1d(np.flatnonzero(is_selected), match.deleted)
-            matches.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
+            rows = np.setdiff1d(np.flatnonzero(is_selected), match.deleted_row_numbers)
+            matches.append(replace(match, row_numbers=rows, key_indices=np.zeros(len(rows), np.int64)))
         else:
             matches.append(
                 replace(
-                    match, rows=match.rows[is_selected[match.rows]], keys=match.keys[is_selected[match.rows]]
+                    match,
+                    row_numbers=match.row_numbers[is_selected[match.row_numbers]],
+                    key_indices=match.key_indices[is_selected[match.row_numbers]],
                 )
             )
-    return [match for match in matches if len(match.rows)]
+    return [match for match in matches if len(match.row_numbers)]
 
 
 def _row_count_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
@@ -301,14 +307,14 @@ class StoredFile(NamedTuple):
     """A file of a table.
 
     - `name`: the name relative to the table's folder
-    - `path`: the path in the table's log
-    - `size`: the bytes of the file
+    - `log_path`: the path in the table's log
+    - `size_bytes`: the bytes of the file
     - `row_count`: the number of rows; None if it is unknown
     """
 
     name: str
-    path: str
-    size: int
+    log_path: str
+    size_bytes: int
     row_count: int | None
 
 

@@ -82,24 +82,24 @@ class TableLayout:
 class SubscriptionLayout:
     """The layout of the replicas of a subscription.
 
-    - `folders`: the template of the replicas' folders
+    - `folder_template`: the template of the replicas' folders
     - `default_layout`: the layout of each table
     - `layout_by_table`: exceptions for some tables
-    - `plain_names`: whether columns get names that consist of `a-z`, `0-9` and `_`, and are derived from the
+    - `uses_plain_names`: whether columns get names that consist of `a-z`, `0-9` and `_`, and are derived from the
       publisher's names
     """
 
-    folders: str = DEFAULT_FOLDER_TEMPLATE
+    folder_template: str = DEFAULT_FOLDER_TEMPLATE
     default_layout: TableLayout = field(default_factory=TableLayout)
     layout_by_table: Mapping[TableName, TableLayout] = field(default_factory=dict)
-    plain_names: bool = False
+    uses_plain_names: bool = False
 
     def table_layout(self, name: TableName) -> TableLayout:
         """The layout of one table."""
         table = self.layout_by_table.get(name)
         return self.default_layout if table is None else table.with_defaults(self.default_layout)
 
-    def delta_json(self) -> str | None:
+    def properties_json(self) -> str | None:
         """The Delta properties of all tables as JSON, to be compared with a record. None if no property is set."""
         tables = {
             json.dumps(name): self.table_layout(name).delta_properties()
@@ -117,7 +117,7 @@ def target_file_bytes(properties: Mapping[str, str]) -> int:
 
 
 def parse_recorded_properties(text: str | None) -> set[str]:
-    """The names of the properties in a result of `delta_json` that was recorded."""
+    """The names of the properties in a result of `properties_json` that was recorded."""
     if text is None:
         return set()
     recorded = json.loads(text)

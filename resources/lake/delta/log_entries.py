@@ -30,18 +30,18 @@ class LogEntries:
     """The log entries of one table."""
 
     def __init__(self, path: str, store: Store) -> None:
-        self._path, self._log = path, f"{path}/_delta_log"
+        self._path, self._log_path = path, f"{path}/_delta_log"
         self._store, self._is_uri = store, is_uri(path)
-        self._folder = urlsplit(self._log).path.strip("/")
+        self._folder = urlsplit(self._log_path).path.strip("/")
         self._objects: Objects | None = open_objects(path, store.options) if self._is_uri else None
 
-    def stamps_since(self, version: int, newest: int) -> Mapping[int, Stamp]:
-        """The stamps of the entries of `version`, and of the version after `newest`, if these entries exist.
+    def stamps_since(self, version: int, newest_version: int) -> Mapping[int, Stamp]:
+        """The stamps of the entries of `version`, and of the version after `newest_version`, if these entries exist.
 
         The result may contain other entries, too.
         """
         if self._objects is None:
-            stamps = ((each, self.stamp(each)) for each in (version, newest + 1))
+            stamps = ((each, self.stamp(each)) for each in (version, newest_version + 1))
             return {each: stamp for each, stamp in stamps if stamp is not None}
         # The order of the names is the order of the versions.
         stamps_by_name = self._objects.stamps(
@@ -61,9 +61,9 @@ class LogEntries:
         if self._objects is not None:
             return self._objects.stamp(f"{self._folder}/{_entry_name(version)}")
         if self._is_uri:
-            return self._store.stamp(f"{self._log}/{_entry_name(version)}")
+            return self._store.stamp(f"{self._log_path}/{_entry_name(version)}")
         try:
-            entry = Path(self._log, _entry_name(version)).stat()
+            entry = Path(self._log_path, _entry_name(version)).stat()
         except OSError:
             return None
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
@@ -82,7 +82,7 @@ class LogEntries:
         elif self._is_uri:
             return
         else:
-            defect = find_defect(Path(self._log, _entry_name(version)).read_bytes())
+            defect = find_defect(Path(self._log_path, _entry_name(version)).read_bytes())
         if defect is not None:
             raise damaged_log_error(self._path, f"its entry {version} {defect}")
 

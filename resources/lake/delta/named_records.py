@@ -106,15 +106,15 @@ class NamedRecords:
         with self._translate_errors(path):
             return self._records.version_of_position(path, position)
 
-    def size(self, path: str) -> int:
+    def size_bytes(self, path: str) -> int:
         """The bytes of all files of a table."""
         with self._translate_errors(path):
-            return self._records.size(path)
+            return self._records.size_bytes(path)
 
-    def count(self, path: str) -> int:
+    def count_rows(self, path: str) -> int:
         """The number of rows of a table."""
         with self._translate_errors(path):
-            return self._records.count(path)
+            return self._records.count_rows(path)
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order."""

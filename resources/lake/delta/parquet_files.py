@@ -157,32 +157,38 @@ def leaf_columns(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTyp
         yield path, kind
 
 
-def _statistics_json(metadata: pq.FileMetaData) -> str:
+def _statistics_json(footer: pq.FileMetaData) -> str:
     """Delta's statistics of a file, as JSON.
 
     They are the number of rows and, for columns that are not nested, the number of NULLs and exact bounds. Long
     texts have no bounds, because their bounds would have to be truncated.
     """
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
-    for i in range(metadata.num_columns):
-        column = metadata.schema.column(i)
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    min_values, max_values, null_counts = dict[str, str](), dict[str, str](), dict[str, str]()
+    for i in range(footer.num_columns):
+        column = footer.schema.column(i)
         statistics = [group.column(i).statistics for group in groups]
         if column.path != column.name or not groups or any(s is None for s in statistics):
             continue
         if i < _INDEXED_COLUMNS and all(s.has_null_count for s in statistics):
-            nulls[column.name] = str(sum(s.null_count for s in statistics))
+            null_counts[column.name] = str(sum(s.null_count for s in statistics))
         if (read_bound := _bound_reader(column, i)) is None or not all(s.has_min_max for s in statistics):
             continue
-        low, high = [read_bound(s.min_raw) for s in statistics], [read_bound(s.max_raw) for s in statistics]
-        if None not in (*low, *high):
-            least[column.name], greatest[column.name] = _to_json(min(low)), _to_json(max(high))
+        lower_bounds, upper_bounds = (
+            [read_bound(s.min_raw) for s in statistics],
+            [read_bound(s.max_raw) for s in statistics],
+        )
+        if None not in (*lower_bounds, *upper_bounds):
+            min_values[column.name], max_values[column.name] = (
+                _to_json(min(lower_bounds)),
+                _to_json(max(upper_bounds)),
+            )
     return _to_json_object(
         {
-            "numRecords": str(metadata.num_rows),
-            "minValues": _to_json_object(least),
-            "maxValues": _to_json_object(greatest),
-            "nullCount": _to_json_object(nulls),
+            "numRecords": str(footer.num_rows),
+            "minValues": _to_json_object(min_values),
+            "maxValues": _to_json_object(max_values),
+            "nullCount": _to_json_object(null_counts),
         }
     )
 

@@ -213,10 +213,10 @@ class Records(Protocol):
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""
 
-    def size(self, path: str) -> int:
+    def size_bytes(self, path: str) -> int:
         """The bytes of all files of a table."""
 
-    def count(self, path: str) -> int:
+    def count_rows(self, path: str) -> int:
         """The number of rows of a table."""
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:

@@ -75,7 +75,7 @@ def enable_marking(commits: Commits, path: str) -> None:
     deletion_vectors.enable_vectors(log, table, commit_info)
 
 
-def markable_files(
+def find_markable_files(
     commits: Commits, path: str, names: Collection[str], expected_version: int
 ) -> dict[str, Action]:
     """Maps the names of some files to their `add` actions. Raises UnmarkableError if rows of the table cannot be marked."""
@@ -84,7 +84,7 @@ def markable_files(
     return deletion_vectors.find_add_actions(log, expected_version, names)
 
 
-def marked_files(
+def prepare_marked_files(
     commits: Commits, path: str, matches: Sequence[FileMatches], expected_version: int
 ) -> list[MarkedFile]:
     """The files that contain `matches`, with their `add` actions, and with these rows marked as deleted, for `mark_rows`.
@@ -92,15 +92,15 @@ def marked_files(
     Raises UnmarkableError if rows of the table cannot be marked.
     """
     return mark_matches(
-        markable_files(commits, path, {match.name for match in matches}, expected_version), matches
+        find_markable_files(commits, path, {match.name for match in matches}, expected_version), matches
     )
 
 
 def mark_matches(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
-    """The files that contain `matches`, with these rows marked as deleted. `files` is a result of `markable_files`."""
+    """The files that contain `matches`, with these rows marked as deleted. `files` is a result of `find_markable_files`."""
     # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long.
     return [
-        MarkedFile(files[match.name], np.sort(np.concatenate([match.deleted, match.rows])))
+        MarkedFile(files[match.name], np.sort(np.concatenate([match.deleted_row_numbers, match.row_numbers])))
         for match in matches
     ]
 

@@ -225,13 +225,13 @@ class SparkRecords:
         )
         return find_version_of_position([row.asDict() for row in history.collect()], position)
 
-    def size(self, path: str) -> int:
+    def size_bytes(self, path: str) -> int:
         """The bytes of all files of a table."""
         row = self._get_session().sql(f"describe detail delta.{quote_name(path)}").first()
         assert row is not None
         return int(row["sizeInBytes"])
 
-    def count(self, path: str) -> int:
+    def count_rows(self, path: str) -> int:
         """The number of rows of a table."""
         return self._query_cache.get(
             path, "count", lambda: self._get_session().read.format("delta").load(path).count()

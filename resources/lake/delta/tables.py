@@ -231,7 +231,7 @@ class Tables:
                 own_tables.popitem(last=False)
         return table
 
-    def release(self) -> None:
+    def release_tables(self) -> None:
         """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
         own_tables = self._own_tables()
         if check_results := self._check_results():

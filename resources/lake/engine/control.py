@@ -24,7 +24,7 @@ from pgsieve import __version__
 from pgsieve.resources.lake.engine import server
 from pgsieve.resources.lake.engine.installed_code import code_digest
 from pgsieve.resources.lake.engine.record import (
-    SOCKET,
+    SOCKET_NAME,
     EngineError,
     EngineFolder,
     EngineRecord,
@@ -53,7 +53,7 @@ class EngineUse:
     @property
     def target(self) -> str:
         """The engine's address for gRPC."""
-        return f"unix:/proc/self/fd/{self.folder_descriptor}/{SOCKET}"
+        return f"unix:/proc/self/fd/{self.folder_descriptor}/{SOCKET_NAME}"
 
     def close(self) -> None:
         """End the use."""
@@ -138,7 +138,7 @@ def launch(
         if record is not None:
             if record.fingerprint == compute_fingerprint(settings):
                 return False
-            _replace(folder, record)
+            _end_other_engine(folder, record)
         with folder.open_within() as descriptor:
             log = os.open(
                 folder.log_path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=descriptor
@@ -156,7 +156,9 @@ def launch(
                 start_new_session=True,
             )
             os.close(log)
-        plan = server.Plan(compute_fingerprint(settings), max_idle.total_seconds(), owner, dict(settings))
+        plan = server.EnginePlan(
+            compute_fingerprint(settings), max_idle.total_seconds(), owner, dict(settings)
+        )
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(asdict(plan)).encode())
@@ -179,7 +181,7 @@ def _lock_start(folder: EngineFolder) -> Iterator[bool]:
             lock.close()
 
 
-def _replace(folder: EngineFolder, record: EngineRecord) -> None:
+def _end_other_engine(folder: EngineFolder, record: EngineRecord) -> None:
     """End an engine with other settings. Raises EngineError if a process uses it."""
     use_lock = folder.lock("used")
     if use_lock is None:

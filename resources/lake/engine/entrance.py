@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from pgsieve.resources.lake.engine.peer import is_of_process, is_own
-from pgsieve.resources.lake.engine.record import SOCKET
+from pgsieve.resources.lake.engine.record import SOCKET_NAME
 
 _CHUNK_BYTES = 1 << 20
 _CONNECT_SECONDS = 10.0
@@ -39,15 +39,15 @@ def connect_to_process(pid: int, port: int) -> socket.socket | None:
 def open_entrance(pid: int, port: int) -> None:
     """Let this user's processes reach Spark through a socket in the current folder, until this process ends."""
     with suppress(FileNotFoundError):
-        Path(SOCKET).unlink()
+        Path(SOCKET_NAME).unlink()
     entrance = socket.socket(socket.AF_UNIX)
     # The name is relative to the current folder, because the whole path may be too long for the address of a socket.
-    entrance.bind(SOCKET)
+    entrance.bind(SOCKET_NAME)
     entrance.listen()
-    Thread(target=_admit, args=(entrance, pid, port), daemon=True).start()
+    Thread(target=_accept_connections, args=(entrance, pid, port), daemon=True).start()
 
 
-def _admit(entrance: socket.socket, pid: int, port: int) -> None:
+def _accept_connections(entrance: socket.socket, pid: int, port: int) -> None:
     """Accept connections for ever. Each connection has a thread."""
     while True:
         client, _ = entrance.accept()

@@ -25,8 +25,8 @@ from typing import IO
 from pgsieve.decoding.errors import PgsieveError
 
 #: The name of the socket, which is in the folder.
-SOCKET = "socket"
-_RECORD = "engine.json"
+SOCKET_NAME = "socket"
+_RECORD_NAME = "engine.json"
 
 
 class EngineError(PgsieveError):
@@ -63,7 +63,7 @@ class EngineFolder:
     @property
     def address(self) -> str:
         """The engine's address, for messages."""
-        return f"unix:{self.path / SOCKET}"
+        return f"unix:{self.path / SOCKET_NAME}"
 
     @property
     def log_path(self) -> Path:
@@ -127,7 +127,7 @@ class EngineFolder:
     def read_record(self) -> EngineRecord | None:
         """The record of the engine that is serving. None if no engine is serving."""
         with suppress(OSError, ValueError, TypeError), self.open_within() as folder:
-            with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
+            with os.fdopen(os.open(_RECORD_NAME, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))
             if self.is_serving():
                 return record
@@ -135,12 +135,12 @@ class EngineFolder:
 
     def write_record(self, record: EngineRecord) -> None:
         """Record an engine that is serving from now on."""
-        self.write_private(_RECORD, json.dumps(asdict(record)))
+        self.write_private(_RECORD_NAME, json.dumps(asdict(record)))
 
     def remove_record(self) -> None:
         """Remove the record of the engine."""
         with suppress(FileNotFoundError), self.open_within() as folder:
-            os.unlink(_RECORD, dir_fd=folder)
+            os.unlink(_RECORD_NAME, dir_fd=folder)
 
     def write_private(self, name: str, text: str) -> None:
         """Write a file that only its owner can read. The file is replaced as a whole, so no reader sees a part of it."""

@@ -51,7 +51,7 @@ _END_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnginePlan:
     """The parameters of an engine.
 
     - `fingerprint`: the digest of its settings
@@ -66,7 +66,7 @@ class Plan:
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def serve(folder: EngineFolder, plan: Plan) -> int:
+def serve(folder: EngineFolder, plan: EnginePlan) -> int:
     """Serve until the engine ends. Return the exit status."""
     serving_lock = folder.lock("serving")
     if serving_lock is None:
@@ -108,7 +108,7 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
             _wait_for_end(folder, plan, spark)
         finally:
             folder.remove_record()
-            _stop(spark)
+            _stop_spark(spark)
     return 0
 
 
@@ -130,7 +130,7 @@ def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
+def _wait_for_end(folder: EngineFolder, plan: EnginePlan, spark: subprocess.Popen[bytes]) -> None:
     """Wait for a reason to end. When this function returns, no process can begin to use the engine."""
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():
@@ -153,7 +153,7 @@ def _has_folder() -> bool:
         return False
 
 
-def _is_due_to_end(plan: Plan, unused_seconds: float) -> bool:
+def _is_due_to_end(plan: EnginePlan, unused_seconds: float) -> bool:
     """True if the engine's owner has ended or, without an owner, the engine was unused for too long."""
     if plan.owner is not None:
         return not _is_alive(plan.owner)
@@ -175,7 +175,7 @@ def _handle_end_signal(_signal: int, _frame: object) -> None:
     raise SystemExit(0)
 
 
-def _stop(spark: subprocess.Popen[bytes]) -> None:
+def _stop_spark(spark: subprocess.Popen[bytes]) -> None:
     """End the process of Spark."""
     spark.terminate()
     try:
@@ -186,4 +186,4 @@ def _stop(spark: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(EngineFolder(Path()), Plan(**json.load(sys.stdin))))
+    sys.exit(serve(EngineFolder(Path()), EnginePlan(**json.load(sys.stdin))))

@@ -42,7 +42,7 @@ class EmbeddedS3Error(PgsieveError):
 
 
 @contextmanager
-def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
+def run_embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
     """Run a new server during the block, with its data in a folder. Yield its URL."""
     program = _find_program()
     folder.mkdir(parents=True, exist_ok=True)

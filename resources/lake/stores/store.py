@@ -70,10 +70,10 @@ class Store:
             return pafs.LocalFileSystem(), unquote(parts.path)
         root = f"{parts.scheme}://{parts.netloc}"
         if root not in self._file_system_by_root:
-            self._file_system_by_root[root] = pafs.PyFileSystem(self._handler(root))
+            self._file_system_by_root[root] = pafs.PyFileSystem(self._make_handler(root))
         return self._file_system_by_root[root], parts.path.lstrip("/")
 
-    def _handler(self, root: str) -> pafs.FileSystemHandler:
+    def _make_handler(self, root: str) -> pafs.FileSystemHandler:
         from deltalake.fs import DeltaStorageHandler
 
         objects = self.open_objects(root) if self.open_objects is not None else None
@@ -154,7 +154,7 @@ class Store:
                     ]
             return bounds
 
-    def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
+    def group_readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
         """Yield row groups in their order, each with a function that reads columns of its rows.
 
         A column may be a field of a struct ("new.id"). In that case the other fields of the struct are not read;
@@ -180,7 +180,7 @@ class Store:
             yield iter(items)
 
     def read_columns(self, path: str, columns: Sequence[str]) -> pa.Table:
-        """All rows of a Parquet file, with some of its columns. As in `readers`, a column may be a field of a struct."""
+        """All rows of a Parquet file, with some of its columns. A column may be a field of a struct."""
         with self._parquet(path) as file:
             return _replace_views_in_rows(file.read(columns=list(columns)))
 

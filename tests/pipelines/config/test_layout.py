@@ -58,7 +58,7 @@ def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
 
 def test_the_default_layout_is_empty() -> None:
     assert LayoutConfig().subscription_layout() == SubscriptionLayout()
-    assert SubscriptionLayout().delta_json() is None
+    assert SubscriptionLayout().properties_json() is None
 
 
 @pytest.mark.parametrize("folders", ["{table}", "{schema}_{table}", "bronze/{schema}.{table}/v-1"])

@@ -104,7 +104,7 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     assert table.metadata().configuration["delta.checkpointInterval"] == "20"
     assert (table.schema().fields[1].metadata or {})["comment"] == "a `column`'s"
     assert lake.records.position(path) == 7
-    assert lake.count(path) == 4
+    assert lake.count_rows(path) == 4
     if lake.policy.find_reader(path) is not None:
         assert (
             sum(batch.num_rows for batch in lake.local.read_version_batches(path, lake.local.version(path)))
@@ -152,4 +152,4 @@ def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     assert not lake.has_row_checks(place)
     assert lake.records.position(place) == 7
     lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), size=100)
-    assert lake.count(place) == 1
+    assert lake.count_rows(place) == 1

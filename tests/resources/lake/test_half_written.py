@@ -18,7 +18,7 @@ from pgsieve.resources.lake import unsynced
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.half_written import roll_back_tables
 from pgsieve.resources.lake.lake import Lake
@@ -82,7 +82,7 @@ def test_a_table_is_restored_to_its_last_complete_version(tmp_path: Path, left: 
     if version is not None:
         assert records.head(str(table)).version == version
         assert records.position(str(table)) == version + 1
-        assert records.count(str(table)) == version + 1
+        assert records.count_rows(str(table)) == version + 1
     # The table continues from there.
     records.append(str(table), rows(9), 9)
     assert records.position(str(table)) == 9
@@ -100,7 +100,7 @@ def test_older_or_removed_files_are_left_alone(tmp_path: Path) -> None:
     DeltaTable(str(table)).optimize.compact()
     DeltaTable(str(table)).vacuum(0, dry_run=False, enforce_retention_duration=False)
     roll_back_tables(tmp_path, 0)
-    assert LocalRecords().count(str(table)) == 4
+    assert LocalRecords().count_rows(str(table)) == 4
 
 
 def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) ->
         spoil()
         roll_back_tables(tmp_path, 0)
         assert not (log / "_last_checkpoint").exists()
-        assert LocalRecords(Store(), Tables(Store())).count(str(table)) == 4
+        assert LocalRecords(Store(), Tables(Store())).count_rows(str(table)) == 4
         DeltaTable(str(table)).create_checkpoint()
     # A checkpoint of a removed version is removed, too.
     empty(entry(table, 3))
@@ -131,9 +131,9 @@ def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -
     matches = [
         m
         for m in records.find_key_matches(str(table), rows(8), [np.array([True])], None) or ()
-        if len(m.rows)
+        if len(m.row_numbers)
     ]
-    marked = marked_files(records, str(table), matches, 1)
+    marked = prepare_marked_files(records, str(table), matches, 1)
     mark_rows(records, str(table), marked, [], 20, 1)
     roll_back_tables(tmp_path, 0)
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 20

@@ -55,7 +55,7 @@ class _Slow:
         self.jobs.append(job)
         self.running.set()
         assert self.let_go.wait(60)
-        return [pa.Table.from_batches(asked.part(0, iter)) for asked in job]
+        return [pa.Table.from_batches(asked.run_part(0, iter)) for asked in job]
 
 
 def test_requests_during_a_job_are_done_by_the_next_one() -> None:
@@ -141,7 +141,7 @@ def test_each_part_is_in_one_task_and_tasks_have_equal_shares(
 
 def test_a_failing_part_fails_only_its_caller() -> None:
     job = [_asked("a", 3), _asked("bad", 2), _asked("b", 1), _asked("bad too")]
-    together = SharedParts([each.part for each in job], divide_into_tasks(job, 2), FILE_SCHEMA)
+    together = SharedParts([each.run_part for each in job], divide_into_tasks(job, 2), FILE_SCHEMA)
     rows = CALLING_THREAD.run(together, len(together.tasks), schema=together.row_schema)
     a, bad, b, bad_too = together.rows_by_caller(rows)
     assert a is not None

@@ -75,8 +75,8 @@ def test_rows_are_clustered_into_files_that_do_not_overlap(tmp_path: Path) -> No
     lake, path = Lake(str(tmp_path), lambda: engine().session), str(tmp_path / "t")
     rows = [f"{number * 7919 % 4000:04d}{number:028d}" for number in range(4000)]
     LocalRecords().write(path, pa.table({"t": rows}), Commit(10, properties={"delta.targetFileSize": "8192"}))
-    files = table_maintenance(lake, path).files()
-    assert sum(size for _, size in files) == lake.records.size(path)
+    files = table_maintenance(lake, path).list_file_times_and_sizes()
+    assert sum(size for _, size in files) == lake.records.size_bytes(path)
     table_maintenance(lake, path).compact(["t"])
     bounds = pa.table(DeltaTable(path).get_add_actions(flatten=True)).sort_by("min.t")
     least, greatest = bounds["min.t"].to_pylist(), bounds["max.t"].to_pylist()

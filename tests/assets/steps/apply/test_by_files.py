@@ -28,7 +28,7 @@ from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINU
 from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.lakes import no_session
@@ -174,7 +174,7 @@ class Changes:
         matches = local.find_key_matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
         assert matches is not None
         base = local.version(self.path)
-        marked = marked_files(local, self.path, matches, base)
+        marked = prepare_marked_files(local, self.path, matches, base)
         mark_rows(local, self.path, marked, [], position, base)
 
     def one_by_one(self, replicated: Definition) -> TableResult:

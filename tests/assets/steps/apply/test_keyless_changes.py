@@ -16,7 +16,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
 from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
@@ -92,7 +92,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     )
     matches = first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
-    marked = marked_files(local, changes.path, matches, base)
+    marked = prepare_marked_files(local, changes.path, matches, base)
     mark_rows(local, changes.path, marked, [], 110, base)
 
 

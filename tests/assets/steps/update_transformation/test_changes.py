@@ -45,7 +45,7 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import CALLING_THREAD, Threads
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.shared_reads import SharedReads, share_reads, shared_reads
+from pgsieve.resources.lake.stores.batch_cache import BatchCache, current_batch_cache, share_batch_cache
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
 
@@ -255,10 +255,10 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
 
     stored = messages[1]
     alone = rows(stored, "alone")
-    with share_reads():
-        kept = replace(stored, shared=shared_reads())
+    with share_batch_cache():
+        kept = replace(stored, shared=current_batch_cache())
         assert rows(kept, "shared") == alone
-    assert rows(replace(stored, shared=SharedReads(2000)), "some") == alone
+    assert rows(replace(stored, shared=BatchCache(2000)), "some") == alone
 
 
 def test_no_file_is_written_if_all_changes_are_filtered_out(

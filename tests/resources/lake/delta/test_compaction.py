@@ -68,7 +68,7 @@ def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
     assert matches is not None
     files = write_files(path, rows(come).schema, rows(come).to_batches(), store=local.store, size=2**20)
     added = [each for file in files for each in file.to_pylist()]
-    removed = {match.path: match.size for match in matches}
+    removed = {match.log_path: match.size_bytes for match in matches}
     local.commit(
         path,
         rows(come).schema,

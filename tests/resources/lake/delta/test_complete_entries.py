@@ -15,7 +15,7 @@ from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
@@ -63,9 +63,11 @@ def _mark(records: LocalRecords, path: str) -> None:
     records.write(path, rows(8, 9), Commit(15))
     enable_marking(records, path)
     matches = [
-        m for m in records.find_key_matches(path, rows(8), [np.array([True])], None) or () if len(m.rows)
+        m
+        for m in records.find_key_matches(path, rows(8), [np.array([True])], None) or ()
+        if len(m.row_numbers)
     ]
-    mark_rows(records, path, marked_files(records, path, matches, 2), [], 20, 2)
+    mark_rows(records, path, prepare_marked_files(records, path, matches, 2), [], 20, 2)
 
 
 @pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _merge_with_feed, _versioned, _mark])

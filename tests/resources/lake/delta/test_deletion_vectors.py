@@ -26,7 +26,12 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quote_name
-from pgsieve.resources.lake.delta.row_removal import can_mark_rows, enable_marking, mark_rows, marked_files
+from pgsieve.resources.lake.delta.row_removal import (
+    can_mark_rows,
+    enable_marking,
+    mark_rows,
+    prepare_marked_files,
+)
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.objects import Objects, open_objects
@@ -102,7 +107,7 @@ def mark(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
     )
     assert matches is not None
-    marked = marked_files(local, path, matches, base)
+    marked = prepare_marked_files(local, path, matches, base)
     new = pa.table({"id": list(rows or {}), "n": list((rows or {}).values())}, _ROWS)
     files = [
         f
@@ -173,7 +178,7 @@ def test_the_slower_writer_marks_nothing(place: Place) -> None:
     key = pa.table({"id": [4]})
     matches = local.find_key_matches(place.path, key, [np.ones(1, bool)], None)
     assert matches
-    marked = marked_files(local, place.path, matches, base)
+    marked = prepare_marked_files(local, place.path, matches, base)
     place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
     with pytest.raises(OvertakenError):
         mark_rows(local, place.path, marked, [], 10, base)
@@ -192,7 +197,7 @@ def test_a_log_without_the_add_action_of_a_file_is_refused(place: Place) -> None
     place.remove(f"_delta_log/{0:020}.json")
     other = FileMatches("other.parquet", "", 0, *[np.empty(0, int)] * 3)
     with pytest.raises(UnmarkableError):
-        marked_files(local, place.path, [*matches, other], 3)
+        prepare_marked_files(local, place.path, [*matches, other], 3)
 
 
 def test_a_long_log_is_read_backwards_to_its_checkpoint(place: Place) -> None:
@@ -293,7 +298,7 @@ def test_a_folder_without_hard_links_is_left_to_other_writers(
 
     monkeypatch.setattr(os, "link", refuses)
     with pytest.raises(UnmarkableError, match="Operation not permitted"):
-        marked_files(local, place.path, matches, local.version(place.path))
+        prepare_marked_files(local, place.path, matches, local.version(place.path))
     assert not place.files(".tmp")
 
 
@@ -345,7 +350,7 @@ class TestOnABadNetwork:
         base = local.version(place.path)
         matches = local.find_key_matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
         assert matches
-        marked = marked_files(local, place.path, matches, base)
+        marked = prepare_marked_files(local, place.path, matches, base)
         faster = place.local()
 
         def refused(method: str, path: str) -> Answer | None:
@@ -382,7 +387,7 @@ class TestOnABadNetwork:
         matches = local.find_key_matches(place.path, key, [np.ones(1, bool)], None)
         assert matches
         base = local.version(place.path)
-        marked = files.marked_files(place.path, matches, base)
+        marked = files.prepare_marked_files(place.path, matches, base)
         assert marked is not None
         proxy.refuse(EXPIRED, methods="PUT", part="deletion_vector_")
         with pytest.raises(
@@ -394,7 +399,7 @@ class TestOnABadNetwork:
         assert place.local().position(place.path) == 3
         # If the store refuses this library, delta-rs may still reach it. Then Spark marks the rows.
         proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
-        assert files.marked_files(place.path, matches, base) is None
+        assert files.prepare_marked_files(place.path, matches, base) is None
 
 
 def test_where_delta_rs_would_find_no_vector_no_row_is_marked(place: Place) -> None:

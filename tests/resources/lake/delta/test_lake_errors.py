@@ -14,11 +14,11 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
 from pgsieve.resources.lake.delta.errors import (
     DamagedTableError,
+    describe_spark_error,
     find_missing_file,
     find_refusal_code,
     first_message_line,
     is_spark_lost,
-    spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
@@ -55,9 +55,9 @@ def test_spark_is_lost_if_spark_says_so_and_not_if_a_cell_does() -> None:
 
 def test_an_error_in_the_data_shows_only_its_condition_or_postgresqls_words() -> None:
     overflow = RuntimeError("[CAST_OVERFLOW] The value 777777 cannot be cast. SQLSTATE: 22003")
-    assert spark_message(overflow) == "Spark's error CAST_OVERFLOW"
+    assert describe_spark_error(overflow) == "Spark's error CAST_OVERFLOW"
     division = RuntimeError("[USER_RAISED_EXCEPTION] division by zero [22012] SQLSTATE: P0001")
-    assert spark_message(division) == "division by zero [22012]"
+    assert describe_spark_error(division) == "division by zero [22012]"
 
 
 _ARROW = "\n  \x1b[31m↳\x1b[0m "

@@ -14,7 +14,7 @@ from pgsieve.resources.lake.delta.layout import (
 def test_former_properties_are_known_from_the_record() -> None:
     tables = {("public", "a"): TableLayout(properties={"delta.checkpointInterval": "7"})}
     layout = SubscriptionLayout(default_layout=TableLayout(file_bytes=70000), layout_by_table=tables)
-    assert parse_recorded_properties(layout.delta_json()) == {
+    assert parse_recorded_properties(layout.properties_json()) == {
         "delta.checkpointInterval",
         "delta.targetFileSize",
     }
@@ -27,7 +27,7 @@ def test_former_properties_are_known_from_the_record() -> None:
 
 
 def test_a_layout_that_only_clusters_sets_no_properties() -> None:
-    assert SubscriptionLayout(default_layout=TableLayout(("a",))).delta_json() is None
+    assert SubscriptionLayout(default_layout=TableLayout(("a",))).properties_json() is None
 
 
 def test_file_sizes_set_by_others_count_if_they_are_numbers() -> None:

@@ -70,7 +70,7 @@ def test_another_processs_commit_is_seen_and_is_no_base_of_a_later_write(
     with pytest.raises(OvertakenError):
         records.append(path, rows(30, 3), 30, expected_position=10)
     records.append(path, rows(20, 2), 20)  # a position is written once
-    assert records.count(path) == 2
+    assert records.count_rows(path) == 2
     assert not records.is_restored(path, 1)
     assert records.newest_rows(path, "slice") == [{"slice": 20, "id": 2}]
 
@@ -99,15 +99,15 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     assert records.store.read_rows(file).to_pylist() == rows(20, 3, 4).to_pylist()
     groups = records.open_slices(path).row_groups([20], must_exist=True)
     assert groups is not None
-    assert [read(["id"])["id"].to_pylist() for _, read in store.readers(groups)] == [[3, 4]]
+    assert [read(["id"])["id"].to_pylist() for _, read in store.group_readers(groups)] == [[3, 4]]
     matches = records.find_key_matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
     assert matches is not None
-    assert [(match.path, match.rows.tolist(), match.keys.tolist()) for match in matches] == [
-        (file.rpartition("/")[2], [0], [0])
-    ]
+    assert [
+        (match.log_path, match.row_numbers.tolist(), match.key_indices.tolist()) for match in matches
+    ] == [(file.rpartition("/")[2], [0], [0])]
     keys = pa.table({"id": [3, 7]})
     assert records.find_rows(path, keys, keys.schema)[0].tolist() == [0]
-    assert records.size(path) > 0
+    assert records.size_bytes(path) > 0
 
 
 def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
@@ -118,7 +118,7 @@ def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
     assert tended.delete("id = 0") == 1
     assert tended.compact() >= 1
     assert tended.vacuum(0) >= 4
-    assert records.count(path) == 4
+    assert records.count_rows(path) == 4
     assert records.position(path) == 5
     assert abs(records.last_commit_time(path) - datetime.now(UTC)) < timedelta(hours=1)
 
@@ -151,4 +151,4 @@ def test_descriptions_are_kept_with_rows_and_position(lake: Lake, records: Local
     lake.set_comments(path, None, {})
     assert records.open_table(path).schema().fields[1].metadata.get("comment", "") == ""
     assert records.position(path) == 20
-    assert records.count(path) == 2
+    assert records.count_rows(path) == 2

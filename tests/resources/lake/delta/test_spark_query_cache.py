@@ -36,7 +36,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
             records.newest_rows(path, "slice"),
             records.head(path),
             records.version(path),
-            records.count(path),
+            records.count_rows(path),
             list(records.slices(path, 10)),
             records.version_of_position(path, 10),
             records.is_restored(path, 0),
@@ -59,7 +59,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     assert sorted(row["slice"] for row in records.rows(path)) == [10, 20]
 
     records.append(path, rows(30), 30)
-    assert (records.position(path), records.count(path), records.slices(path, 10)) == (30, 3, (20, 30))
+    assert (records.position(path), records.count_rows(path), records.slices(path, 10)) == (30, 3, (20, 30))
     before = jobs()
     assert (list(records.slices(path, 30)), records.is_restored(path, 2), jobs()) == ([], False, before)
     session.sql(f"restore table delta.`{path}` to version as of 1")

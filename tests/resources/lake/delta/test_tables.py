@@ -59,7 +59,7 @@ def test_threads_share_tables_that_are_not_in_use(tmp_path: Path, opened: list[s
 
     def of_another_thread() -> tuple[int, int]:
         table = kept_tables.open(path)
-        kept_tables.release()
+        kept_tables.release_tables()
         return id(table), table.version()
 
     with ThreadPoolExecutor(1) as pool:
@@ -68,7 +68,7 @@ def test_threads_share_tables_that_are_not_in_use(tmp_path: Path, opened: list[s
             "two threads use the same table at once"
         )
         assert len(opened) == 2
-        kept_tables.release()
+        kept_tables.release_tables()
         append(tmp_path / "t", 2)
         assert pool.submit(of_another_thread).result()[1] == 1
     assert kept_tables.open(path).version() == 1

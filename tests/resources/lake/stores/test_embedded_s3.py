@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.resources.lake.stores.embedded_s3 import EmbeddedS3Error, embedded_s3
+from pgsieve.resources.lake.stores.embedded_s3 import EmbeddedS3Error, run_embedded_s3
 
 
 def test_without_its_package_the_server_is_refused_with_the_way_out(
@@ -17,7 +17,7 @@ def test_without_its_package_the_server_is_refused_with_the_way_out(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("weed") is None
-    with pytest.raises(EmbeddedS3Error) as refused, embedded_s3(tmp_path / "s3", "key", "secret"):
+    with pytest.raises(EmbeddedS3Error) as refused, run_embedded_s3(tmp_path / "s3", "key", "secret"):
         pass
     assert "pip install 'pgsieve[demo-s3]'" in str(refused.value.hint)
     assert not (tmp_path / "s3").exists()

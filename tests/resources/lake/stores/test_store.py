@@ -97,7 +97,7 @@ def test_the_environment_does_not_decide_where_the_bucket_is(
     storage = Storage.from_address(s3_folder, s3_server.storage)
     lake = Lake(storage.address, no_session, storage=storage)
     lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
-    assert lake.records.count(f"{lake.uri}/t") == 1
+    assert lake.records.count_rows(f"{lake.uri}/t") == 1
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_refusal_names_the_lake_the_stores_code_and_the_way_out(
             assert hint in str(refused.value.hint)
             assert not isinstance(refused.value, StoreUnavailableError), "this error is not temporary"
     proxy.heal()
-    assert lake.records.count(path) == 1
+    assert lake.records.count_rows(path) == 1
 
 
 def test_credentials_that_expire_at_a_head_request_set_no_table_aside(

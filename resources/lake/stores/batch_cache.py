@@ -24,7 +24,7 @@ from pgsieve.resources.context import assign_within
 RUN_CACHE_BYTES, WORKER_CACHE_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
 
-class SharedReads:
+class BatchCache:
     """A cache of batches by their keys, up to a total size in bytes.
 
     If it is sent to another process, that process gets its own cache with the same `name`.
@@ -55,39 +55,39 @@ class SharedReads:
                 self._free_bytes = self._total_bytes
                 self._batches.clear()
 
-    def __reduce__(self) -> tuple[Callable[[str | None], "SharedReads"], tuple[str | None]]:
-        return _worker_reads, (self._name,)
+    def __reduce__(self) -> tuple[Callable[[str | None], "BatchCache"], tuple[str | None]]:
+        return _worker_cache, (self._name,)
 
 
-def _worker_reads(name: str | None) -> SharedReads:
+def _worker_cache(name: str | None) -> BatchCache:
     """The cache of this process with this name. A new name replaces the earlier cache."""
     if name is None:
-        return SharedReads(0)
+        return BatchCache(0)
     if name not in _CACHE_BY_NAME:
         _CACHE_BY_NAME.clear()
-        _CACHE_BY_NAME[name] = SharedReads(WORKER_CACHE_BYTES, name)
+        _CACHE_BY_NAME[name] = BatchCache(WORKER_CACHE_BYTES, name)
     return _CACHE_BY_NAME[name]
 
 
-_CACHE_BY_NAME: dict[str, SharedReads] = {}
+_CACHE_BY_NAME: dict[str, BatchCache] = {}
 
 
 def begin_part() -> None:
     """Make room in the caches of a Python worker. The next readers will read another part of the row groups."""
-    for reads in _CACHE_BY_NAME.values():
-        reads.make_room()
+    for batch_cache in _CACHE_BY_NAME.values():
+        batch_cache.make_room()
 
 
-_CURRENT_CACHE: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
+_CURRENT_CACHE: ContextVar[BatchCache | None] = ContextVar("reads", default=None)
 
 
 @contextmanager
-def share_reads() -> Iterator[None]:
+def share_batch_cache() -> Iterator[None]:
     """Share a cache of row groups within the block. Threads that have a copy of the block's context share it, too."""
-    with assign_within(_CURRENT_CACHE, SharedReads(name=uuid4().hex)):
+    with assign_within(_CURRENT_CACHE, BatchCache(name=uuid4().hex)):
         yield
 
 
-def shared_reads() -> SharedReads:
-    """The cache of the enclosing `share_reads`. If there is none, a cache that holds nothing."""
-    return _CURRENT_CACHE.get() or SharedReads(0)
+def current_batch_cache() -> BatchCache:
+    """The cache of the enclosing `share_batch_cache`. If there is none, a cache that holds nothing."""
+    return _CURRENT_CACHE.get() or BatchCache(0)
