@@ -251,7 +251,7 @@ def sync_state_checks(
             with as_step(context):
                 lake = open_lake(context, naming)
                 states = TableStates(lake, subscription.name).newest()
-                subscription_state = SubscriptionRecord(lake, subscription.name).state()
+                subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
             for key in _selected_keys(context):
                 yield sync_state_result(key, states.get(keys[key]), subscription_state)
 

@@ -47,7 +47,12 @@ def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
 
 def work_metadata(work: Work) -> dict[str, Any]:
     """What the work of a step has cost: its engine, tasks, bytes written, and seconds."""
-    return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
+    return {
+        "engine": work.engine_text,
+        "tasks": work.task_count,
+        "bytes": work.written_bytes,
+        SECONDS: round(work.seconds, 2),
+    }
 
 
 def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:

@@ -233,7 +233,7 @@ class _Increment:
         self._lake, self._result, self._subscription = lake, result, request.assets.subscription
         name, instance = self._subscription.name, self._context.instance
         self._states = TableStates(lake, name).newest()
-        self._subscription_state = SubscriptionRecord(lake, name).state()
+        self._subscription_state = SubscriptionRecord(lake, name).read_state()
         self._problems = subscription_problems(name, lake, self._states, self._subscription_state)
         self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
         former_problems = self._reported if request.has_all_tables else None

@@ -136,7 +136,7 @@ def report_cut(
         cut = cuts.last()
         if cut is None:
             return
-        states, subscription_state = table_states.newest(), record.state()
+        states, subscription_state = table_states.newest(), record.read_state()
     key = naming.key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
@@ -168,7 +168,7 @@ def report_if_disabled(
 
     Returns false if the subscription is enabled.
     """
-    subscription_state = SubscriptionRecord(lake, subscription.name).state()
+    subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
     if subscription_state.enabled:
         return False
     states = TableStates(lake, subscription.name).newest()

@@ -80,15 +80,15 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
             {
                 "table": escape_controls(quote_qualified(*change.name)),
                 **{
-                    f"{operation}s received": change.received.get(operation, 0)
+                    f"{operation}s received": change.received_counts_by_operation.get(operation, 0)
                     for operation in ("insert", "update", "delete")
                 },
                 **{
-                    f"{operation}s sent": change.sent.get(operation, 0)
+                    f"{operation}s sent": change.sent_counts.get(operation, 0)
                     for operation in ("insert", "update", "delete")
                 },
-                "truncates": change.truncates,
-                "partitions": escape_controls(", ".join(change.through)),
+                "truncates": change.truncate_count,
+                "partitions": escape_controls(", ".join(change.partition_names)),
                 "problem": escape_controls(change.problem or ""),
             }
         )
@@ -97,10 +97,10 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
     totals = {}
     for operation in ("insert", "update", "delete"):
         totals[f"{operation}s before"] = dg.MetadataValue.int(
-            sum(change.received.get(operation, 0) for change in changes)
+            sum(change.received_counts_by_operation.get(operation, 0) for change in changes)
         )
         totals[f"{operation}s after"] = dg.MetadataValue.int(
-            sum(change.sent.get(operation, 0) for change in changes)
+            sum(change.sent_counts.get(operation, 0) for change in changes)
         )
     table = dg.MetadataValue.table(records) if records else dg.MetadataValue.text("no changes")
     return {

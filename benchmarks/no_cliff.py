@@ -147,7 +147,7 @@ class TableOfKind:
             took.append(time.monotonic() - began)
         (applied,) = result.tables.values()
         assert not applied.problem, applied.problem
-        return took, work.engine
+        return took, work.engine_text
 
 
 def main() -> None:

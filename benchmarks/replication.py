@@ -33,7 +33,7 @@ from rich.table import Table
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.appending import peek_options
+from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -122,7 +122,7 @@ def peek(subscription: Subscription, results: dict[str, float], phase: str) -> N
     """Measure the slot alone: read its changes, and drop them."""
     feed = subscription.feed
     with feed.source.connect() as connection:
-        options, end = peek_options(feed, [feed.slot]), current_lsn(connection)
+        options, end = make_peek_options(feed, [feed.slot]), current_lsn(connection)
         query = peek_query(feed.slot, end, options, connection.info.server_version)
     with timed(results, f"pgsieve {phase}:   the slot's peek alone"):
         for _ in read_messages(feed.source.make_executor_conninfo(), query):

@@ -255,7 +255,7 @@ def show(costs: Mapping[str, Cost], counts_of: Mapping[str, Counter[str]]) -> No
             ),
             *(str(counts[kind]) for kind in ("jobs", "tasks", "failed")),
             f"{counts['results'] / 1024:.0f}",
-            f"{cost.work.bytes / 1024**2:.1f}",
+            f"{cost.work.written_bytes / 1024**2:.1f}",
         )
     Console(width=130).print(table)
 

@@ -19,7 +19,7 @@ from replication import COLUMNS, SETTINGS, changes, quiet
 from rich.console import Console
 from rich.table import Table
 
-from pgsieve.assets.steps.slot_consumption.appending import peek_options
+from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
@@ -33,7 +33,7 @@ def peek(feed: Feed, upto: int) -> float:
     """The seconds in which one session reads the slot's changes and drops them."""
     started = time.monotonic()
     with feed.source.connect() as connection:
-        query = peek_query(feed.slot, upto, peek_options(feed, ["p"]), connection.info.server_version)
+        query = peek_query(feed.slot, upto, make_peek_options(feed, ["p"]), connection.info.server_version)
     for _ in read_messages(feed.source.make_executor_conninfo(), query):
         pass
     return time.monotonic() - started

@@ -106,7 +106,7 @@ def copy_sensor(
     )
     def new_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         lake = getattr(context.resources, naming.lake).open()
-        if not SubscriptionRecord(lake, subscription.name).state().enabled:
+        if not SubscriptionRecord(lake, subscription.name).read_state().enabled:
             return dg.SkipReason("the subscription is disabled")
         keys = [encode_partition_key(name) for name in tables_to_copy(subscription, lake)]
         if not keys:

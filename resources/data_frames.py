@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 
 
-class _Hidden:
+class _DataFrameBlocker:
     """An import finder that reports pandas and Polars as not installed."""
 
     def find_spec(self, name: str, *_: object) -> None:
@@ -28,7 +28,7 @@ def hide_data_frame_libraries() -> None:
     Only pgsieve's own processes should call this. A later import of either library still works. Until pyarrow
     makes its first data frame, it treats a pandas Series like any other sequence.
     """
-    finder = _Hidden()
+    finder = _DataFrameBlocker()
     sys.meta_path.insert(0, finder)
     try:
         pa.array([])

@@ -46,18 +46,18 @@ class Failpoint(StrEnum):
     CUT_WRITTEN = "cut_written"
 
 
-_reached: Counter[str] = Counter()
+_reach_counts: Counter[str] = Counter()
 
 
-def reach(point: Failpoint) -> None:
+def reach(failpoint_reached: Failpoint) -> None:
     """If the environment variable names this failpoint, end the process by SIGKILL, stop it, or raise OSError."""
     failpoint = os.environ.get(VARIABLE)
     if failpoint is None:
         return
     name, _, number = failpoint.rstrip("!?").partition(":")
-    if name == point:
-        _reached[point] += 1
-        if _reached[point] == int(number or 1):
+    if name == failpoint_reached:
+        _reach_counts[failpoint_reached] += 1
+        if _reach_counts[failpoint_reached] == int(number or 1):
             if failpoint.endswith("!"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             os.kill(os.getpid(), signal.SIGSTOP if failpoint.endswith("?") else signal.SIGKILL)

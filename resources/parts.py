@@ -31,11 +31,11 @@ Message = tuple[int, pa.Buffer]
 class Receivers:
     """A number of receivers. For one receiver, `receive` gets its number and all messages to it, and yields rows."""
 
-    number: int
+    count: int
     receive: Callable[[int, Sequence[Message], Guard], Iterable[pa.RecordBatch]]
 
 
-def message(receiver: int, number: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
+def make_message(receiver: int, number: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
     """A message, as a batch of one row."""
     octets = pa.py_buffer(content)
     offsets = pa.array([0, octets.size], pa.int32()).buffers()[1]
@@ -45,20 +45,20 @@ def message(receiver: int, number: int, content: bytes | pa.Buffer) -> pa.Record
     )
 
 
-def by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Message]]]:
+def group_by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Message]]]:
     """Yield each receiver with the messages to it.
 
     If the messages to a receiver are not all next to each other, the receiver is yielded several times.
     """
     receiver, messages = -1, list[Message]()
     for batch in message_rows:
-        numbers, contents = (batch.column(name) for name in ("of", "content"))
-        for place, next_receiver in enumerate(batch.column("to").to_pylist()):
+        part_numbers, contents = (batch.column(name) for name in ("of", "content"))
+        for row_index, next_receiver in enumerate(batch.column("to").to_pylist()):
             if next_receiver != receiver and messages:
                 yield receiver, messages
                 messages = []
             receiver = next_receiver
-            messages.append((numbers[place].as_py(), contents[place].as_buffer()))
+            messages.append((part_numbers[row_index].as_py(), contents[row_index].as_buffer()))
     if messages:
         yield receiver, messages
 
@@ -67,11 +67,11 @@ def by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, l
 MIN_PART_BYTES = 4 * 1024 * 1024
 
 
-def number_of_parts(size: int, max_bytes: int, parallelism: int) -> int:
+def count_parts(total_bytes: int, max_bytes: int, parallelism: int) -> int:
     """The number of parts of at most `max_bytes` each.
 
     It is a multiple of `parallelism`, unless parts would become too small, so that no worker is idle in the last
     round.
     """
-    workers = max(1, min(parallelism, size // MIN_PART_BYTES))
-    return -(-max(1, -(-size // max_bytes)) // workers) * workers
+    worker_count = max(1, min(parallelism, total_bytes // MIN_PART_BYTES))
+    return -(-max(1, -(-total_bytes // max_bytes)) // worker_count) * worker_count

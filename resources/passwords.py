@@ -1,6 +1,6 @@
 """Removes passwords from messages, including messages of libpq, ADBC, Spark or a server.
 
-In: - the connection strings and passwords in use (`remember`)
+In: - the connection strings and passwords in use (`remember_secrets`)
     - texts (`conceal_passwords`)
 Out: the texts, in which no fragment of a password is left.
 
@@ -22,14 +22,14 @@ FRAGMENT_LENGTH = 4
 #: each connection.
 _MAX_SECRETS = 64
 
-_KEYWORDS = ("password", "sslpassword", "oauth_client_secret")
-_AUTHORITY = re.compile(r"\s*postgres(?:ql)?://[^:@/]*:(.*)@", re.DOTALL)
+_PASSWORD_KEYWORDS = ("password", "sslpassword", "oauth_client_secret")
+_URI_PASSWORD = re.compile(r"\s*postgres(?:ql)?://[^:@/]*:(.*)@", re.DOTALL)
 _PLACEHOLDER = "..."
 
 _secrets: deque[str] = deque(maxlen=_MAX_SECRETS)
 
 
-def remember(*secrets: str | None) -> None:
+def remember_secrets(*secrets: str | None) -> None:
     """Remember these secrets, so that `conceal_passwords` removes them from texts."""
     for secret in secrets:
         if secret and secret not in _secrets:
@@ -42,9 +42,9 @@ def remember_conninfo(conninfo: str) -> None:
         parameters = conninfo_to_dict(conninfo)
     except psycopg.Error:
         parameters = {}
-    remember(*(str(parameters[keyword]) for keyword in _KEYWORDS if parameters.get(keyword)))
-    if authority := _AUTHORITY.match(conninfo):
-        remember(authority[1], unquote(authority[1]))
+    remember_secrets(*(str(parameters[keyword]) for keyword in _PASSWORD_KEYWORDS if parameters.get(keyword)))
+    if authority := _URI_PASSWORD.match(conninfo):
+        remember_secrets(authority[1], unquote(authority[1]))
 
 
 def conceal_passwords(text: str) -> str:
@@ -54,13 +54,13 @@ def conceal_passwords(text: str) -> str:
     """
     are_secret = [False] * len(text)  # For each character.
     for secret in tuple(_secrets):  # A copy, because other threads may add secrets meanwhile.
-        for begin, end in _occurrences(text, secret):
+        for begin, end in _find_occurrences(text, secret):
             are_secret[begin:end] = [True] * (end - begin)
     spans = re.finditer("1+|0+", "".join("01"[is_secret] for is_secret in are_secret))
     return "".join(_PLACEHOLDER if span[0][0] == "1" else text[span.start() : span.end()] for span in spans)
 
 
-def _occurrences(text: str, secret: str) -> list[tuple[int, int]]:
+def _find_occurrences(text: str, secret: str) -> list[tuple[int, int]]:
     """The begin and end of each place in the text that shows a part of the secret."""
     if len(secret) < FRAGMENT_LENGTH:
         # Many words contain a short password by chance, so only a whole word counts.

@@ -26,17 +26,17 @@ class _End:
 
 @contextmanager
 def prefetch(
-    items: Iterable[T], max_waiting: int = 2, stop: Callable[[], None] | None = None
+    items: Iterable[T], max_waiting: int = 2, cancel_item: Callable[[], None] | None = None
 ) -> Iterator[Iterator[T]]:
     """Yield an iterator of the items. A thread makes up to `max_waiting` items in advance.
 
     The iterator raises the errors of `items`. The thread ends with the block. If the caller leaves the block
     early, the thread still finishes the item that it is making. The end of the block waits for this item, and
-    calls `stop` again and again to cancel it.
+    calls `cancel_item` again and again to cancel it.
     """
     queue, is_abandoned = Queue[T | _End](max_waiting), Event()
 
-    def make() -> None:
+    def fill_queue() -> None:
         try:
             for item in items:
                 queue.put(item)
@@ -51,16 +51,16 @@ def prefetch(
             if isinstance(items, Generator):
                 items.close()
 
-    def take() -> Iterator[T]:
+    def take_items() -> Iterator[T]:
         while not isinstance(item := queue.get(), _End):
             yield item
         if item.error is not None:
             raise item.error
 
-    thread = Thread(target=copy_context().run, args=(make,), name="pgsieve-prefetch", daemon=True)
+    thread = Thread(target=copy_context().run, args=(fill_queue,), name="pgsieve-prefetch", daemon=True)
     thread.start()
     try:
-        yield take()
+        yield take_items()
     finally:
         is_abandoned.set()
         while thread.is_alive():
@@ -68,6 +68,6 @@ def prefetch(
             while not queue.empty():
                 queue.get()
             thread.join(0.01)
-            if stop is not None and thread.is_alive():
-                stop()
+            if cancel_item is not None and thread.is_alive():
+                cancel_item()
                 thread.join(0.1)

@@ -18,26 +18,26 @@ from functools import cache
 from pathlib import Path
 
 
-def private_folder(base: str | None = None) -> Path:
-    """The folder of this process. It is in `base`, or in the default folder for temporary files. Raises OSError."""
-    return _create(base or tempfile.gettempdir(), os.getpid())
+def private_folder(parent_path: str | None = None) -> Path:
+    """The folder of this process. It is in `parent_path`, or in the default folder for temporary files. Raises OSError."""
+    return _create_folder(parent_path or tempfile.gettempdir(), os.getpid())
 
 
 @cache
-def _create(base: str, _process: int) -> Path:
+def _create_folder(parent_path: str, _pid: int) -> Path:
     """Create the folder of a process. The id of the process makes a forked process create its own folder."""
-    Path(base).mkdir(parents=True, exist_ok=True)
-    remove_abandoned_folders(Path(base))
+    Path(parent_path).mkdir(parents=True, exist_ok=True)
+    remove_abandoned_folders(Path(parent_path))
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
+        folder = Path(tempfile.mkdtemp(prefix=_name_prefix(), dir=parent_path))
         # Until the folder is locked, another process may take it for a folder of a killed process, and remove it.
-        if (lock := _lock(folder)) is not None:
+        if (descriptor := _lock_folder(folder)) is not None:
             break
-    atexit.register(_remove, folder, lock, os.getpid())
+    atexit.register(_remove_folder, folder, descriptor, os.getpid())
     return folder
 
 
-def _lock(folder: Path) -> int | None:
+def _lock_folder(folder: Path) -> int | None:
     """Lock a folder, and return its file descriptor.
 
     None if the folder is locked already, no longer exists, belongs to another user, or can be read by other users.
@@ -56,20 +56,20 @@ def _lock(folder: Path) -> int | None:
     return None
 
 
-def _prefix() -> str:
+def _name_prefix() -> str:
     return f"pgsieve-{os.geteuid()}-"
 
 
-def remove_abandoned_folders(base: Path) -> None:
-    """Remove the folders in `base` that belong to this user, but to no running process."""
-    for folder in base.glob(f"{_prefix()}*"):
-        if (lock := _lock(folder)) is not None:
+def remove_abandoned_folders(parent_path: Path) -> None:
+    """Remove the folders in `parent_path` that belong to this user, but to no running process."""
+    for folder in parent_path.glob(f"{_name_prefix()}*"):
+        if (descriptor := _lock_folder(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+            os.close(descriptor)
 
 
-def _remove(folder: Path, lock: int, process: int) -> None:
+def _remove_folder(folder: Path, descriptor: int, pid: int) -> None:
     """Remove the folder of this process. In a forked process this does nothing."""
-    if os.getpid() == process:
+    if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        os.close(descriptor)

@@ -8,7 +8,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 #: The C library. It is loaded when this module is imported, because a process that has forked but not yet called
 #: exec may do little.
-_SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
+_C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
@@ -16,5 +16,5 @@ def end_with_parent() -> None:
 
     This works only on Linux (prctl(2)).
     """
-    if _SYSTEM:
-        _SYSTEM.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _C_LIBRARY:
+        _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -19,7 +19,7 @@ import pyarrow as pa
 #: If there are more bytes under a number, they go to a file in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FileSpool:
         if number not in self._files:
             content = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by drop
             self._files[number] = _File(
-                content, pa.ipc.new_stream(content, messages.schema, options=_OPTIONS)
+                content, pa.ipc.new_stream(content, messages.schema, options=_WRITE_OPTIONS)
             )
         file = self._files[number]
         file.content.seek(0, os.SEEK_END)

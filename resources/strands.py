@@ -17,7 +17,7 @@ from threading import Condition, Lock
 
 from pgsieve.resources.context import assign_within
 
-_STRAND: ContextVar["Strand | None"] = ContextVar("strand", default=None)
+_CURRENT_STRAND: ContextVar["Strand | None"] = ContextVar("strand", default=None)
 
 
 class TicketLock:
@@ -48,7 +48,7 @@ class Strand:
     """The work of one or more threads. The strand has the lock as long as at least one of its threads works."""
 
     def __init__(self, lock: TicketLock) -> None:
-        self._lock, self._working_threads, self._count_lock = lock, 0, Lock()
+        self._lock, self._working_thread_count, self._count_lock = lock, 0, Lock()
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -56,45 +56,45 @@ class Strand:
 
         Threads with a copy of its context belong to it, too.
         """
-        with assign_within(_STRAND, self), take_strand():
+        with assign_within(_CURRENT_STRAND, self), take_strand():
             yield
 
-    def begin(self) -> None:
+    def begin_work(self) -> None:
         """Count one more thread that works. If it is the only one, it waits for the lock."""
         with self._count_lock:
-            if not self._working_threads:
+            if not self._working_thread_count:
                 self._lock.acquire()
-            self._working_threads += 1
+            self._working_thread_count += 1
 
-    def end(self) -> None:
+    def end_work(self) -> None:
         """Count one thread less that works. If it was the last one, it releases the lock."""
         with self._count_lock:
-            self._working_threads -= 1
-            if not self._working_threads:
+            self._working_thread_count -= 1
+            if not self._working_thread_count:
                 self._lock.release()
 
 
 @contextmanager
 def take_strand() -> Iterator[None]:
     """Count the calling thread as working within the block. If need be, it waits until its strand has the lock."""
-    strand = _STRAND.get()
+    strand = _CURRENT_STRAND.get()
     if strand is not None:
-        strand.begin()
+        strand.begin_work()
     try:
         yield
     finally:
         if strand is not None:
-            strand.end()
+            strand.end_work()
 
 
 @contextmanager
 def release_strand() -> Iterator[None]:
     """Count the calling thread as waiting within the block, so that another strand can work."""
-    strand = _STRAND.get()
+    strand = _CURRENT_STRAND.get()
     if strand is not None:
-        strand.end()
+        strand.end_work()
     try:
         yield
     finally:
         if strand is not None:
-            strand.begin()
+            strand.begin_work()

@@ -20,14 +20,14 @@ from pgsieve.decoding.errors import PgsieveError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
     """The name of the exporter that the environment variables request; None if they request none."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    default = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
+    default = "otlp" if any(environ.get(name) for name in _ENDPOINT_VARIABLES) else "none"
     name = environ.get("OTEL_TRACES_EXPORTER") or default
     return None if name == "none" else name
 
@@ -79,7 +79,7 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
     from opentelemetry.trace import StatusCode
 
     with tracer.start_as_current_span(
-        name, attributes=_prefixed(attributes), record_exception=False, set_status_on_exception=False
+        name, attributes=_add_prefix(attributes), record_exception=False, set_status_on_exception=False
     ) as open_span:
         try:
             yield
@@ -88,10 +88,12 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
             raise
 
 
-def send_span(name: str, started: float, ended: float, *, failed: bool = False, **attributes: str) -> None:
+def send_span(
+    name: str, start_time: float, end_time: float, *, has_failed: bool = False, **attributes: str
+) -> None:
     """Send a span for an operation that has ended.
 
-    `started` and `ended` are seconds since 1970, as time.time() returns them.
+    `start_time` and `end_time` are seconds since 1970, as time.time() returns them.
     """
     tracer = _tracer()
     if tracer is None:
@@ -99,12 +101,12 @@ def send_span(name: str, started: float, ended: float, *, failed: bool = False, 
     from opentelemetry.trace import StatusCode
 
     ended_span: Span = tracer.start_span(
-        name, attributes=_prefixed(attributes), start_time=int(started * 1e9)
+        name, attributes=_add_prefix(attributes), start_time=int(start_time * 1e9)
     )
-    if failed:
+    if has_failed:
         ended_span.set_status(StatusCode.ERROR)
-    ended_span.end(int(ended * 1e9))
+    ended_span.end(int(end_time * 1e9))
 
 
-def _prefixed(attributes: Mapping[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+def _add_prefix(attributes: Mapping[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
     return {f"pgsieve.{name}": value for name, value in attributes.items()}

@@ -31,12 +31,12 @@ class Work:
     """The costs of some work: the engines that ran it, its number of tasks, the bytes that were written, and the seconds."""
 
     engines: set[str] = field(default_factory=set)
-    tasks: int = 0
-    bytes: int = 0
+    task_count: int = 0
+    written_bytes: int = 0
     seconds: float = 0.0
 
     @property
-    def engine(self) -> str:
+    def engine_text(self) -> str:
         """The names of the engines. If no engine has run anything, the name of the driver."""
         return " + ".join(sorted(self.engines)) or DRIVER
 
@@ -44,15 +44,15 @@ class Work:
         """Add the costs of other work."""
         with _COSTS_LOCK:
             self.engines |= other.engines
-            self.tasks += other.tasks
-            self.bytes += other.bytes
+            self.task_count += other.task_count
+            self.written_bytes += other.written_bytes
             self.seconds += other.seconds
 
 
-_MEASURED: ContextVar[tuple[Work, ...]] = ContextVar("measured", default=())
+_MEASURED_WORK: ContextVar[tuple[Work, ...]] = ContextVar("measured", default=())
 #: The name of a job: its owner, which is usually a subscription, and its action.
-Name = tuple[str, str]
-_JOB_NAME: ContextVar[Name | None] = ContextVar("job", default=None)
+JobName = tuple[str, str]
+_JOB_NAME: ContextVar[JobName | None] = ContextVar("job", default=None)
 #: The name of a joint job, which works for several subscriptions, lists up to this many of them. For more it has
 #: only their number.
 _MAX_LISTED_SUBSCRIPTIONS = 3
@@ -63,7 +63,7 @@ def measure() -> Iterator[Work]:
     """Measure the costs of the block. They include the costs that `add_costs` reports within the block."""
     work, start_time = Work(), monotonic()
     try:
-        with assign_within(_MEASURED, (*_MEASURED.get(), work)):
+        with assign_within(_MEASURED_WORK, (*_MEASURED_WORK.get(), work)):
             yield work
     finally:
         work.seconds = monotonic() - start_time
@@ -71,7 +71,7 @@ def measure() -> Iterator[Work]:
 
 def add_costs(engine: str, tasks: int, size: int) -> None:
     """Add a number of tasks of an engine, and the bytes that they wrote, to the costs of all enclosing `measure` blocks."""
-    for work in _MEASURED.get():
+    for work in _MEASURED_WORK.get():
         work.add(Work({engine}, tasks, size))
 
 
@@ -85,12 +85,12 @@ def name_jobs(owner: str, action: str) -> Iterator[None]:
         yield
 
 
-def current_job_name() -> Name | None:
+def current_job_name() -> JobName | None:
     """The name for the next jobs of this thread; None if the thread is not within `name_jobs`."""
     return _JOB_NAME.get()
 
 
-def joint_job_name(names: Collection[Name]) -> Name:
+def join_job_names(names: Collection[JobName]) -> JobName:
     """The name of one job that does the work of several jobs with these names."""
     owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
     rest_text = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
@@ -120,7 +120,7 @@ def with_job_name(session: SparkSession) -> SparkSession:
     return session
 
 
-def engine_of(session: Any) -> str:
+def name_engine(session: Any) -> str:
     """The name of the engine of a session. It has no address, because an address may contain a secret."""
     if not isinstance(session, SparkSession):
         return "Spark Connect"

@@ -174,4 +174,4 @@ def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
             start_times[step_key] = entry.timestamp
         elif step_key in start_times:
             failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
-            send_span(step_key, start_times.pop(step_key), entry.timestamp, failed=failed, step=step_key)
+            send_span(step_key, start_times.pop(step_key), entry.timestamp, has_failed=failed, step=step_key)

@@ -87,7 +87,7 @@ class Materializer:
         )
         self.lake: Lake = project.lake.open()
         self.cut_before = Cuts(self.lake, subscription.name).last()
-        self.notice_before = SubscriptionRecord(self.lake, subscription.name).state().notice
+        self.notice_before = SubscriptionRecord(self.lake, subscription.name).read_state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
         #: The warnings that were found when the publications were examined last.
@@ -109,7 +109,7 @@ class Materializer:
     @property
     def is_enabled(self) -> bool:
         """True if the subscription is enabled. It is read anew, because an error may just have disabled the subscription."""
-        return SubscriptionRecord(self.lake, self.subscription.name).state().enabled
+        return SubscriptionRecord(self.lake, self.subscription.name).read_state().enabled
 
     def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
         """Copy tables, by materialising the initial sync of the subscription.
@@ -235,7 +235,7 @@ class Materializer:
     def _newly_set_aside(self) -> set[Name]:
         """The tables that are set aside, and for which no run has failed yet."""
         states, record = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
-        problems = subscription_problems(self.name, self.lake, states, record.state())
+        problems = subscription_problems(self.name, self.lake, states, record.read_state())
         key = NAMING.key(subscription_asset(self.subscription, AssetKind.CUT))
         reported_texts = reported_problems(self.dagster, key) if problems else set()
         return {
@@ -316,7 +316,7 @@ class Materializer:
         with self.lake.consistent_read(
             cuts.path, table_states.path, record.path, change_log.path, sequences.path
         ):
-            cut, states, subscription_state = cuts.last(), table_states.newest().values(), record.state()
+            cut, states, subscription_state = cuts.last(), table_states.newest().values(), record.read_state()
             position = change_log.position() or 0
             cut_version = self.lake.records.version(cuts.path) if cut else None
             sequence_problems = sequences.problems()
@@ -339,7 +339,7 @@ class Materializer:
             problems=problems,
             warnings=tuple(self.warnings),
             notice=subscription_state.notice if subscription_state.notice != self.notice_before else None,
-            spent=WorkCost(work.engine, work.tasks, work.bytes, work.seconds),
+            spent=WorkCost(work.engine_text, work.task_count, work.written_bytes, work.seconds),
             transformed=tuple(
                 _transformed_table(name, *origin, counts)
                 for name, table_counts in sorted(self.sent_as.items())

@@ -21,7 +21,7 @@ def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
     subscription, lake = project.subscriptions[selected.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
     skip_lsn = None if lsn.lower() == "none" else parse_lsn(lsn)
-    Skip(subscription, lake).choose(skip_lsn)
+    Skip(subscription, lake).set_lsn(skip_lsn)
     return None if skip_lsn is None else format_lsn(skip_lsn)
 
 

@@ -18,10 +18,10 @@ from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.databases import OtherDatabaseError
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates, copy_again
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates, add_copy_command
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
@@ -129,7 +129,7 @@ def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | No
                 progress = _progress_of(lake, subscription, source_state, last_runs.get(subscription.name))
             except LakeError as error:
                 # If the whole lake fails, and not only this subscription, the call raises the error.
-                reason(lake, error)
+                describe_error(lake, error)
                 entry, progress = (
                     replace(_configured_status(feed, subscription), problem=str(error)),
                     (None, None),
@@ -236,7 +236,7 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
     try:
         return lake.count_rows(path) if lake.records.exists(path) else None, None
     except LakeError as error:
-        return None, copy_again(subscription.name, name, reason(lake, error))
+        return None, add_copy_command(subscription.name, name, describe_error(lake, error))
 
 
 def _subscription_status(
@@ -255,7 +255,10 @@ def _read_subscription(
     """Read the state of a subscription from the lake; `catalog` is None if its source does not answer."""
     states = TableStates(lake, subscription.name).newest()
     published_tables = subscription.tables(catalog) if catalog else {}
-    cut, record = Cuts(lake, subscription.name).last(), SubscriptionRecord(lake, subscription.name).state()
+    cut, record = (
+        Cuts(lake, subscription.name).last(),
+        SubscriptionRecord(lake, subscription.name).read_state(),
+    )
     tables = []
     for name in sorted(published_tables.keys() | states.keys()):
         state, table = states.get(name), published_tables.get(name)

@@ -18,9 +18,9 @@ from pgsieve.assets.steps.history.expected_histories import describe_histories
 from pgsieve.assets.steps.operations.refilter import Refilter
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.sequences import unread_sequences
+from pgsieve.assets.steps.records.sequences import describe_unread_sequences
 from pgsieve.assets.steps.records.table_states import Name, TableStates
-from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
+from pgsieve.assets.steps.slot_consumption.sequences import read_received_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
@@ -166,7 +166,7 @@ class _Findings:
             errors = list(_rights_errors(connection, self._project, feed, catalog)) if self._rights else []
             errors += _other_publisher_errors(connection, self._project, feed)
             errors += _trigger_errors(connection, feed, catalog, server)
-            sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
+            sequences = {s: read_received_sequences(connection, feed, s) for s in feed.subscriptions}
             if is_decoding_switched(connection):
                 self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
         return _PublisherState(examination, server, version, sequences), errors
@@ -174,7 +174,9 @@ class _Findings:
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
         """Record what a subscription will receive. Returns false if an error prevents that."""
         name, feed, catalog = subscription.name, subscription.feed, publisher.examination.catalog
-        unread_errors = map(PgsieveError, unread_sequences(publisher.sequences[name]) if self._rights else ())
+        unread_errors = map(
+            PgsieveError, describe_unread_sequences(publisher.sequences[name]) if self._rights else ()
+        )
         errors = (*publisher.examination.problems(name), *unread_errors)
         self._problems += [_problem(name, error) for error in errors]
         for publication in feed.subscriptions[name]:
@@ -283,7 +285,7 @@ def _received_tables(
     definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}
     since_copy = {name: changes_since_copy(states.get(name), each) for name, each in definitions.items()}
     names_to_copy = [
-        name for name in tables if since_copy[name] or name not in states or not states[name].applies
+        name for name in tables if since_copy[name] or name not in states or not states[name].is_applied
     ]
     refilter_from = dict[Name, str | None]()
     if names_to_copy:

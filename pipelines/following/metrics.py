@@ -279,7 +279,7 @@ class FollowMetrics:
     def count_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
         """Count the changes of a slice that was applied to the tables of a subscription."""
         for change in changes:
-            for kind, count in change.received.items():
+            for kind, count in change.received_counts_by_operation.items():
                 self._received.labels(subscription, *change.name, kind).inc(count)
             for operation, count in counts_by_result(change.sent_as).items():
                 self._updates.labels(subscription, *change.name, operation or "nothing").inc(count)

@@ -31,14 +31,14 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, divide_into_tasks
 from pgsieve.resources.lake.stores.batch_cache import begin_part
-from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, by_receiver
+from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, group_by_receiver
 from pgsieve.resources.strands import release_strand
 from pgsieve.resources.work import (
     DRIVER,
     add_costs,
     current_job_name,
-    engine_of,
-    joint_job_name,
+    join_job_names,
+    name_engine,
     name_jobs,
     with_job_name,
 )
@@ -190,7 +190,7 @@ def _make_receiver_runner(receivers: Receivers) -> BatchFunction:
 
     def run(message_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         forget_archives()
-        for number, messages in by_receiver(message_rows):
+        for number, messages in group_by_receiver(message_rows):
             yield from receivers.receive(number, messages, iter)
 
     return run
@@ -203,7 +203,7 @@ def _exchange_in_memory(
     rows = runner.run(part, part_count, schema=MESSAGE_SCHEMA)
     for stage, each in enumerate(receivers, 1):
         messages_by_receiver = defaultdict[int, list[Message]](list)
-        for receiver_number, messages in by_receiver(rows.to_batches()):
+        for receiver_number, messages in group_by_receiver(rows.to_batches()):
             messages_by_receiver[receiver_number] += messages
         stage_schema = schema if stage == len(receivers) else MESSAGE_SCHEMA
         rows = runner.run(
@@ -274,7 +274,7 @@ class SparkExecutors:
             rows = self._run_shared(part, part_count) if schema.equals(FILE_SCHEMA) else None
             if rows is None:
                 rows = self._run_job(part, part_count, schema)
-        return record_costs(engine_of(self._get_session()), part_count, rows)
+        return record_costs(name_engine(self._get_session()), part_count, rows)
 
     def exchange(
         self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
@@ -284,7 +284,7 @@ class SparkExecutors:
         A task runs several receivers, because starting a task takes longer than running most receivers.
         """
         with release_strand():
-            task_counts = [min(each.number, _TASKS_PER_CORE * self.parallelism) for each in receivers]
+            task_counts = [min(each.count, _TASKS_PER_CORE * self.parallelism) for each in receivers]
             session = with_job_name(self._get_session())
             frame = session.range(0, part_count, 1, part_count).mapInArrow(
                 _make_part_runner(part), spark_schema(MESSAGE_SCHEMA)
@@ -299,7 +299,7 @@ class SparkExecutors:
                         _make_row_packer(receive, schema), spark_schema(_PACKED_SCHEMA)
                     )
             rows = _unpacked_rows(frame.toArrow(), schema)
-        return record_costs(engine_of(session), part_count + sum(task_counts), rows)
+        return record_costs(name_engine(session), part_count + sum(task_counts), rows)
 
     def _run_job(self, part: Part, part_count: int, schema: pa.Schema) -> pa.Table:
         """Run parts as one job, with a task for each part."""
@@ -324,7 +324,7 @@ class SparkExecutors:
             [request.run_part for request in job], divide_into_tasks(job, self.parallelism), FILE_SCHEMA
         )
         names = [request.name for request in job if request.name is not None]
-        with name_jobs(*joint_job_name(names)) if names else nullcontext():
+        with name_jobs(*join_job_names(names)) if names else nullcontext():
             try:
                 rows = self._run_job(shared, len(shared.tasks), shared.row_schema)
             except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its error.

@@ -51,7 +51,7 @@ from pgsieve.resources.lake.spark_writes import (
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.stores.store import RowGroup, Store
 from pgsieve.resources.strands import release_strand, take_strand
-from pgsieve.resources.work import add_costs, engine_of, with_job_name
+from pgsieve.resources.work import add_costs, name_engine, with_job_name
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -341,7 +341,7 @@ class Lake:
             case InProcessCommitter():
                 with self.access.translate_errors(path):
                     rows = make_writable(frame.toArrow())
-                add_costs(engine_of(self.spark), 1, rows.nbytes)
+                add_costs(name_engine(self.spark), 1, rows.nbytes)
                 committer.write(path, rows, commit)
             case FileCommitter():
                 file_schema, store, target_bytes = (
@@ -354,13 +354,13 @@ class Lake:
                     FILE_DDL,
                 )
                 committer.commit(
-                    lambda: record_costs(engine_of(self.spark), None, files.toArrow()),
+                    lambda: record_costs(name_engine(self.spark), None, files.toArrow()),
                     path,
                     file_schema,
                     commit,
                 )
             case SparkCommitter():
-                add_costs(engine_of(self.spark), 1, size or 0)
+                add_costs(name_engine(self.spark), 1, size or 0)
                 committer.write(
                     frame, path, commit, exists=lambda: self.records.exists(path), options=options
                 )

@@ -51,7 +51,7 @@ from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
-from pgsieve.resources.passwords import remember
+from pgsieve.resources.passwords import remember_secrets
 from pgsieve.resources.time_limit import limit_time
 
 #: Settings that can be changed at any time during a session, even with Spark Connect.
@@ -119,7 +119,7 @@ def conceal_settings(conf: Mapping[str, str]) -> None:
     The name of a setting shows whether it is secret.
     """
     secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
-    remember(
+    remember_secrets(
         *(value for name, value in conf.items() if secret.search(name) and not _NOT_SECRET.fullmatch(value))
     )
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pgsieve.resources.context import assign_within
 from pgsieve.resources.lake.stores.batch_cache import begin_part
 from pgsieve.resources.parts import Guard, Part
-from pgsieve.resources.work import Name
+from pgsieve.resources.work import JobName
 
 #: A shared job adds two columns to the rows: the number of the caller that gets the row, and whether the row only
 #: says that one of this caller's parts has failed.
@@ -43,7 +43,7 @@ class Request:
 
     run_part: Part
     part_count: int
-    name: Name | None
+    name: JobName | None
     rows_future: Future[pa.Table | None] = field(default_factory=Future)
 
 

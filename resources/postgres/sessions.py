@@ -30,7 +30,7 @@ from psycopg.pq import ExecStatus
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.passwords import conceal_passwords, remember, remember_conninfo
+from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_secrets
 from pgsieve.resources.postgres.errors import sqlstate_of_connection
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class Conninfo:
 
     def _read_password(self) -> str | None:
         password = _run_password_command(self.password_command) if self.password_command else self.password
-        remember(password)
+        remember_secrets(password)
         return password
 
 

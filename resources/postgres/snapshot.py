@@ -23,7 +23,7 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
-from pgsieve.resources.parts import number_of_parts
+from pgsieve.resources.parts import count_parts
 from pgsieve.resources.postgres.errors import (
     LOCK_TIMEOUT_SQLSTATE,
     LockedTableError,
@@ -182,7 +182,7 @@ def build_chunk_queries(
     chunk_bytes = max(
         1,
         table_bytes_on_disk
-        // number_of_parts(table_bytes_on_disk, CHUNK_BYTES, choose_parallelism(table_bytes_on_disk)),
+        // count_parts(table_bytes_on_disk, CHUNK_BYTES, choose_parallelism(table_bytes_on_disk)),
     )
     queries = []
     for leaf, size in zip(leaves, sizes, strict=True):

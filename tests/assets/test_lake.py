@@ -40,5 +40,5 @@ def test_a_lake_that_only_spark_reaches_is_refused(tmp_path: Path) -> None:
     lake = resource.open()
     assert lake.local is None
     with pytest.raises(LakeError, match="only Spark reaches") as refused:
-        Cuts(lake, "sales").tables(Cut(1, {}, datetime.now(UTC)))
+        Cuts(lake, "sales").open_tables(Cut(1, {}, datetime.now(UTC)))
     assert refused.value.hint == "read it with `read_at_cut`"

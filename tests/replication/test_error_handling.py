@@ -42,7 +42,7 @@ def _replicas(scenario: Scenario) -> list[PgsieveReplica]:
 
 
 def _state(replica: PgsieveReplica) -> SubscriptionState:
-    return SubscriptionRecord(replica.lake, "sub").state()
+    return SubscriptionRecord(replica.lake, "sub").read_state()
 
 
 def _everywhere(scenario: Scenario, sql: str, ours: Callable[[PgsieveReplica], object]) -> None:
@@ -98,7 +98,7 @@ def test_an_error_disables_the_subscription_before_its_transaction(
     _check_rows(prices, prices=["1|1.00"], notes=["1"])
 
     skip = parse_lsn(lsn)
-    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).choose(skip))
+    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).set_lsn(skip))
     _everywhere(prices, "ENABLE", lambda r: SubscriptionRecord(r.lake, "sub").enable())
     prices.publisher("UPDATE prices SET b = 3 WHERE a = 1")
     prices.check(expect={"prices": ["1|3.00"], "notes": ["1", "3"]})
@@ -114,7 +114,7 @@ def test_an_lsn_to_skip_that_ends_no_transaction_is_cleared_by_the_next_applied_
 ) -> None:
     [(lsn,)] = prices.publisher("SELECT pg_current_wal_lsn() + 1000000")
     _everywhere(
-        prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).choose(parse_lsn(lsn))
+        prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).set_lsn(parse_lsn(lsn))
     )
     chosen = "SELECT count(*) FROM pg_subscription WHERE subskiplsn <> '0/0'"
     # For the subscriber, a transaction without changes of published tables does not exist.
@@ -138,6 +138,6 @@ def test_an_lsn_in_the_past_cannot_be_skipped(prices: Scenario) -> None:
     assert "must be greater than origin LSN" in str(refused.value)
     for replica in _replicas(prices):
         with pytest.raises(PgsieveError) as raised:
-            Skip(replica.subscription, replica.lake).choose(1)
+            Skip(replica.subscription, replica.lake).set_lsn(1)
         assert raised.value.sqlstate == refused.value.sqlstate
         assert "must be greater than origin LSN" in raised.value.message

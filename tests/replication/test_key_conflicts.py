@@ -184,7 +184,7 @@ def test_a_conflict_disables_the_subscription_before_its_slice(
         assert sorted(Rows(each_replica.rows("public", "t")).shown) == ["1|old", "2|new"]
         assert Rows(each_replica.rows("public", "notes")).shown == ["1"]
     for replica, result in zip(_replicas(scenario), results, strict=True):
-        state = SubscriptionRecord(replica.lake, "sub").state()
+        state = SubscriptionRecord(replica.lake, "sub").read_state()
         assert not state.enabled
         assert 'conflict detected on relation "public.t": conflict=insert_exists' in (state.reason or "")
         assert "Key (a)=(1), in the transaction finished at" in (state.reason or "")

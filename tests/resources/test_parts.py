@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsieve.resources.parts import MIN_PART_BYTES, number_of_parts
+from pgsieve.resources.parts import MIN_PART_BYTES, count_parts
 
 MIB = 1024 * 1024
 
@@ -26,13 +26,13 @@ MIB = 1024 * 1024
     ],
 )
 def test_parts_of_at_most_128_mib(size: int, beside: int, parts: int) -> None:
-    assert number_of_parts(size * MIB, 128 * MIB, beside) == parts
+    assert count_parts(size * MIB, 128 * MIB, beside) == parts
 
 
 @given(st.integers(0, 10_000 * MIB), st.integers(1, 200 * MIB), st.integers(1, 64))
 def test_no_part_exceeds_its_limit_or_is_too_small_to_be_worthwhile(
     size: int, most: int, beside: int
 ) -> None:
-    parts = number_of_parts(size, most, beside)
+    parts = count_parts(size, most, beside)
     assert size <= parts * most
     assert parts in {1, -(-size // most)} or size // parts >= min(MIN_PART_BYTES, most) // 2

@@ -25,8 +25,8 @@ def test_each_runner_counts_its_parts_and_written_rows() -> None:
         with measure() as few:
             CALLING_THREAD.run(lambda number, _: [_row(number)], 2)
         Threads(2).run(lambda number, _: [_row(number)], 3)
-    assert (few.engine, few.tasks, few.bytes) == (DRIVER, 2, 21)
-    assert (work.engine, work.tasks, work.bytes) == ("driver + threads", 5, 21 + 33)
+    assert (few.engine_text, few.task_count, few.written_bytes) == (DRIVER, 2, 21)
+    assert (work.engine_text, work.task_count, work.written_bytes) == ("driver + threads", 5, 21 + 33)
     assert work.seconds >= few.seconds > 0
 
 
@@ -35,7 +35,7 @@ def test_the_work_of_parallel_threads_is_counted_too(tmp_path: Path) -> None:
     with measure() as work:
         lake.map_in_parallel(lambda size: add_costs(DRIVER, 1, size), [1, 2, 3])
     add_costs(DRIVER, 1, 99)  # no caller counts it
-    assert (work.tasks, work.bytes) == (3, 6)
+    assert (work.task_count, work.written_bytes) == (3, 6)
 
 
 @pytest.mark.drawn
@@ -65,6 +65,6 @@ def test_jobs_of_spark_are_grouped_by_subscription_and_described() -> None:
         **{table: ("sales", what.format(table)) for table in ("orders", "items")},
         "t": ("sales", "sales: initial sync of public.t"),
     }
-    assert (work.engine, work.tasks, work.bytes) == ("Spark, local", 4, 42)
+    assert (work.engine_text, work.task_count, work.written_bytes) == ("Spark, local", 4, 42)
     status = session.sparkContext.statusTracker()
     assert len(status.getJobIdsForGroup("sales")) == 2

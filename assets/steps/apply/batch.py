@@ -29,7 +29,7 @@ from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, heads
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.history.shared_rows import SHARED_BYTES, SharedRows
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, full_reason, is_damage
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error_fully, is_damage
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.lsn import format_lsn
@@ -51,7 +51,7 @@ def lacking_changes(
 ) -> list[TableChanges]:
     """The changes of a table that its replica lacks."""
     since = max(state.lsn, head.position or 0)
-    return [change for change in changes if change.slice > since]
+    return [change for change in changes if change.slice_end > since]
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class Batch:
         plans, advanced = [], {}
         for table, changes in tables.items():
             state, head = states.get(table), present_heads[table]
-            if state is None or not state.applies or changes[-1].slice <= state.lsn:
+            if state is None or not state.is_applied or changes[-1].slice_end <= state.lsn:
                 continue
             missing_changes = lacking_changes(changes, state, head)
-            if len(missing_changes) < len([c for c in changes if c.slice > state.lsn]):
+            if len(missing_changes) < len([c for c in changes if c.slice_end > state.lsn]):
                 advanced[table] = head
             if missing_changes and (restricted_to is None or table in restricted_to):
                 plans.append(Plan(PendingChanges(missing_changes, head), state))
@@ -188,10 +188,10 @@ class Batch:
             changes = [
                 change
                 for change in self.changes
-                if conflict_lsn is not None and change.name == name and change.slice <= conflict_lsn
+                if conflict_lsn is not None and change.name == name and change.slice_end <= conflict_lsn
             ]
             if changes:
-                batch = replace(self, end=changes[-1].slice, changes=changes)
+                batch = replace(self, end=changes[-1].slice_end, changes=changes)
                 earlier += batch.apply(batch.plan([name])[0])
         return earlier
 
@@ -265,7 +265,7 @@ class Batch:
         except KeyConflictError as error:
             return _conflict_result(name, error)
         except TABLE_ERRORS as error:
-            problem, is_damaged = full_reason(self.lake, error, name), is_damage(error)
+            problem, is_damaged = describe_error_fully(self.lake, error, name), is_damage(error)
             # Engines report missing columns in different words. This message names them.
             if not is_damaged and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, is_damaged = altered, True

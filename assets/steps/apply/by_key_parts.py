@@ -44,7 +44,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import RowDeletion
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
-from pgsieve.resources.parts import Guard, Message, Receivers, message
+from pgsieve.resources.parts import Guard, Message, Receivers, make_message
 
 #: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
 _PART_CHANGES = 125_000
@@ -263,7 +263,7 @@ class _Reader:
             changes = changes_of_keys(read(names), batch.keys, (), batch.extent)
             if changes.truncates.num_rows:
                 for part in range(self.of_keys):
-                    yield message(part, _TRUNCATES, _pack(changes.truncates))
+                    yield make_message(part, _TRUNCATES, _pack(changes.truncates))
             rows = _label_keys(changes.keys).append_column("place", pa.array(changes.places))
             rows = rows.append_column("operation", pa.array(changes.operations))
             if batch.extent.truncated_at is not None:
@@ -291,7 +291,7 @@ class _Reader:
         ends = np.cumsum(np.bincount(key_part, minlength=self.of_keys)).tolist()
         for receiver, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
-                yield message(receiver, number, _pack(rows.slice(begin, end - begin)))
+                yield make_message(receiver, number, _pack(rows.slice(begin, end - begin)))
 
 
 @dataclass(frozen=True)
@@ -331,17 +331,17 @@ class _Decider:
         new_places = keyed.places[keyed.first_effective :][net.last[remains & (net.last != NONE)]]
         receivers = _parts_of(new_places, changes)
         for receiver in np.unique(receivers).tolist():
-            yield message(receiver, 0, new_places[receivers == receiver].tobytes())
+            yield make_message(receiver, 0, new_places[receivers == receiver].tobytes())
         is_replaced = np.zeros_like(decided.before)
         is_replaced[net.keys] = not self.empties
         for receiver, (row, key) in matches.items():
             if len(removed := row[is_replaced[key]]):
-                yield message(receiver, 0, removed.tobytes())
+                yield make_message(receiver, 0, removed.tobytes())
         counts = net.counts(decided.before) | {
             "conflicts": int(decided.conflict is not None),
             "changes": int(decided.changes_rows),
         }
-        yield message(batch.targets - 1, 0, json.dumps(counts).encode())
+        yield make_message(batch.targets - 1, 0, json.dumps(counts).encode())
 
 
 @dataclass(frozen=True)

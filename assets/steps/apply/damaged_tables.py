@@ -7,8 +7,8 @@ table of a damaged replica is set aside: no changes are applied to it until the 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from pgsieve.assets.steps.records.cuts import Cut, version_in
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.cuts import Cut, find_version_in_cut
+from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
@@ -35,7 +35,7 @@ def set_aside_damaged(
         cut.refuse_earlier(record)
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
     states = record.newest()
-    applied = [state for state in states.values() if state.applies]
+    applied = [state for state in states.values() if state.is_applied]
 
     def find_damage(state: TableState) -> str | None:
         return _find_damage(subscription, lake, state, cut, read=state.name in changed)
@@ -100,7 +100,7 @@ class IntactVersions:
         # If another process has copied the table, nothing is recorded yet for its newer state.
         if (known_version := self._last.get((state.name, state.version))) is not None:
             return known_version
-        if (version := version_in(self.cut, self.versions, state)) is not None:
+        if (version := find_version_in_cut(self.cut, self.versions, state)) is not None:
             return version
         path = self.path_of(state)
         copied_version = (
@@ -129,7 +129,7 @@ def _find_damage(
 ) -> str | None:
     """Describe the damage of a table's replica; None if there is none. `read` requires to read its Delta log."""
     path = lake.paths.replica(subscription.name, *state.name)
-    version = version_in(cut, cut.tables if cut is not None else {}, state)
+    version = find_version_in_cut(cut, cut.tables if cut is not None else {}, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None
     try:
         is_read = read or version is None
@@ -139,7 +139,7 @@ def _find_damage(
         if is_put_back(lake, path, version, state.lsn if is_read else None, entry_bytes):
             return put_back_problem(path)
     except LakeError as error:
-        problem = reason(lake, error)
+        problem = describe_error(lake, error)
         return problem if lake.records.exists(path) else _gone_problem(path)
     return None
 

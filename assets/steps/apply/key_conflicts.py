@@ -28,7 +28,7 @@ from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, former_key_until
-from pgsieve.assets.steps.records.failures import in_transaction
+from pgsieve.assets.steps.records.failures import name_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.replica_output import value_texts
@@ -56,7 +56,7 @@ class KeyConflictError(PgsieveError):
             f'conflict detected on relation "{".".join(table)}": conflict={conflict}:'
             f" Key already exists in the replica, Key ({columns})=({values})"
         )
-        super().__init__(in_transaction(problem, commit_lsn), sqlstate="23505")
+        super().__init__(name_transaction(problem, commit_lsn), sqlstate="23505")
         self.conflict = conflict
         self.commit_lsn = commit_lsn
 

@@ -30,7 +30,7 @@ def follow_layout(
     Maps each table with a changed replica to the Delta versions before and after the change.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
-    state, properties_json = record.state(), layout.properties_json()
+    state, properties_json = record.read_state(), layout.properties_json()
     if state.properties == properties_json:
         return {}
     versions = {}
@@ -38,12 +38,12 @@ def follow_layout(
     defaults = {name: _default_value(name) for name in parse_recorded_properties(state.properties)}
     for table_state in states:
         path = lake.paths.replica(subscription.name, *table_state.name)
-        if table_state.applies and lake.records.exists(path):
+        if table_state.is_applied and lake.records.exists(path):
             properties = {**defaults, **layout.table_layout(table_state.name).delta_properties()}
             old_version = retry_after_conflict(lake.set_properties)(path, properties)
             if old_version is not None:
                 versions[table_state.name] = old_version, lake.records.version(path)
-    record.set(replace(state, properties=properties_json))
+    record.write_state(replace(state, properties=properties_json))
     return versions
 
 

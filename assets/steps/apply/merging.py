@@ -14,7 +14,7 @@ from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.version_guard import add_version_guard
-from pgsieve.resources.work import add_costs, engine_of
+from pgsieve.resources.work import add_costs, name_engine
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
@@ -57,7 +57,7 @@ def merge_by_spark(
     view = f"pgsieve_{uuid4().hex}"
     add_version_guard(source, path, base, lake.store).createOrReplaceTempView(view)
     session = lake.spark
-    add_costs(engine_of(session), 1, 0)
+    add_costs(name_engine(session), 1, 0)
     result = session.sql(clauses.statement(f"delta.{quote_name(path)}", view)).collect()
     session.catalog.dropTempView(view)
     counts = result[0].asDict() if result else {}

@@ -60,7 +60,7 @@ class ReplicaProgress:
         if durable <= transformed:
             return durable
         has_slices = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
-            end > transformed for end in AlteredSlices(lake, feed).ends(self.subscription.name, durable)
+            end > transformed for end in AlteredSlices(lake, feed).read_ends(self.subscription.name, durable)
         )
         # A slice may leave the change log once it is transformed. So the position of the transformed slices is read last:
         # if it is unchanged, no slice has left the change log before `has_slices` was read.
@@ -75,7 +75,7 @@ class ReplicaProgress:
         lake, name = self.lake, self.subscription.name
         cut = Cuts(lake, name).last()
         applied = cut.lsn if cut else 0
-        states = {n: state for n, state in TableStates(lake, name).newest().items() if state.applies}
+        states = {n: state for n, state in TableStates(lake, name).newest().items() if state.is_applied}
         slices = {
             end: [change for change in changes if change.has_changes and change.name in states]
             for end, changes in TransformedSlices(lake, name).slices(applied).items()

@@ -70,7 +70,7 @@ def batches_in_memory(
     """
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
-        slice_counts = Counter({change.name: sum(change.sent.values()) for change in slices[end]})
+        slice_counts = Counter({change.name: sum(change.sent_counts.values()) for change in slices[end]})
         counts += slice_counts
         if not parts or (slice_counts.total() and max(counts[name] for name in slice_counts) > BATCH_CHANGES):
             parts.append([])
@@ -111,7 +111,7 @@ class _Apply:
         states = self._prepare_replicas()
         # If another process makes a table ready during this apply, the table stays left out: earlier batches of this
         # apply did not include it.
-        self._tables = {n for n, s in states.items() if s.applies}
+        self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
         self._can_cut = only is None and not _is_copied_by_others(states, self._tables)
@@ -162,7 +162,7 @@ class _Apply:
         """Count the changes for `ApplyResult.sent_as`; changes from before a table's copy do not count."""
         counts = dict[Name, SentCounts]()
         for change in (c for changes in self._slices.values() for c in changes if c.name in self._tables):
-            if change.slice > states[change.name].lsn:
+            if change.slice_end > states[change.name].lsn:
                 counts[change.name] = sum_counts(counts.get(change.name, {}), change.sent_as)
         return counts
 
@@ -320,7 +320,7 @@ class _Replicas:
 
     def note_histories(self, changes: Sequence[TableChanges]) -> None:
         """Record that the change histories have the changes of a batch."""
-        self._histories |= {change.name: change.slice for change in changes}
+        self._histories |= {change.name: change.slice_end for change in changes}
 
     def set_aside(self, name: Name, problem: str) -> None:
         """Set a table aside, so that nothing more is applied to it."""
@@ -384,7 +384,7 @@ def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_
     if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
         return
     cuts = Cuts(lake, subscription.name)
-    cut = cuts.new(new_cut.lsn, tables, new_cut.states, last)
+    cut = cuts.make_cut(new_cut.lsn, tables, new_cut.states, last)
     result.cut = replace(
         cut,
         histories=new_cut.histories,

@@ -83,7 +83,9 @@ class VersionsDuringApply:
         """
         problem_by_table = dict[Name, str]()
         for name, state in states.items():
-            table = VersionTable.from_state(self._subscription, self._lake, state) if state.applies else None
+            table = (
+                VersionTable.from_state(self._subscription, self._lake, state) if state.is_applied else None
+            )
             if table is None:
                 continue
             try:
@@ -145,7 +147,9 @@ class VersionsDuringApply:
         problems = self._lake.map_in_parallel(
             follow, list(dict.fromkeys(change.name for change in followed_changes))
         )
-        self.position_by_table |= {c.name: c.slice for c in followed_changes if c.slice > states[c.name].lsn}
+        self.position_by_table |= {
+            c.name: c.slice_end for c in followed_changes if c.slice_end > states[c.name].lsn
+        }
         return {name: problem for name, problem in problems if problem is not None}
 
     def _follow(
@@ -172,7 +176,7 @@ def find_lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
     """The versions of a table's rows, and the changes that they lack; None if they lack none or do not exist."""
-    table = VersionTable.from_state(subscription, lake, state) if state.applies else None
+    table = VersionTable.from_state(subscription, lake, state) if state.is_applied else None
     if table is None or not lake.records.exists(table.path):
         return None
     head = lake.records.head(table.path)

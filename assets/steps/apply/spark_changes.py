@@ -21,7 +21,7 @@ from pgsieve.assets.steps.apply.chosen_rows import ChosenRows
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.apply.keyless_changes import DIGEST_COLUMNS, KeylessChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges
-from pgsieve.assets.steps.records.columns import field, struct_ddl
+from pgsieve.assets.steps.records.columns import struct_field, write_struct_ddl
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS
@@ -67,7 +67,7 @@ class SparkChanges:
         key = self.definition.key
 
         def side(name: str) -> Column:
-            fields = F.struct(*(field(name, n).alias(n) for n in names))
+            fields = F.struct(*(struct_field(name, n).alias(n) for n in names))
             return F.when(F.col(name).isNotNull(), fields).alias(name)
 
         soft_delete_columns = self.definition.soft_delete_columns
@@ -135,7 +135,7 @@ class SparkChanges:
 
         `times` has for each chosen place how often its row is repeated; None for once.
         """
-        row = f"place bigint, row {struct_ddl(self.definition.columns)}"
+        row = f"place bigint, row {write_struct_ddl(self.definition.columns)}"
         schema = arrow_schema(self.lake.spark.createDataFrame([], row).schema)
         place_rows = partial(_placed, chosen, schema, times)
         return self._stored_changes().select(*PLACE_COLUMNS, side).mapInArrow(place_rows, row)
@@ -260,13 +260,15 @@ class SparkChanges:
         placed = self._placed(ChosenRows(self.pending.extent, self._stamp, places), "new")
         is_small = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed.join(F.broadcast(decided) if is_small else decided, F.col("place") == F.col("last"))
-        values = {name: field("row", name) for name in self.definition.names}
+        values = {name: struct_field("row", name) for name in self.definition.names}
         if len(bases):
             base = self._with_keys(keys.take(pa.array(bases)), bases, unsent)
             base = base.select("number", *(F.col(v).alias(f"w{v}") for v in _labels("v", unsent)))
             rows = rows.join(base, F.col("base") == F.col("number"), "left")
         for i, name in enumerate(unsent):
-            sent_values = placed.select(F.col("place").alias(f"p{i}"), field("row", name).alias(f"sent{i}"))
+            sent_values = placed.select(
+                F.col("place").alias(f"p{i}"), struct_field("row", name).alias(f"sent{i}")
+            )
             rows = rows.join(sent_values, F.col(f"s{i}") == F.col(f"p{i}"), "left")
             replica_value = F.col(f"wv{i}") if len(bases) else F.lit(None)
             values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(replica_value)

@@ -25,7 +25,7 @@ class TableResult:
     - `problem`: why the table failed; None if it did not
     - `damaged`: True if the cause of `problem` is a damaged replica, not a change
     - `overtaken`: True if another process works on the table, so that the replica may lack the batch
-    - `through`: the partitions through which changes came, as in `TableChanges`
+    - `through`: the partitions through which changes came, as `partition_names` of `TableChanges`
     """
 
     schema: str
@@ -68,7 +68,7 @@ class PendingChanges:
     @property
     def slice_ends(self) -> Sequence[int]:
         """The LSNs at which the slices end."""
-        return [c.slice for c in self.slices]
+        return [c.slice_end for c in self.slices]
 
     @property
     def since(self) -> int:
@@ -99,21 +99,21 @@ class PendingChanges:
     @property
     def key_changes(self) -> int:
         """How many UPDATEs move a row to another key."""
-        return sum(c.key_changes for c in self.slices)
+        return sum(c.key_change_count for c in self.slices)
 
     @property
     def unchanged(self) -> frozenset[str]:
         """The columns that some change did not send, as their TOASTed value was unchanged."""
-        return frozenset(column for c in self.slices for column in c.unchanged)
+        return frozenset(column for c in self.slices for column in c.unsent_columns)
 
     @property
     def through(self) -> tuple[str, ...]:
         """The partitions through which changes came."""
-        return tuple(sorted({partition for c in self.slices for partition in c.through}))
+        return tuple(sorted({partition for c in self.slices for partition in c.partition_names}))
 
     def count(self, *operations: str) -> int:
         """The number of changes with these operations, including those before a TRUNCATE."""
-        return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
+        return sum(c.sent_counts.get(o, 0) for c in self.slices for o in operations)
 
     def row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The counts of `NetChange.counts` to report: after a TRUNCATE no row counts as missing."""

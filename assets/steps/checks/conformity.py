@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.checks.segments import select_living_rows
 from pgsieve.assets.steps.records.catalogs import Catalogs
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import locked_tables
@@ -146,7 +146,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     try:
         return replace(replica.evaluate(), altered=is_altered)
     except TABLE_ERRORS as error:
-        return TableConformity(problem=reason(lake, error))
+        return TableConformity(problem=describe_error(lake, error))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _FilteredReplica:
         published = state.definition.published if state.definition else None
         if published is None or published.row_filters != self.replicated_table.row_filters:
             return True
-        for recorded_catalog in Catalogs(self.lake, subscription.feed).since(state.lsn):
+        for recorded_catalog in Catalogs(self.lake, subscription.feed).read_since(state.lsn):
             try:
                 catalog = subscription.feed.with_defined_publications(recorded_catalog)
                 recorded_table = subscription.tables(catalog).get(state.name)

@@ -19,8 +19,14 @@ from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, no_log
-from pgsieve.assets.steps.records.failures import is_locked_out, is_of_foreign_table, reason
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, copy_again
+from pgsieve.assets.steps.records.failures import describe_error, is_locked_out, is_of_foreign_table
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableState,
+    TableStates,
+    add_copy_command,
+)
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -307,7 +313,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
                 verify_foreign_servers(moment.subscription.feed.source, name)
             return _make_result(replicated_table, lsn, moment.make_sides(name).compare())
     except LakeError as error:
-        problem = copy_again(subscription, name, reason(moment.lake, error))
+        problem = add_copy_command(subscription, name, describe_error(moment.lake, error))
         return TableConsistency(*name, lsn, problem=problem)
     except PgsieveError as error:
         if not (is_locked_out(error) or is_of_foreign_table(error)):

@@ -31,7 +31,7 @@ from pgsieve.assets.steps.checks.consistency import (
 from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, count_differing_rows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import aggregate_metrics
-from pgsieve.assets.steps.records.columns import field
+from pgsieve.assets.steps.records.columns import struct_field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.deleted_rows import DELETED
@@ -161,7 +161,7 @@ def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
 
     def make_rows(side: str, action: str) -> DataFrame:
         metadata = end_metadata if action == "end" else {"filtered": F.lit(False)}
-        values = {name: field("row", name) for name in names}
+        values = {name: struct_field("row", name) for name in names}
         values |= {
             name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark)
             for name, kind in kind_by_column.items()

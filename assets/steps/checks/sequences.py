@@ -13,7 +13,7 @@ counts as different.
 from dataclasses import dataclass
 
 from pgsieve.assets.steps.records.sequences import Sequences
-from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
+from pgsieve.assets.steps.slot_consumption.sequences import read_received_sequences
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.postgres.sequences import SequenceValue
 
@@ -87,7 +87,7 @@ def compare_sequences(subscription: Subscription, record: Sequences) -> list[Seq
     recorded_by_name = record.newest()
     feed = subscription.feed
     with feed.source.connect() as connection:
-        published_values = received_sequences(connection, feed, subscription.name)
+        published_values = read_received_sequences(connection, feed, subscription.name)
     present_by_name = {(value.schema, value.name): value for value in published_values}
     names = sorted(recorded_by_name.keys() | present_by_name.keys())
     return [

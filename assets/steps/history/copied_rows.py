@@ -10,7 +10,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import changes_ddl
+from pgsieve.assets.steps.records.columns import write_changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import CopiedRows
@@ -70,7 +70,7 @@ def _single_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _begin_by_spark(
     lake: Lake, replica_path: str, history_path: str, rows: CopiedRows, definition: Definition, position: int
 ) -> None:
-    ddl, names = changes_ddl(definition.columns), list(lake.columns(replica_path))
+    ddl, names = write_changes_ddl(definition.columns), list(lake.columns(replica_path))
     first_change = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
     copied_changes = number_columns(lake.read_table(replica_path)).mapInArrow(
         _make_change_function(rows, names), ddl

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pgsieve.assets.steps.history.versions import VersionTable, versions_problem
 from pgsieve.assets.steps.records.cuts import Cut
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, copy_again
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, add_copy_command
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.lake import Lake
 
@@ -27,14 +27,14 @@ def describe_histories(
     `definition` is the table's present definition; `state` may have an older one. `newest_cut` is the newest cut.
     """
     choice = subscription.histories.table_choice(name)
-    copied_state = state if state is not None and state.applies else None
+    copied_state = state if state is not None and state.is_applied else None
     if choice.initial:
         if copied_state is None or (
             copied_state.definition is not None and copied_state.definition.history.whole
         ):
             yield "the change history begins with the copied rows"
         else:
-            yield copy_again(subscription.name, name, "the change history lacks the copied rows")
+            yield add_copy_command(subscription.name, name, "the change history lacks the copied rows")
     present_state = replace(copied_state or TableState(*name, SyncState.INITIALIZE), definition=definition)
     if choice.scd2:
         yield from _describe_versions(

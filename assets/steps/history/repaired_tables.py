@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.cuts import Cut, version_in
-from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, copy_again
+from pgsieve.assets.steps.records.cuts import Cut, find_version_in_cut
+from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, add_copy_command
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
@@ -22,10 +22,10 @@ def find_repaired_tables(
     """The tables with a history that were repaired after the cut; or after their copy, if the copy is later than the cut."""
     repaired_names = set[Name]()
     for name, state in states.items():
-        if not state.applies or not _has_history(subscription, lake, state):
+        if not state.is_applied or not _has_history(subscription, lake, state):
             continue
         path = lake.paths.replica(subscription.name, *name)
-        version = version_in(cut, cut.tables if cut is not None else {}, state)
+        version = find_version_in_cut(cut, cut.tables if cut is not None else {}, state)
         if version is None:
             version = lake.records.version_of_position(path, state.lsn)
         if version is not None and lake.records.is_repaired(path, version):
@@ -50,6 +50,6 @@ def record_partial_histories(subscription: str, lake: Lake, states: Iterable[Tab
             history = replace(definition.history, whole=False)
             partial_states.append(replace(state, definition=replace(definition, history=history)))
             problem = f"the change history of {quote_qualified(*state.name)} lacks the repaired rows"
-            log(copy_again(subscription, state.name, problem))
+            log(add_copy_command(subscription, state.name, problem))
     TableStates(lake, subscription).append(partial_states)
     return bool(partial_states)

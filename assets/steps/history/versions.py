@@ -17,7 +17,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.history.ends_in_memory import EndsInMemory, mask_keys
 from pgsieve.assets.steps.history.shared_rows import NumberedRows
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import CURED_BY_COPY, full_reason
+from pgsieve.assets.steps.records.failures import CURED_BY_COPY, describe_error_fully
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.decoding.changes.net_change import Numbers
@@ -222,9 +222,9 @@ def versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str
     """Why a table's versions at `path` cannot be kept, and what to do.
 
     A copy of the table does not replace a table of versions: the user has to move it away first. Raises the errors that
-    `full_reason` raises.
+    `describe_error_fully` raises.
     """
-    problem = full_reason(lake, error, name)
+    problem = describe_error_fully(lake, error, name)
     is_own = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
     return f"{problem}; {_MOVE_HINT}" if is_own else problem
 

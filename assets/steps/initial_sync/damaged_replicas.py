@@ -7,7 +7,7 @@ version that a later commit will have. Constraints are removed, too, that other 
 from dataclasses import dataclass
 
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
@@ -97,5 +97,7 @@ def _version(lake: Lake, path: str) -> int | None:
     try:
         return lake.records.version(path) if lake.records.exists(path) else -1
     except LakeError as error:
-        reason(lake, error)  # If the lake itself has failed, and not only this table, the error is raised.
+        describe_error(
+            lake, error
+        )  # If the lake itself has failed, and not only this table, the error is raised.
         return None

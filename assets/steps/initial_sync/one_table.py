@@ -28,7 +28,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import observed_metrics
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import full_reason, is_of_foreign_table
+from pgsieve.assets.steps.records.failures import describe_error_fully, is_of_foreign_table
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import waiting_reason
 from pgsieve.decoding.changes.metadata_columns import METADATA, metadata_copy_expression
@@ -185,7 +185,9 @@ class SnapshotCopy:
         except PgsieveError as error:
             failure, is_copied_again = _with_hint(replicated, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
-            problem = waiting_reason(failure) if is_copied_again else full_reason(self.lake, failure, name)
+            problem = (
+                waiting_reason(failure) if is_copied_again else describe_error_fully(self.lake, failure, name)
+            )
         return CopyResult(
             schema=table.schema,
             table=table.name,

@@ -16,7 +16,7 @@ from pgsieve.assets.steps.history.copied_rows import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult, is_beyond
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import (
@@ -257,5 +257,7 @@ def _is_at(lake: Lake, path: str, lsn: int) -> bool:
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        reason(lake, error)  # If the lake itself has failed, and not only this table, the error is raised.
+        describe_error(
+            lake, error
+        )  # If the lake itself has failed, and not only this table, the error is raised.
         return False

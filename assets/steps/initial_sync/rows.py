@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.assets.steps.records.columns import write_ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.decoding.values.types import ColumnType, from_copy
@@ -62,7 +62,7 @@ class SelectedRows:
 def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
     """The selected rows as a DataFrame, which has a partition for each query."""
     schema, queries = (
-        ddl((column.name, column.type.spark) for column in selected.columns),
+        write_ddl((column.name, column.type.spark) for column in selected.columns),
         len(selected.queries),
     )
     if not queries:

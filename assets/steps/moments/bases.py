@@ -180,7 +180,7 @@ class _BaseSearch:
         """Add the slices of the change history to a base. Raises MomentError if some of them may be missing."""
         name, lake = base.name, self._lake
         slice_ends = self._find_slice_ends(name, base)
-        deleted_up_to = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
+        deleted_up_to = SubscriptionRecord(lake, self.moment.subscription).read_state().deleted_up_to
         if deleted_up_to is None:
             raise self._unreadable_error(
                 name,
@@ -228,7 +228,7 @@ class _BaseSearch:
         states_before = [
             state for state in states if max_state_version is None or state.version <= max_state_version
         ]
-        if states_before and states_before[-1].applies and states_before[-1].lsn == ready_state.lsn:
+        if states_before and states_before[-1].is_applied and states_before[-1].lsn == ready_state.lsn:
             return
         next_copy = min(
             (

@@ -166,7 +166,7 @@ def clone_up_to(moment: Moment, bases: Sequence[TableBase], target: Lake) -> lis
     tables = []
     for base, changes in zip(bases, clones, strict=True):
         path = target.paths.replica(subscription, *base.name)
-        change_count = sum(sum(each.sent.values()) + each.truncates for each in changes)
+        change_count = sum(sum(each.sent_counts.values()) + each.truncate_count for each in changes)
         tables.append(TableVersion(base.name, target, path, target.records.version(path), change_count))
     return tables
 
@@ -186,8 +186,8 @@ def _clone(moment: Moment, target: Lake, base: TableBase) -> list[TableChanges]:
 def _apply(subscription: str, target: Lake, changes: Sequence[TableChanges]) -> None:
     """Apply changes in batches, as a run does. Raises MomentError if some of them cannot be applied."""
     slices: dict[int, list[TableChanges]] = {}
-    for change in sorted(changes, key=lambda each: each.slice):
-        slices.setdefault(change.slice, []).append(change)
+    for change in sorted(changes, key=lambda each: each.slice_end):
+        slices.setdefault(change.slice_end, []).append(change)
     for ends in (part for batch in slice_batches(list(slices)) for part in batches_in_memory(batch, slices)):
         batch = Batch(subscription, target, ends[-1], [change for end in ends for change in slices[end]])
         plan, _, _ = batch.plan(None)

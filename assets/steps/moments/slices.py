@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.moments.bases import TableBase
 from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
-from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, empty_tally, sum_tallies
@@ -39,7 +39,7 @@ class _CopiedPart:
     lsn: int
     key: Sequence[str]
     tally: Tally = field(default_factory=empty_tally)
-    truncates: list[Order] = field(default_factory=list)
+    truncates: list[OrderKey] = field(default_factory=list)
 
     def copy_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the changes that are copied. `slice` has to be their first column."""
@@ -118,13 +118,13 @@ def _make_table_changes(base: TableBase, end: int, notes: Sequence[str]) -> Tabl
     tally = sum_tallies(part["tally"] for part in parts)
     truncates = [(lsn, ordinal) for part in parts for lsn, ordinal in part["truncates"]]
     return TableChanges(
-        slice=end,
+        slice_end=end,
         schema=base.name[0],
         table=base.name[1],
         size=tally.get("bytes", 0),
-        sent={operation: tally.get(operation, 0) for operation in ROW_OPERATIONS},
-        truncates=len(truncates),
+        sent_counts={operation: tally.get(operation, 0) for operation in ROW_OPERATIONS},
+        truncate_count=len(truncates),
         truncated_at=max(truncates, default=None),
-        key_changes=tally["key_changes"],
-        unchanged=tuple(tally["unchanged"]),
+        key_change_count=tally["key_changes"],
+        unsent_columns=tuple(tally["unchanged"]),
     )

@@ -49,10 +49,10 @@ class Clusterings:
                 [*name, list(columns), newest_time]
                 for name, (columns, newest_time) in {**self._recorded(), **self._noted}.items()
             ]
-            self.record.set(replace(self.record.state(), clustered=json.dumps(rows)))
+            self.record.write_state(replace(self.record.read_state(), clustered=json.dumps(rows)))
 
     def _recorded(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
-        rows = json.loads(self.record.state().clustered or "[]")
+        rows = json.loads(self.record.read_state().clustered or "[]")
         return {
             (schema, table): (tuple(columns), newest_time) for schema, table, columns, newest_time in rows
         }

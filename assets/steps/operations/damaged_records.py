@@ -10,8 +10,8 @@ is not removed here, but together with its slot.
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.own_versions import (
     feed_records,
+    find_put_back_tables,
     newest_cuts,
-    put_back_tables,
     subscription_records,
 )
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
@@ -55,7 +55,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
                 for path in (*feed_records(lake, feed), *subscription_records(lake, name))
                 if path not in damaged_paths
             ]
-            damaged_paths += put_back_tables(lake, readable_paths, newest_cuts(lake, feed))
+            damaged_paths += find_put_back_tables(lake, readable_paths, newest_cuts(lake, feed))
         if states.path not in damaged_paths and _is_put_back(states, cuts):
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
@@ -70,7 +70,9 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
             if path != states.path:
                 lake.remove_log(path)
         if record.path in damaged_paths:
-            record.set(SubscriptionState(folders=lake.paths.folder_template(name), deleted_up_to=None))
+            record.write_state(
+                SubscriptionState(folders=lake.paths.folder_template(name), deleted_up_to=None)
+            )
     return damaged_paths
 
 

@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import (
-    give_up,
+    record_dropped_slot,
     refuse_other_cluster,
     refuse_slot_ahead,
     refuse_slot_of_another_lake,
@@ -107,10 +107,10 @@ def drop_subscription(
     if lake.records.exists(SubscriptionRecord(lake, name).path):
         # The record of the folders stays, because the replicas can still be read.
         record = SubscriptionRecord(lake, name)
-        state = record.state()
-        record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
+        state = record.read_state()
+        record.write_state(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
     if not other_subscriptions and lake.records.exists(ChangeLog(lake, feed).path):
-        give_up(lake, feed)
+        record_dropped_slot(lake, feed)
     result = replace(result, unregistered=unregister(RegisteredNames(lake, name)))
     if delete_tables:
         folders = [

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.moments.reading import remove_stale_clones
 from pgsieve.assets.steps.operations.clustering import Clusterings, File
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, make_publisher_feed
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
@@ -92,7 +92,7 @@ def maintain_feed(
         owners = [
             feed.name,
             *(
-                as_published(feed, subscription).name
+                make_publisher_feed(feed, subscription).name
                 for subscription in feed.subscriptions
                 if not feed.filtered
             ),
@@ -166,7 +166,7 @@ class _SubscriptionTables:
         ends_by_path = {path: maintainer.expired(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
         # If it is not recorded, earlier maintenance may have deleted any change that was applied.
-        possibly_deleted = applied_lsn if record.state().deleted_up_to is None else 0
+        possibly_deleted = applied_lsn if record.read_state().deleted_up_to is None else 0
         record.note_deleted(max((*ends_by_path.values(), possibly_deleted)))
         for path, end in ends_by_path.items():
             maintainer.maintain(path, f"slice <= {end:d}" if end else None, record=False)
@@ -265,7 +265,7 @@ class _SubscriptionTables:
         ):
             return is_young
         if versions != cut.tables or not is_young:
-            cuts.append(cuts.new(cut.lsn, versions, states, cut))
+            cuts.append(cuts.make_cut(cut.lsn, versions, states, cut))
         return True
 
     def _replica(self, table: Name) -> str:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.checks.conformity import parse_filters
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.assets.steps.records.columns import write_ddl
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
@@ -208,7 +208,7 @@ class Refilter:
 
         A copy would have these values.
         """
-        deleted_up_to = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
+        deleted_up_to = SubscriptionRecord(self.lake, source.name).read_state().deleted_up_to
         path = self.lake.paths.change_history(source.name, *state.name, source_definition.history.generation)
         if deleted_up_to is None or deleted_up_to > state.lsn or source_definition.history.generation:
             raise PgsieveError(
@@ -275,7 +275,7 @@ class Refilter:
         )
         lake.rewrite(
             source,
-            RowChange(selection.names, selection, selection.schema, ddl(new_definition.columns)),
+            RowChange(selection.names, selection, selection.schema, write_ddl(new_definition.columns)),
             head.version if head.version >= 0 else None,
             target_path=path,
             position=lsn if (head.position or 0) < lsn else None,

@@ -68,7 +68,7 @@ class Registration:
                 if catalog_entry not in taken_names
             }
             # Names are recorded before they are registered. After a crash in between, the next run registers them.
-            record.note(list(new_names.items()), registered=True)
+            record.note(list(new_names.items()), is_registered=True)
             for catalog_entry, path in new_names.items():
                 if not is_location_of(catalog.location(catalog_entry), path):
                     self._register(catalog, catalog_entry, path)
@@ -147,5 +147,5 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
         ]
         for name in present_names:
             catalog.unregister(name)
-    record.note(list(paths_by_name.items()), registered=False)
+    record.note(list(paths_by_name.items()), is_registered=False)
     return tuple(map(quote_table_name, present_names))

@@ -6,10 +6,10 @@ filter the changes of a feed (`row_filter: pipeline`), pgsieve has to decide whi
 for that it needs the catalog as it was at each change:
 
 - After each alteration of the catalog, the new catalog is recorded in the lake (`Catalogs.append`).
-- If it is proven that one recorded catalog is valid for a whole slice (`Catalogs.unaltered`, `Unaltered.covers`),
-  pgsieve decides by that catalog which changes of the slice a subscription gets (`Catalogs.of_slice`).
+- If it is proven that one recorded catalog is valid for a whole slice (`Catalogs.find_validity`, `CatalogValidity.covers`),
+  pgsieve decides by that catalog which changes of the slice a subscription gets (`Catalogs.read_for_slice`).
 - Otherwise the publisher decides. Before the slot is advanced, its changes are read once more for each subscription,
-  with the publications of that subscription (`as_published`). Such a slice is listed in `AlteredSlices` before the
+  with the publications of that subscription (`make_publisher_feed`). Such a slice is listed in `AlteredSlices` before the
   slice of the feed itself is committed. If a crash comes between the two commits, the next run lists a slice with the
   same begin and a later end, and the slice that was listed first no longer counts.
 """
@@ -69,7 +69,7 @@ CATALOGS = pa.schema(
 
 #: The columns of the table `altered`. Each row is a slice for which the publisher decided which changes a subscription
 #: gets. The slice contains the transactions that commit at or after the LSN `begin` and before the LSN `slice`.
-ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
+ALTERED_SCHEMA = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 
 def read_catalog_with_fingerprint(
@@ -83,17 +83,19 @@ def read_catalog_with_fingerprint(
     """
     if feed.filtered:
         return CatalogFingerprint("", ""), present_catalog(connection)
-    fingerprint, catalog = read_catalog_and_fingerprint(connection, _publications(feed), feed.capture_names())
-    return _with_configuration(feed, fingerprint), catalog
+    fingerprint, catalog = read_catalog_and_fingerprint(
+        connection, _server_publications(feed), feed.capture_names()
+    )
+    return _add_configuration(feed, fingerprint), catalog
 
 
-def _publications(feed: Feed) -> list[str]:
+def _server_publications(feed: Feed) -> list[str]:
     """The names of the feed's publications, except those that pgsieve.yaml defines instead of the server."""
     names = {p for publications in feed.subscriptions.values() for p in publications}
     return sorted(names - feed.defined.keys())
 
 
-def _with_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
+def _add_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
     """Add the feed's subscriptions and the publications of pgsieve.yaml to the digest of a fingerprint.
 
     Like an alteration of the server's catalog, an alteration of these changes what is replicated.
@@ -106,21 +108,22 @@ def _with_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogF
     return replace(fingerprint, digest=f"{fingerprint.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
-def _relations(feed: Feed, catalog: Catalog) -> list[int]:
+def _covered_oids(feed: Feed, catalog: Catalog) -> list[int]:
     """The oids of the tables in the feed's publications and capture publications, and in their partition trees.
 
     A partition tree is a partitioned table with all of its direct and indirect partitions.
     """
-    names = [*_publications(feed), *feed.capture_names()]
+    names = [*_server_publications(feed), *feed.capture_names()]
     publications = [catalog.publications[name] for name in names if name in catalog.publications]
     listed_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in publications)}
-    trees = listed_oids | {ancestor for oid in listed_oids for ancestor in catalog.tables[oid].ancestors}
+    tree_oids = listed_oids | {ancestor for oid in listed_oids for ancestor in catalog.tables[oid].ancestors}
     return sorted(
-        trees | {leaf for oid in trees if oid in catalog.tables for leaf in catalog.tables[oid].leaves}
+        tree_oids
+        | {leaf for oid in tree_oids if oid in catalog.tables for leaf in catalog.tables[oid].leaves}
     )
 
 
-def decided_by_server(feed: Feed, subscription: str) -> bool:
+def can_publisher_decide(feed: Feed, subscription: str) -> bool:
     """True if pgsieve may ask the publisher which changes a subscription gets, as its own records may not suffice.
 
     False if the publisher already filters the feed's changes. Also false if the subscription has a publication that
@@ -129,7 +132,7 @@ def decided_by_server(feed: Feed, subscription: str) -> bool:
     return not feed.filtered and not feed.defined.keys() & set(feed.subscriptions[subscription])
 
 
-def as_published(feed: Feed, subscription: str) -> Feed:
+def make_publisher_feed(feed: Feed, subscription: str) -> Feed:
     """The feed for reading a slot with the publications of one subscription, so that the publisher filters.
 
     The change log of this feed has only the slices for which the publisher had to decide, because of an alteration of
@@ -166,7 +169,7 @@ class Catalogs:
         unknown_rows = (fingerprint.removed_rows or frozenset()) - {*newest_row["gone"]}
         return not unknown_rows or (
             unknown_rows <= {*newest_row["unsure"]}
-            and not _finally_removed(newest_row, fingerprint) & unknown_rows
+            and not _certainly_removed_rows(newest_row, fingerprint) & unknown_rows
         )
 
     def unread_subscriptions(self) -> set[str]:
@@ -177,11 +180,11 @@ class Catalogs:
         )
 
     def append(
-        self, lsn: int, transaction: int, fingerprint: CatalogFingerprint, catalog: Catalog, restart_lsn: int
+        self, lsn: int, first_xid: int, fingerprint: CatalogFingerprint, catalog: Catalog, restart_lsn: int
     ) -> None:
         """Record a catalog.
 
-        - `lsn`, `transaction`: the record is valid for commits from this LSN on, of transactions from this xid on. The
+        - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. The
           slot's capture publications send all changes of these transactions that the catalog's publications publish.
         - `fingerprint`: the fingerprint of the catalog
         - `restart_lsn`: the transactions that the slot sends next began after this LSN. They may have begun before
@@ -191,15 +194,15 @@ class Catalogs:
         is_alike = newest_row.get("captured") == captured and (
             newest_row["alike"] or restart_lsn >= newest_row["lsn"]
         )
-        removed_rows = _finally_removed(newest_row, fingerprint)
+        removed_rows = _certainly_removed_rows(newest_row, fingerprint)
         row = {
             "lsn": lsn,
             "digest": fingerprint.digest,
-            "catalog": catalog_to_json(catalog, _publications(self.feed)),
+            "catalog": catalog_to_json(catalog, _server_publications(self.feed)),
             "subscriptions": sorted(self.feed.subscriptions),
             "relations": fingerprint.relations_digest,
-            "transaction": transaction,
-            "known": _relations(self.feed, catalog),
+            "transaction": first_xid,
+            "known": _covered_oids(self.feed, catalog),
             "captured": captured,
             "alike": is_alike,
             "gone": sorted(removed_rows),
@@ -214,7 +217,7 @@ class Catalogs:
         text = json.dumps(captured, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
+    def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":
         """The transactions and relations for whose changes after `position` one recorded catalog is valid.
 
         None if the catalog was altered since the newest record up to `position`, so that no record is proven valid.
@@ -224,10 +227,12 @@ class Catalogs:
         server keeps them, and they are the proof that a row was added and removed in between.
         """
         if self.feed.filtered:
-            return Unaltered(None, None)
+            return CatalogValidity(None, None)
         newest_row, state = self._newest(position), slot_state(connection, self.feed.slot)
-        fingerprint = fingerprint_catalog(connection, _publications(self.feed), self.feed.capture_names())
-        fingerprint = _with_configuration(self.feed, fingerprint)
+        fingerprint = fingerprint_catalog(
+            connection, _server_publications(self.feed), self.feed.capture_names()
+        )
+        fingerprint = _add_configuration(self.feed, fingerprint)
         if newest_row is None or state is None or not _is_same(newest_row, fingerprint):
             return None
         if fingerprint.removed_rows is None or not fingerprint.removed_rows <= {*newest_row["gone"]}:
@@ -236,10 +241,10 @@ class Catalogs:
         # All transactions that the slot still sends began after restart_lsn. If that is after the catalog was recorded,
         # the catalog is valid for each of them.
         if state.restart_lsn >= newest_row["lsn"]:
-            return Unaltered(None, relations)
-        return Unaltered(newest_row["transaction"], relations) if newest_row["alike"] else None
+            return CatalogValidity(None, relations)
+        return CatalogValidity(newest_row["transaction"], relations) if newest_row["alike"] else None
 
-    def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
+    def read_for_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
         """The newest catalog that was recorded up to the end of a slice, and the subscriptions in that record.
 
         Returns None if no catalog had been recorded by that LSN. The catalog is that of the whole slice only if the
@@ -252,7 +257,7 @@ class Catalogs:
             else (catalog_from_json(newest_row["catalog"]), newest_row["subscriptions"])
         )
 
-    def since(self, lsn: int) -> list[Catalog]:
+    def read_since(self, lsn: int) -> list[Catalog]:
         """The catalogs that were recorded after an LSN. Empty if the publisher filters the feed's changes."""
         rows = [] if self.feed.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
@@ -277,7 +282,7 @@ def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
     return has_relations and fingerprint.matches(row["digest"], row["relations"])
 
 
-def _finally_removed(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
+def _certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
     """The removed catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
 
     These are the rows in the record's column `gone`. The rows in its column `unsure` are added once all transactions
@@ -289,39 +294,39 @@ def _finally_removed(row: dict[str, Any], fingerprint: CatalogFingerprint) -> fr
     return (fingerprint.removed_rows or frozenset()) & removed_rows
 
 
-def _is_later(transaction: int, than: int) -> bool:
-    """True if a transaction identifier (xid) is equal to `than` or later.
+def _is_later(transaction: int, reference: int) -> bool:
+    """True if a transaction identifier (xid) is equal to `reference` or later.
 
     The numbers have 32 bits and wrap around, so a smaller number may be later (PostgreSQL documentation, 66.1
     Transactions and Identifiers).
     """
-    return (transaction - than) % 2**32 < 2**31
+    return (transaction - reference) % 2**32 < 2**31
 
 
 @dataclass(frozen=True)
-class Unaltered:
+class CatalogValidity:
     """The transactions and relations for whose changes one recorded catalog is valid.
 
-    - `since`: a transaction identifier (xid); None stands for all transactions. Transactions with this or a later
+    - `first_xid`: a transaction identifier (xid); None stands for all transactions. Transactions with this or a later
       identifier made no change before the catalog was recorded. Earlier transactions may have changed rows under an
       earlier catalog, and pgoutput uses the catalog as it was at each change, not at the commit.
     - `relations`: oids of tables; None stands for all relations. A changed relation with another oid was created after
       the catalog was recorded, and dropped again, so the catalog lacks it.
     """
 
-    since: int | None
+    first_xid: int | None
     relations: frozenset[int] | None
 
     @property
     def covers_all(self) -> bool:
         """True if the catalog is valid for all transactions and relations, as it is if the publisher filters."""
-        return self.since is None and self.relations is None
+        return self.first_xid is None and self.relations is None
 
     def covers(self, transactions: Iterable[int], relations: Iterable[int]) -> bool:
         """True if the catalog is valid for all changes of a slice, given its transactions and its changed relations."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
-        return self.since is None or all(_is_later(xid, self.since) for xid in transactions)
+        return self.first_xid is None or all(_is_later(xid, self.first_xid) for xid in transactions)
 
 
 @dataclass(frozen=True)
@@ -345,9 +350,9 @@ class AlteredSlices:
         The messages of the slice must have been written to disk before, because a listed slice is read from them.
         """
         row = {"subscription": subscription, "begin": begin, "slice": end}
-        self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED))
+        self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED_SCHEMA))
 
-    def ends(self, subscription: str, durable: int) -> set[int]:
+    def read_ends(self, subscription: str, durable: int) -> set[int]:
         """The ends of the slices up to `durable` for which the publisher decided which changes a subscription gets.
 
         If several slices have the same begin, only the last end counts. The other slices were listed by runs that were

@@ -85,7 +85,7 @@ class Cut:
             raise damaged_table_error(path, PUT_BACK_PROBLEM)
 
 
-def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
+def find_version_in_cut(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
     """The version that a table has in a cut, according to `versions`; None if the cut is earlier than the table's copy."""
     is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
     return versions.get(state.name) if is_later else None
@@ -105,11 +105,11 @@ class Cuts:
 
     def all(self) -> list[Cut]:
         """All cuts that maintenance has not deleted, the oldest first."""
-        return _cuts(self.lake.records.rows(self.path))
+        return _parse_cuts(self.lake.records.rows(self.path))
 
     def last(self) -> Cut | None:
         """The newest cut; None if there is none."""
-        return next(reversed(_cuts(self.lake.records.newest_rows(self.path, "lsn"))), None)
+        return next(reversed(_parse_cuts(self.lake.records.newest_rows(self.path, "lsn"))), None)
 
     def newest(self, lsn: str | None = None) -> Cut:
         """The newest cut. With `lsn`, the newest cut at or before this LSN. Raises LakeError if there is none."""
@@ -121,14 +121,14 @@ class Cuts:
             )
         return cuts[-1]
 
-    def frames(self, cut: Cut) -> dict[str, DataFrame]:
+    def read_frames(self, cut: Cut) -> dict[str, DataFrame]:
         """Maps the name of each table to its replica at a cut, as a Spark DataFrame."""
         return {
             quote_qualified(*name): self.lake.read_version(self._replica(name), version)
             for name, version in cut.tables.items()
         }
 
-    def tables(self, cut: Cut) -> dict[str, DeltaTable]:
+    def open_tables(self, cut: Cut) -> dict[str, DeltaTable]:
         """Maps the name of each table to its replica at a cut, as a delta-rs table.
 
         Raises LakeError if delta-rs cannot reach the lake.
@@ -149,7 +149,7 @@ class Cuts:
     def _replica(self, name: Name) -> str:
         return self.lake.paths.replica(self.subscription, *name)
 
-    def new(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
+    def make_cut(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
         """Make a cut at an LSN with these versions of the replicas and of the table states, without recording it.
 
         Everything else is taken from the cut `last`. The sizes of log entries are read only for versions that are new.
@@ -177,7 +177,7 @@ class Cuts:
         """Record a cut, after the versions in it were synced to disk."""
         self.lake.access.make_durable()
         versions, entries, histories, versioned, scd2 = (
-            [(_join(name), number) for name, number in numbers.items()]
+            [(_join_name(name), number) for name, number in numbers.items()]
             for numbers in (cut.tables, cut.entries, cut.histories, cut.versioned, cut.scd2)
         )
         row = {
@@ -194,29 +194,29 @@ class Cuts:
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
 
 
-def _order(row: Mapping[str, Any]) -> tuple[int, int, datetime]:
+def _order_key(row: Mapping[str, Any]) -> tuple[int, int, datetime]:
     return int(row["lsn"]), get_commit_version(row), row["at"]
 
 
-def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
+def _parse_cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
     return [
         Cut(
             int(row["lsn"]),
-            _numbers(row, "tables"),
+            _parse_numbers(row, "tables"),
             row["at"],
             row.get("states"),
-            _numbers(row, "entries"),
-            _numbers(row, "histories"),
+            _parse_numbers(row, "entries"),
+            _parse_numbers(row, "histories"),
             dict(row.get("records") or ()),
-            _numbers(row, "versioned"),
-            _numbers(row, "scd2"),
+            _parse_numbers(row, "versioned"),
+            _parse_numbers(row, "scd2"),
         )
-        for row in sorted(rows, key=_order)
+        for row in sorted(rows, key=_order_key)
     ]
 
 
-def _numbers(row: Mapping[str, Any], column: str) -> dict[Name, int]:
-    return {_split(name): number for name, number in row.get(column) or ()}
+def _parse_numbers(row: Mapping[str, Any], column: str) -> dict[Name, int]:
+    return {_split_name(name): number for name, number in row.get(column) or ()}
 
 
 def read_at_cut(
@@ -228,14 +228,14 @@ def read_at_cut(
     before `lsn`, which is written as PostgreSQL writes it (`16/B374D848`). Raises LakeError if there is no such cut.
     """
     cuts = Cuts(Lake(lake, lambda: spark), subscription)
-    return cuts.frames(cuts.newest(lsn))
+    return cuts.read_frames(cuts.newest(lsn))
 
 
-def _join(name: Name) -> str:
-    """Write a schema and a table as one text, which `_split` splits again."""
+def _join_name(name: Name) -> str:
+    """Write a schema and a table as one text, which `_split_name` splits again."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name)
 
 
-def _split(text: str) -> Name:
+def _split_name(text: str) -> Name:
     schema, table = re.findall(r'"((?:[^"]|"")*)"', text)
     return schema.replace('""', '"'), table.replace('""', '"')

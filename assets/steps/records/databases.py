@@ -30,8 +30,8 @@ def record_database(connection: psycopg.Connection[Any], record: SubscriptionRec
     Raises OtherDatabaseError if they are of another one.
     """
     present = present_database(connection)
-    state = _checked_state(connection, record, present)
-    record.set(replace(state, database=str(present)))
+    state = _read_checked_state(connection, record, present)
+    record.write_state(replace(state, database=str(present)))
 
 
 def refuse_other_database(
@@ -40,19 +40,19 @@ def refuse_other_database(
     """Raise OtherDatabaseError if a subscription has replicas of another database than the connection's."""
     present = present_database(connection)
     for name in subscriptions:
-        _checked_state(connection, SubscriptionRecord(lake, name), present)
+        _read_checked_state(connection, SubscriptionRecord(lake, name), present)
 
 
-def _checked_state(
-    connection: psycopg.Connection[Any], record: SubscriptionRecord, present: Database
+def _read_checked_state(
+    connection: psycopg.Connection[Any], record: SubscriptionRecord, connected_database: Database
 ) -> SubscriptionState:
     """The state of a subscription. Raises OtherDatabaseError if its replicas are of another database that still exists."""
-    subscription, state = record.subscription, record.state()
+    subscription, state = record.subscription, record.read_state()
     states = TableStates(record.lake, subscription)
-    if state.database in {None, str(present)} or not states.may_have_replicas():
+    if state.database in {None, str(connected_database)} or not states.may_have_replicas():
         return state
     recorded_database = Database.parse(state.database)
-    if recorded_database.system_identifier == present.system_identifier:
+    if recorded_database.system_identifier == connected_database.system_identifier:
         if (name := find_database_name(connection, recorded_database)) is None:
             return state
         owner = f'of the database "{name}" of this cluster'

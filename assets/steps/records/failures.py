@@ -41,7 +41,7 @@ from pgsieve.resources.postgres.errors import (
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
 #: Errors that may go away by themselves. An executor of Spark reports them by the names of these classes.
-_TRANSIENT = (
+_TRANSIENT_ERRORS = (
     TransientError,
     SourceUnreachableError,
     SnapshotLostError,
@@ -62,8 +62,8 @@ def is_transient(error: BaseException) -> bool:
     Another attempt may succeed.
     """
     if isinstance(error, ExecutorError):
-        return error.class_name in {kind.__name__ for kind in _TRANSIENT}
-    return isinstance(error, (*_TRANSIENT, SparkLostError, StoreUnavailableError))
+        return error.class_name in {kind.__name__ for kind in _TRANSIENT_ERRORS}
+    return isinstance(error, (*_TRANSIENT_ERRORS, SparkLostError, StoreUnavailableError))
 
 
 def is_locked_out(error: PgsieveError) -> bool:
@@ -81,7 +81,7 @@ def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
     return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.class_name == kind.__name__)
 
 
-def reason(lake: Lake, error: Exception) -> str:
+def describe_error(lake: Lake, error: Exception) -> str:
     """The reason why the changes of a table cannot be transformed or applied.
 
     If the error is not the table's, it is raised: an error in ERRORS_OF_NO_TABLE, or a transient one.
@@ -102,12 +102,14 @@ def reason(lake: Lake, error: Exception) -> str:
     return describe_spark_error(error)
 
 
-def full_reason(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
-    """The `reason`, with the transaction that fails, and with what the user has to do before the table is copied again.
+def describe_error_fully(
+    lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None
+) -> str:
+    """The result of `describe_error`, with the transaction that fails, and with what the user has to do before the table is copied again.
 
-    Raises the same errors as `reason`.
+    Raises the same errors as `describe_error`.
     """
-    problem, remedy = in_transaction(reason(lake, error), commit_lsn), _remedy(error)
+    problem, remedy = name_transaction(describe_error(lake, error), commit_lsn), _remedy(error)
     return f"{problem}; {remedy.replace(TABLE_PLACEHOLDER, quote_qualified(*name))}" if remedy else problem
 
 
@@ -134,7 +136,7 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
+def find_first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
     """The first commit with which the transformation fails, found by bisection; None if it never fails.
 
     `commits` are commit LSNs in ascending order. `fails` says whether the transformation of all changes up to a commit
@@ -144,7 +146,7 @@ def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int |
     return commits[index] if index < len(commits) else None
 
 
-def in_transaction(problem: str, commit_lsn: int | None) -> str:
+def name_transaction(problem: str, commit_lsn: int | None) -> str:
     """Add to a problem the LSN at which its transaction ends. The user can pass this LSN to `pgsieve skip`."""
     return (
         problem

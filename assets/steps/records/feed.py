@@ -17,7 +17,7 @@ from pgsieve.resources.lake.lake import Lake
 
 #: There are two kinds of rows. A row of the first kind has `system_identifier`, `timeline` and `given_up`, which is
 #: true if the slot was dropped. A row of the second kind has `deleted_up_to`. Of each kind the newest row counts.
-FEED = pa.schema(
+FEED_SCHEMA = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
         "system_identifier": pa.string(),
@@ -42,7 +42,7 @@ class FeedRecord:
 
     def timeline(self) -> int | None:
         """The timeline on which the feed's LSNs are; None if it is not recorded."""
-        timeline: int | None = self.newest().get("timeline")
+        timeline: int | None = self.read_newest().get("timeline")
         return timeline
 
     def note_timeline(self, timeline: int) -> None:
@@ -50,24 +50,24 @@ class FeedRecord:
 
         The caller has made sure that everything that was read before is in the history of this timeline.
         """
-        newest_row = self.newest()
+        newest_row = self.read_newest()
         if newest_row.get("timeline") != timeline:
             self.note_cluster(newest_row.get("system_identifier"), timeline, given_up=False)
 
-    def deleted_up_to(self) -> int:
+    def read_deleted_lsn(self) -> int:
         """The LSN up to which maintenance may have deleted slices of the change log; 0 if it never did."""
         return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
-    def note_deleted(self, upto: int) -> None:
+    def note_deleted(self, end_lsn: int) -> None:
         """Record up to which LSN slices will be deleted.
 
         A subscription that is restored from a backup may still need them, and learns from the record that they are
         gone.
         """
-        if upto > self.deleted_up_to():
-            self._append({"deleted_up_to": upto})
+        if end_lsn > self.read_deleted_lsn():
+            self._append({"deleted_up_to": end_lsn})
 
-    def newest(self) -> Mapping[str, Any]:
+    def read_newest(self) -> Mapping[str, Any]:
         """The newest row that has a cluster; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(sort_by_version(rows)), {})
@@ -81,12 +81,12 @@ class FeedRecord:
         deletion_row = max(
             rows, key=lambda row: (row.get("deleted_up_to") or 0, get_commit_version(row)), default={}
         )
-        return {get_commit_version(row) for row in (self.newest(), deletion_row)}
+        return {get_commit_version(row) for row in (self.read_newest(), deletion_row)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
         """Record the cluster and timeline of all later LSNs, and whether the slot was dropped (`given_up`)."""
         self._append({"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        rows = pa.Table.from_pylist([{"at": datetime.now(UTC), **row}], FEED)
+        rows = pa.Table.from_pylist([{"at": datetime.now(UTC), **row}], FEED_SCHEMA)
         self.lake.records.append_versioned(self.path, rows)

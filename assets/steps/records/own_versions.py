@@ -15,7 +15,7 @@ from itertools import chain
 
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
@@ -43,21 +43,21 @@ def subscription_records(lake: Lake, name: str) -> list[str]:
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """Maps the identifier of each of these tables to its present version. Empty if only Spark can read the tables."""
     paths = [*feed_records(lake, subscription.feed), *subscription_records(lake, subscription.name)]
-    return dict(version for _, version in _stamps(lake, paths))
+    return dict(version for _, version in _read_stamps(lake, paths))
 
 
 def refuse_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> None:
     """Raise DamagedTableError if a table has an earlier version than in one of the cuts."""
-    for path in put_back_tables(lake, paths, cuts):
+    for path in find_put_back_tables(lake, paths, cuts):
         raise damaged_table_error(path, PUT_BACK_PROBLEM)
 
 
-def put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
+def find_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
     """Yields the paths of the tables that have an earlier version than in one of the cuts."""
     versions: dict[str, int] = {}
     for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
         versions[table] = max(version, versions.get(table, 0))
-    for path, (table, version) in _stamps(lake, paths) if versions else ():
+    for path, (table, version) in _read_stamps(lake, paths) if versions else ():
         if version < versions.get(table, 0):
             yield path
 
@@ -70,11 +70,11 @@ def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
             cuts.append(Cuts(lake, name).last())
         except LakeError as error:
             # If the lake itself has failed, and not only this table, the error is raised.
-            reason(lake, error)
+            describe_error(lake, error)
     return cuts
 
 
-def _stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
+def _read_stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yields the path of each table that exists, with its identifier and its newest version."""
     with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]

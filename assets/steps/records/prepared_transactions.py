@@ -24,9 +24,11 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
-_NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOL_SCHEMA)
+_ROW_WITHOUT_MESSAGE = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOL_SCHEMA)
 #: Each row has a message of a prepared transaction (`data`), and the Prepare message of the transaction.
-PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
+PREPARED_SCHEMA = pa.schema(
+    {"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()}
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,16 @@ class PreparedTransactions:
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
         """Give the transactions in the table to the assembler, which waits for their second phase; returns them."""
-        delta_rs = self._local()
+        delta_rs = self._local_records()
         with self.lake.access.translate_errors(self.path):
             if not delta_rs.exists(self.path):
                 return ()
-            rows = delta_rs.read_all_rows(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
+            rows = (
+                delta_rs.read_all_rows(self.path)
+                .select(PREPARED_SCHEMA.names)
+                .cast(PREPARED_SCHEMA)
+                .sort_by("number")
+            )
         for prepare in pc.unique(rows["prepare"]):
             is_of_transaction = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
             messages = rows.filter(is_of_transaction).select(SPOOL_SCHEMA.names)
@@ -68,24 +75,26 @@ class PreparedTransactions:
         `former_transactions` are the transactions that the table has now. If they are the same, only the position is
         written.
         """
-        delta_rs, prepared_transactions = self._local(), assembler.prepared_transactions
+        delta_rs, prepared_transactions = self._local_records(), assembler.prepared_transactions
         # The change log is synced to disk before. Otherwise this table could be ahead of it after a power cut.
         self.lake.access.make_durable()
         with self.lake.access.translate_errors(self.path):
             if prepared_transactions == former_transactions and delta_rs.exists(self.path):
-                delta_rs.append(self.path, PREPARED.empty_table(), position)
+                delta_rs.append(self.path, PREPARED_SCHEMA.empty_table(), position)
             else:
-                rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
+                rows = pa.RecordBatchReader.from_batches(PREPARED_SCHEMA, _make_rows(assembler))
                 delta_rs.write(self.path, rows, Commit(position, overwrite=True))
         return prepared_transactions
 
     def begin(self, position: int) -> None:
         """Begin the table for a slot of which nothing has been read yet."""
-        self._local().write(self.path, PREPARED.empty_table(), Commit(position, overwrite=True))
+        self._local_records().write(
+            self.path, PREPARED_SCHEMA.empty_table(), Commit(position, overwrite=True)
+        )
         # The table is synced to disk before the change log begins, for the same reason.
         self.lake.access.make_durable()
 
-    def _local(self) -> LocalRecords:
+    def _local_records(self) -> LocalRecords:
         return self.lake.require_local(
             PgsieveError(
                 f'source "{self.feed.source.name}": replication slot "{self.feed.slot}" sends prepared transactions, which cannot be'
@@ -96,15 +105,17 @@ class PreparedTransactions:
         )
 
 
-def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
+def _make_rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
     """The rows of all prepared transactions: for each one without a message, and then one for each message.
 
     The row without a message is needed because a transaction may have no messages.
     """
     count = 0
     for prepare in assembler.prepared_transactions:
-        for batch in chain([_NOTHING], assembler.messages_of(prepare)):
+        for batch in chain([_ROW_WITHOUT_MESSAGE], assembler.messages_of(prepare)):
             numbers = pa.array(range(count, count + len(batch)), pa.int64())
             prepare_column = pa.array([encode(prepare)] * len(batch), pa.binary())
             count += len(batch)
-            yield pa.RecordBatch.from_arrays([prepare_column, numbers, *batch.columns], schema=PREPARED)
+            yield pa.RecordBatch.from_arrays(
+                [prepare_column, numbers, *batch.columns], schema=PREPARED_SCHEMA
+            )

@@ -16,7 +16,7 @@ from pgsieve.resources.lake.delta.records import sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
 #: The column `name` has the parts of the name as a JSON list.
-REGISTERED = pa.schema(
+REGISTERED_SCHEMA = pa.schema(
     {"at": pa.timestamp("us", "UTC"), "name": pa.string(), "path": pa.string(), "registered": pa.bool_()}
 )
 
@@ -40,12 +40,12 @@ class RegisteredNames:
             tuple(json.loads(name)): row["path"] for name, row in newest_rows.items() if row["registered"]
         }
 
-    def note(self, names: Collection[tuple[CatalogName, str]], *, registered: bool) -> None:
+    def note(self, names: Collection[tuple[CatalogName, str]], *, is_registered: bool) -> None:
         """Record that names are registered for paths, or that they are no longer registered."""
         if names:
             time = datetime.now(UTC)
             rows = [
-                {"at": time, "name": json.dumps(name), "path": path, "registered": registered}
+                {"at": time, "name": json.dumps(name), "path": path, "registered": is_registered}
                 for name, path in names
             ]
-            self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, REGISTERED))
+            self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, REGISTERED_SCHEMA))

@@ -61,7 +61,7 @@ class Sequences:
 
     def problems(self) -> list[str]:
         """A sentence for each sequence that could not be read, with the reason."""
-        return unread_sequences(self.newest().values())
+        return describe_unread_sequences(self.newest().values())
 
     def counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count."""
@@ -73,11 +73,14 @@ class Sequences:
         }
 
     def append(
-        self, values: Collection[SequenceValue], unpublished: Collection[SequenceValue], base: int
+        self,
+        values: Collection[SequenceValue],
+        unpublished_values: Collection[SequenceValue],
+        base_version: int,
     ) -> None:
-        """Record the values of sequences. `unpublished` are sequences that are no longer published.
+        """Record the values of sequences. `unpublished_values` are sequences that are no longer published.
 
-        Raises OvertakenError if `base` is not the present version of the table.
+        Raises OvertakenError if `base_version` is not the present version of the table.
         """
         time = datetime.now(UTC)
         rows = [
@@ -91,16 +94,16 @@ class Sequences:
                 "published": is_published,
                 "problem": value.problem,
             }
-            for group, is_published in ((values, True), (unpublished, False))
+            for group, is_published in ((values, True), (unpublished_values, False))
             for value in group
         ]
         if rows:
             self.lake.records.append_versioned(
-                self.path, pa.Table.from_pylist(rows, SEQUENCES), expected_version=base
+                self.path, pa.Table.from_pylist(rows, SEQUENCES), expected_version=base_version
             )
 
 
-def unread_sequences(values: Iterable[SequenceValue]) -> list[str]:
+def describe_unread_sequences(values: Iterable[SequenceValue]) -> list[str]:
     """A sentence for each sequence that cannot be read, with the reason."""
     return sorted(
         f"sequence {quote_qualified(value.schema, value.name)}: {value.problem}"

@@ -36,26 +36,26 @@ SLICES = pa.schema(
 
 #: The kinds of messages: INSERT, UPDATE and DELETE are changes of rows. Relation and Truncate messages are kept in the
 #: summary.
-_CHANGES, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
+_ROW_CHANGE_KINDS, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 
 
 class SliceSummary:
     """Summarises the messages of a slice, batch by batch, while they pass to the writer of the change log.
 
-    `expect` is called with a number of bytes that the largest table of the slice has at least.
+    `expect_bytes` is called with a number of bytes that the largest table of the slice has at least.
     """
 
-    def __init__(self, expect: Callable[[int], None] | None = None) -> None:
-        self._expect = expect
+    def __init__(self, expect_bytes: Callable[[int], None] | None = None) -> None:
+        self._expect = expect_bytes
         self._bytes = 0
         self._relations: set[int] = set()
         #: The identifiers (xid) of the transactions in the batches.
-        self.transactions: set[int] = set()
+        self.xids: set[int] = set()
         self._messages: list[dict[str, Any]] = []
         #: The error that the source of the batches has raised. The writer of the change log would hide it.
         self.failure: Exception | None = None
 
-    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def collect(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches, and add them to the summary."""
         try:
             yield from self._add(batches)
@@ -67,11 +67,11 @@ class SliceSummary:
         for batch in batches:
             kind, relation = batch.column("kind"), batch.column("relation_id")
             self._bytes += batch.column("data").nbytes
-            changes = pc.is_in(kind, pa.array(_CHANGES))
+            changes = pc.is_in(kind, pa.array(_ROW_CHANGE_KINDS))
             self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
             if self._expect is not None:
                 self._expect(self._bytes // max(len(self._relations), 1))
-            self.transactions.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
+            self.xids.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
             described_messages = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
             self._messages += described_messages.select(["commit_lsn", "ordinal", "data"]).to_pylist()
             yield batch
@@ -95,14 +95,14 @@ class SliceSummary:
         """The summary, as the contents of a row of `slices`."""
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """The summary as JSON."""
         messages = [{**each, "data": each["data"].hex()} for each in self._messages]
         return json.dumps({**self.row(), "messages": messages})
 
 
-def summary_of(texts: Iterable[str]) -> Mapping[str, Any]:
-    """Join the summaries of the parts of a slice. `texts` are the results of `SliceSummary.text`."""
+def join_summaries(texts: Iterable[str]) -> Mapping[str, Any]:
+    """Join the summaries of the parts of a slice. `texts` are the results of `SliceSummary.to_json`."""
     parts = [json.loads(text) for text in texts]
     return {
         "bytes": sum(part["bytes"] for part in parts),
@@ -125,7 +125,7 @@ class Slices:
         """The table's path."""
         return self.lake.paths.slices(self.feed.name)
 
-    def row(self, end: int) -> Mapping[str, Any] | None:
+    def read_row(self, end: int) -> Mapping[str, Any] | None:
         """The summary of the slice that ends at an LSN. None if a run died before it wrote the summary."""
         rows = self.lake.records.rows(self.path, f"slice = {end:d}")
         return rows[0] if rows else None

@@ -92,7 +92,7 @@ class SubscriptionRecord:
         """The table's path."""
         return self.lake.paths.subscription(self.subscription)
 
-    def state(self) -> SubscriptionState:
+    def read_state(self) -> SubscriptionState:
         """The state in the newest row."""
         rows = self.lake.records.rows(self.path)
         if not rows:
@@ -114,40 +114,40 @@ class SubscriptionRecord:
         """The Delta version of the newest row; -1 if there is none."""
         return max((get_commit_version(row) for row in self.lake.records.rows(self.path)), default=-1)
 
-    def set(self, state: SubscriptionState) -> None:
+    def write_state(self, state: SubscriptionState) -> None:
         """Record a state, unless it equals the newest one."""
-        if state == self.state():
+        if state == self.read_state():
             return
         row = {"at": datetime.now(UTC), **asdict(state)}
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
 
-    def note_deleted(self, upto: int) -> None:
+    def note_deleted(self, end_lsn: int) -> None:
         """Record up to which LSN slices of change histories will be deleted. Moments before that can no longer be read."""
-        if (state := self.state()).deleted_up_to is None or upto > state.deleted_up_to:
-            self.set(replace(state, deleted_up_to=upto))
+        if (state := self.read_state()).deleted_up_to is None or end_lsn > state.deleted_up_to:
+            self.write_state(replace(state, deleted_up_to=end_lsn))
 
     def disable(self, reason: str) -> None:
         """Disable the subscription. Until it is enabled again, nothing is copied or applied."""
-        self.set(replace(self.state(), enabled=False, reason=reason))
+        self.write_state(replace(self.read_state(), enabled=False, reason=reason))
 
     def enable(self) -> bool:
         """Enable the subscription, which goes on where it stopped. Returns false if it was already enabled."""
-        state = self.state()
-        self.set(replace(state, enabled=True, reason=None))
+        state = self.read_state()
+        self.write_state(replace(state, enabled=True, reason=None))
         return not state.enabled
 
     def record_folders(self) -> None:
         """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
         state, folders = self.refuse_other_folders(), self.lake.paths.folder_template(self.subscription)
         if (state.folders or DEFAULT_FOLDER_TEMPLATE) != folders:
-            self.set(replace(state, folders=folders))
+            self.write_state(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
         """The state. Raises FoldersChangedError if there are replicas in other folders.
 
         These are folders of another template than the lake has now.
         """
-        state = self.state()
+        state = self.read_state()
         recorded_template, folders = (
             state.folders or DEFAULT_FOLDER_TEMPLATE,
             self.lake.paths.folder_template(self.subscription),

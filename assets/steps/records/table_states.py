@@ -98,7 +98,7 @@ class TableState:
     version: int = -1
 
     @property
-    def applies(self) -> bool:
+    def is_applied(self) -> bool:
         """True if changes are applied to the table.
 
         This is so even after it has left the publications, because changes from before that may still arrive.
@@ -107,9 +107,9 @@ class TableState:
         return has_copy and self.definition is not None
 
     @property
-    def transforms(self) -> bool:
+    def is_transformed(self) -> bool:
         """True if changes of the table are transformed. This is so as soon as its copy is finished, before it is ready."""
-        return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
+        return self.is_applied or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
 
     def with_problem(self, subscription: str, problem: str) -> "TableState":
         """The state after a problem: set aside, with a reason that names the command that copies the table again.
@@ -118,7 +118,7 @@ class TableState:
         """
         if self.state == SyncState.REMOVED:
             return replace(self, lsn=0)
-        reason = copy_again(subscription, self.name, problem)
+        reason = add_copy_command(subscription, self.name, problem)
         return replace(self, state=SyncState.SET_ASIDE, reason=reason)
 
     @property
@@ -127,13 +127,13 @@ class TableState:
         return self.schema, self.table
 
 
-def copy_again(subscription: str, name: Name, problem: str) -> str:
+def add_copy_command(subscription: str, name: Name, problem: str) -> str:
     """Add to a problem the command that copies the table again, since only a copy can solve the problem."""
     table = shlex.quote(quote_qualified(*name))
     return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 
 
-def _state(row: Mapping[str, Any]) -> TableState:
+def _parse_state(row: Mapping[str, Any]) -> TableState:
     return TableState(
         schema=row["schema"],
         table=row["table"],
@@ -148,7 +148,7 @@ def _state(row: Mapping[str, Any]) -> TableState:
 
 #: Maps the path of a `_table_states` to the states that were read from it last. With them are the identifier and the
 #: version that the table had at that time.
-_CACHE: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
+_STATES_BY_PATH: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
 def newest_version(states: Iterable[TableState]) -> int:
@@ -157,16 +157,16 @@ def newest_version(states: Iterable[TableState]) -> int:
 
 
 def history_paths(
-    path_of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
+    make_path: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
     """Yields the paths of all histories that tables may have; some of them may not exist.
 
-    If a history begins anew, it gets a new generation, which has another path. `path_of` makes a path from a
+    If a history begins anew, it gets a new generation, which has another path. `make_path` makes a path from a
     subscription, a schema, a table and a generation: that of a change history, or that of versions of rows.
     """
     for name, state in tables.items():
         newest_generation = state.definition.history.generation if state.definition else 0
-        yield from (path_of(subscription, *name, generation) for generation in range(newest_generation + 1))
+        yield from (make_path(subscription, *name, generation) for generation in range(newest_generation + 1))
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ class TableStates:
             # the next call reads the rows again. In the other order, these rows would be missed.
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:
-                return self._states()
-            cached = _CACHE.get(self.path)
+                return self._read_states()
+            cached = _STATES_BY_PATH.get(self.path)
             if cached is None or cached[0] != stamp:
-                cached = _CACHE[self.path] = stamp, self._states()
+                cached = _STATES_BY_PATH[self.path] = stamp, self._read_states()
             return dict(cached[1])
 
     def changed_since(self, version: int) -> set[Name]:
@@ -207,14 +207,16 @@ class TableStates:
         rows = self.lake.records.rows(self.path, where)
         return {(row["schema"], row["table"]) for row in rows if get_commit_version(row) > version}
 
-    def _states(self) -> dict[Name, TableState]:
-        return {name: _state(rows[-1]) for name, rows in self._kept().items()}
+    def _read_states(self) -> dict[Name, TableState]:
+        return {name: _parse_state(rows[-1]) for name, rows in self._read_rows_by_table().items()}
 
     def all(self) -> dict[Name, list[TableState]]:
         """Maps each table to all of its recorded states that maintenance has not deleted, the oldest first."""
-        return {name: [_state(row) for row in rows] for name, rows in self._kept().items()}
+        return {
+            name: [_parse_state(row) for row in rows] for name, rows in self._read_rows_by_table().items()
+        }
 
-    def _kept(self) -> dict[Name, list[Mapping[str, Any]]]:
+    def _read_rows_by_table(self) -> dict[Name, list[Mapping[str, Any]]]:
         """Maps each table to its rows, the oldest first.
 
         A row without a definition gets the definition of the row before it.
@@ -227,17 +229,17 @@ class TableStates:
             )
         return rows_by_table
 
-    def note_altered(self, altered: Callable[[TableState], bool] = lambda _: True) -> None:
+    def note_altered(self, is_altered: Callable[[TableState], bool] = lambda _: True) -> None:
         """Record that replicas may have other rows than a copy would have: `Definition.unaltered` becomes false.
 
-        `altered` says for which tables this is so. Raises OvertakenError if another process has written a state in the
+        `is_altered` says for which tables this is so. Raises OvertakenError if another process has written a state in the
         meantime.
         """
         states = self.newest()
         altered_states = [
             replace(state, definition=replace(state.definition, unaltered=False))
             for state in states.values()
-            if state.definition is not None and state.definition.unaltered and altered(state)
+            if state.definition is not None and state.definition.unaltered and is_altered(state)
         ]
         if altered_states:
             self.append(altered_states, newest_version(states.values()))
@@ -288,10 +290,10 @@ class TableStates:
             if (index := bisect_right(numbers, limit))
         }
 
-    def append(self, states: Iterable[TableState], base: int | None = None) -> None:
+    def append(self, states: Iterable[TableState], base_version: int | None = None) -> None:
         """Append states in one commit. If there are several states of a table, only the last one is written.
 
-        If a state says that a table is copied, the lake is synced to disk before. Raises OvertakenError if `base` is
+        If a state says that a table is copied, the lake is synced to disk before. Raises OvertakenError if `base_version` is
         not the present version of `_table_states`.
         """
         newest_states, time = {state.name: state for state in states}.values(), datetime.now(UTC)
@@ -307,9 +309,9 @@ class TableStates:
             }
             for state in newest_states
         ]
-        if any(state.transforms for state in newest_states):
+        if any(state.is_transformed for state in newest_states):
             self.lake.access.make_durable()
         if rows:
             self.lake.records.append_versioned(
-                self.path, pa.Table.from_pylist(rows, TABLE_STATES), expected_version=base
+                self.path, pa.Table.from_pylist(rows, TABLE_STATES), expected_version=base_version
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.sent_as import SentCounts, counts_from_rows, counts_to_rows, received_counts
@@ -55,32 +55,32 @@ TRANSFORMED = pa.schema(
 class TableChanges:
     """The changes of one table in a slice, counted before and after the transformation.
 
-    - `slice`: the LSN at which the slice ends
+    - `slice_end`: the LSN at which the slice ends
     - `size`: the size in bytes of the changes that are sent; if it is not known, an upper bound
     - `sent_as`: counts the received changes by what became of them. For example, an UPDATE may have been sent as an
       INSERT. Empty in records of earlier versions of pgsieve.
-    - `sent`: counts the changes that are sent, by operation
-    - `truncates`: the number of TRUNCATEs
+    - `sent_counts`: counts the changes that are sent, by operation
+    - `truncate_count`: the number of TRUNCATEs
     - `truncated_at`: the order key (commit LSN, place in the transaction) of the last TRUNCATE
-    - `key_changes`: the number of UPDATEs that give a row another key
-    - `unchanged`: the columns whose values some change did not send, because they had not changed (TOAST)
+    - `key_change_count`: the number of UPDATEs that give a row another key
+    - `unsent_columns`: the columns whose values some change did not send, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
-    - `through`: the partitions through which the changes came, if the table is a partition root and the publisher says
+    - `partition_names`: the partitions through which the changes came, if the table is a partition root and the publisher says
       so
     """
 
-    slice: int
+    slice_end: int
     schema: str
     table: str
     size: int = 0
     sent_as: SentCounts = field(default_factory=Counter)
-    sent: Mapping[str, int] = field(default_factory=dict)
-    truncates: int = 0
-    truncated_at: Order | None = None
-    key_changes: int = 0
-    unchanged: tuple[str, ...] = ()
+    sent_counts: Mapping[str, int] = field(default_factory=dict)
+    truncate_count: int = 0
+    truncated_at: OrderKey | None = None
+    key_change_count: int = 0
+    unsent_columns: tuple[str, ...] = ()
     problem: str | None = None
-    through: tuple[str, ...] = ()
+    partition_names: tuple[str, ...] = ()
 
     @property
     def name(self) -> Name:
@@ -88,33 +88,36 @@ class TableChanges:
         return self.schema, self.table
 
     @property
-    def received(self) -> Mapping[str, int]:
+    def received_counts_by_operation(self) -> Mapping[str, int]:
         """The number of received changes of each operation."""
         return received_counts(self.sent_as)
 
     @property
     def has_changes(self) -> bool:
         """True if there are changes to apply."""
-        return bool(self.truncates or any(self.sent.values()))
+        return bool(self.truncate_count or any(self.sent_counts.values()))
 
     def row(self) -> dict[str, object]:
         """The row of `_transformed` for these changes."""
         lsn, ordinal = self.truncated_at or (None, None)
         return {
-            "slice": self.slice,
+            "slice": self.slice_end,
             "schema": self.schema,
             "table": self.table,
             "bytes": self.size,
-            **{f"received_{operation}s": self.received[operation] for operation in ROW_OPERATIONS},
-            **{f"{operation}s": self.sent.get(operation, 0) for operation in ROW_OPERATIONS},
-            "truncates": self.truncates,
+            **{
+                f"received_{operation}s": self.received_counts_by_operation[operation]
+                for operation in ROW_OPERATIONS
+            },
+            **{f"{operation}s": self.sent_counts.get(operation, 0) for operation in ROW_OPERATIONS},
+            "truncates": self.truncate_count,
             "truncated_lsn": lsn,
             "truncated_ordinal": ordinal,
-            "key_changes": self.key_changes,
-            "unchanged": list(self.unchanged),
+            "key_changes": self.key_change_count,
+            "unchanged": list(self.unsent_columns),
             "problem": self.problem,
             "sent_as": counts_to_rows(self.sent_as),
-            "through": list(self.through),
+            "through": list(self.partition_names),
         }
 
     @classmethod
@@ -155,16 +158,16 @@ class TransformedSlices:
         """The LSN up to which the changes of the change log have been transformed for the subscription."""
         return self.lake.records.position(self.path) or 0
 
-    def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
+    def append(self, end: int, changes: Sequence[TableChanges], base_version: int) -> None:
         """Record the changes of a slice, after they were synced to disk.
 
-        Raises OvertakenError if `base` is not the present version of `_transformed`.
+        Raises OvertakenError if `base_version` is not the present version of `_transformed`.
         """
         self.lake.access.make_durable()
         rows = pa.Table.from_pylist(
             [table_changes.row() for table_changes in changes] or [{"slice": end}], TRANSFORMED
         )
-        self.lake.records.append(self.path, rows, end, expected_version=base)
+        self.lake.records.append(self.path, rows, end, expected_version=base_version)
 
     def fence(self) -> int:
         """Commit no rows, so that the commit of any other process fails that is transforming a slice now.

@@ -15,12 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.catalogs import Unaltered
+from pgsieve.assets.steps.records.catalogs import CatalogValidity
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
-from pgsieve.assets.steps.records.slices import Slices, SliceSummary, summary_of
-from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
-from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary, join_summaries
+from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
+from pgsieve.assets.steps.slot_consumption.messages import make_change_log_rows, read_slice_by_executor
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
@@ -60,20 +60,20 @@ class Peek:
     """How to peek at a feed's slot, which confirms nothing. A feed is a slot with the subscriptions that read it.
 
     - `options`: the options of the plugin pgoutput
-    - `version`: the version number of the server
-    - `without`: the oids of relations whose changes are not fetched from the server
+    - `server_version`: the version number of the server
+    - `excluded_oids`: the oids of relations whose changes are not fetched from the server
     """
 
     feed: Feed
     conninfo: Conninfo
     options: PgoutputOptions
-    version: int
-    without: frozenset[int] = frozenset()
+    server_version: int
+    excluded_oids: frozenset[int] = frozenset()
 
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
         """The query that peeks at the slot up to `end` (see `peek_query`). `slot` may name a copy of the slot instead."""
-        query = peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
-        return exclude_relations(query, self.without) if self.without else query
+        query = peek_query(slot or self.feed.slot, end, self.options, self.server_version, limit)
+        return exclude_relations(query, self.excluded_oids) if self.excluded_oids else query
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +81,30 @@ class Reading:
     """One reading of a slot, from `begin` on. `ends` are the ends of its slices.
 
     - `second_ends`: the ends of further slices, which a second session reads
-    - `prepared`: true if prepared transactions that wait for their second phase are recorded, too. Such a reading has
+    - `with_prepared`: true if prepared transactions that wait for their second phase are recorded, too. Such a reading has
       one slice.
-    - `unaltered`: if given, each slice must have only changes for which the recorded catalog is valid
+    - `catalog_validity`: if given, each slice must have only changes for which the recorded catalog is valid
     """
 
     peek: Peek
     begin: int
     ends: Sequence[int]
     second_ends: Sequence[int] = ()
-    prepared: bool = False
-    unaltered: Unaltered | None = None
+    with_prepared: bool = False
+    catalog_validity: CatalogValidity | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenSlice:
     """A slice whose files are written, and which is not committed yet: its end, its files, and its summary.
 
-    `transactions` are the identifiers (xid) of its transactions.
+    `xids` are the identifiers (xid) of its transactions.
     """
 
     end: int
     files: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
-    transactions: frozenset[int]
+    xids: frozenset[int]
 
 
 class UnprovenError(Exception):
@@ -116,15 +116,15 @@ def append_slice(
     feed: Feed,
     messages: Iterable[pa.Array],
     end: int,
-    after: int,
-    base: int | None = None,
+    former_position: int,
+    base_version: int | None = None,
 ) -> None:
     """Append transactions to the change log, in one commit by this process.
 
     `messages` are arrays of messages, with the transactions in commit order. Raises errors of the messages;
-    OvertakenError if the position of the change log is not `after` or its version is not `base`; and LakeError.
+    OvertakenError if the position of the change log is not `former_position` or its version is not `base_version`; and LakeError.
     """
-    commit_slice(lake, feed, _write_slice(lake, feed, messages, end), after, base)
+    commit_slice(lake, feed, _write_slice(lake, feed, messages, end), former_position, base_version)
 
 
 def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
@@ -132,7 +132,10 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
     summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, feed).path
     try:
         # The files are written without delta-rs, which would need more memory for the same rows.
-        with lake.access.translate_errors(path), prefetch(summary.of(change_log_rows(messages, end))) as rows:
+        with (
+            lake.access.translate_errors(path),
+            prefetch(summary.collect(make_change_log_rows(messages, end))) as rows,
+        ):
             batches = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             files = [file for batch in batches for file in batch.to_pylist()]
     except LakeError:
@@ -140,10 +143,12 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
             raise summary.failure from None
         raise
     summary.refuse_undescribed()
-    return WrittenSlice(end, files, summary.row(), frozenset(summary.transactions))
+    return WrittenSlice(end, files, summary.row(), frozenset(summary.xids))
 
 
-def commit_slice(lake: Lake, feed: Feed, written_slice: WrittenSlice, after: int, base: int | None) -> None:
+def commit_slice(
+    lake: Lake, feed: Feed, written_slice: WrittenSlice, former_position: int, base_version: int | None
+) -> None:
     """Commit a slice that was written. Raises OvertakenError as `append_slice` does, and LakeError."""
     path = ChangeLog(lake, feed).path
     reach(Failpoint.SLICE_WRITTEN)
@@ -151,43 +156,41 @@ def commit_slice(lake: Lake, feed: Feed, written_slice: WrittenSlice, after: int
         path,
         CHANGE_LOG,
         written_slice.files,
-        Commit(written_slice.end, expected_version=base, expected_position=after),
+        Commit(written_slice.end, expected_version=base_version, expected_position=former_position),
     )
     reach(Failpoint.SLICE_COMMITTED)
     Slices(lake, feed).append(written_slice.end, written_slice.summary)
 
 
 def append_slices(
-    lake: Lake, reading: Reading, after: int, base: int | None = None
+    lake: Lake, reading: Reading, former_position: int, base_version: int | None = None
 ) -> Iterator[tuple[int, bool]]:
     """Append the slices of a reading, each in one commit. Yields the end of each slice, and whether it has rows.
 
     If the server cannot advance a copy of the slot, the slices that end at `second_ends` are left out. In a lake that
-    only Spark reaches, a reading has one slice. Raises OvertakenError if the position of the change log is not `after`
-    or its version is not `base`. Raises UnprovenError before the first slice that has changes which `unaltered` does
+    only Spark reaches, a reading has one slice. Raises OvertakenError if the position of the change log is not `former_position`
+    or its version is not `base_version`. Raises UnprovenError before the first slice that has changes which the reading's `catalog_validity` does
     not cover.
     """
     if lake.is_reached_by_spark_only:
         (end,) = reading.ends
-        yield end, _append_by_executor(lake, reading.peek, reading.begin, end, after, base)
+        yield end, _append_by_executor(lake, reading.peek, reading.begin, end, former_position, base_version)
         return
-    feed, unaltered = reading.peek.feed, reading.unaltered
+    feed, unaltered = reading.peek.feed, reading.catalog_validity
     with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         prepared_transactions = (
-            PreparedTransactions(lake, feed).restore(assembler) if reading.prepared else ()
+            PreparedTransactions(lake, feed).restore(assembler) if reading.with_prepared else ()
         )
         for end, written_slice in _write_reading(lake, reading, assembler, stack):
             if written_slice is not None:
-                if unaltered and not unaltered.covers(
-                    written_slice.transactions, written_slice.summary["relations"]
-                ):
+                if unaltered and not unaltered.covers(written_slice.xids, written_slice.summary["relations"]):
                     raise UnprovenError
-                commit_slice(lake, feed, written_slice, after, base)
-                if reading.prepared:
+                commit_slice(lake, feed, written_slice, former_position, base_version)
+                if reading.with_prepared:
                     PreparedTransactions(lake, feed).save(assembler, end, prepared_transactions)
             yield end, written_slice is not None
-            after = end
+            former_position = end
 
 
 def _write_reading(
@@ -206,7 +209,9 @@ def _write_reading(
     messages = fetch_message_batches(session, peek.query(ends[-1]))
     # With prepared transactions, a slice is written even if it has no rows: a transaction that was prepared in it, and is
     # not committed yet, has no rows.
-    slices = _write_slices(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
+    slices = _write_slices(
+        lake, peek.feed, messages, reading.begin, ends, assembler, write_empty=reading.with_prepared
+    )
     if copy is None:
         return slices
     second_slices = _write_from_copy(lake, peek, copy, ends[-1], reading.second_ends)
@@ -223,11 +228,11 @@ def _write_slices(
     ends: Sequence[int],
     assembler: TransactionAssembler,
     *,
-    empty: bool,
+    write_empty: bool,
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """Write the slices of one session's messages. Yields the end of each slice, and the slice.
 
-    If nothing commits in a slice, None is yielded instead of the slice. With `empty`, it is written anyway.
+    If nothing commits in a slice, None is yielded instead of the slice. With `write_empty`, it is written anyway.
     """
     message_arrays = (batch.column("data") for batch in batches)
     first_array = next((messages for messages in message_arrays if len(messages)), None)
@@ -236,15 +241,17 @@ def _write_slices(
         return
     committed_arrays = chain.from_iterable(map(assembler.assemble, chain([first_array], message_arrays)))
     relations = RelationDescriptions()
-    transactions = transactions_from(begin, committed_arrays, relations)
+    transactions = skip_earlier_transactions(begin, committed_arrays, relations)
     for end in ends:
         relations.begin_slice()
-        messages_before = transactions.before(None if end == ends[-1] else end)
+        messages_before = transactions.take_before(None if end == ends[-1] else end)
         messages = chain.from_iterable(map(relations.insert_missing, messages_before))
         first_arrays = list(islice(messages, 1))
         yield (
             end,
-            _write_slice(lake, feed, chain(first_arrays, messages), end) if empty or first_arrays else None,
+            _write_slice(lake, feed, chain(first_arrays, messages), end)
+            if write_empty or first_arrays
+            else None,
         )
 
 
@@ -258,32 +265,39 @@ def _write_from_copy(
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read_batches(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _write_slices(
-            lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False
+            lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), write_empty=False
         )
 
 
-def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
+def _append_by_executor(
+    lake: Lake, peek: Peek, begin: int, end: int, former_position: int, base_version: int | None
+) -> bool:
     """Let an executor append the slot's messages from `begin` to `end` as one slice. Returns false if there are none."""
     feed = peek.feed
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
             return False
     with name_jobs(feed.name, f"slot {feed.slot}, slice {format_lsn(end)}"):
-        return _append_by_spark(lake, peek, begin, end, after, base)
+        return _append_by_spark(lake, peek, begin, end, former_position, base_version)
 
 
-def _append_by_spark(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
+def _append_by_spark(
+    lake: Lake, peek: Peek, begin: int, end: int, former_position: int, base_version: int | None
+) -> bool:
     """Let Spark append the slice of a slot that has changes. Returns true."""
     feed = peek.feed
-    noted_rows = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
-    path, commit = ChangeLog(lake, feed).path, Commit(end, expected_version=base, expected_position=after)
+    noted_rows = read_slice_by_executor(lake.spark, peek.conninfo, peek.query(end), begin, end)
+    path, commit = (
+        ChangeLog(lake, feed).path,
+        Commit(end, expected_version=base_version, expected_position=former_position),
+    )
     summary = noted_rows.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
     # If Spark does not return the summary, it is made when the slice is read.
     if summary is not None:
-        Slices(lake, feed).append(end, summary_of(summary))
+        Slices(lake, feed).append(end, join_summaries(summary))
     return True
 
 
-def peek_options(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
+def make_peek_options(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
     """The options of pgoutput for a peek. It does not stream, because a peek returns nothing before everything is decoded."""
     return replace(feed.options, publications=tuple(publications), streaming="off")

@@ -35,33 +35,33 @@ class Stride:
     """The number of bytes of WAL in a reading. It grows after successes, and is halved after a failure."""
 
     def __init__(self, slice_bytes: int) -> None:
-        self._slice = slice_bytes
+        self._slice_bytes = slice_bytes
         self._bytes = slice_bytes
-        self._needed, self._successes = 1, 0
+        self._needed_successes, self._successes = 1, 0
 
-    def next_ends(self, position: int, target: int, *, single: bool) -> list[int]:
-        """The ends of the slices in the next reading, from `position` to at most `target`. With `single`, only one slice."""
-        size = min(self._bytes, self._slice)
-        number = 1 if single else max(1, self._bytes // self._slice)
-        ends = [min(position + size * index, target) for index in range(1, number + 1)]
+    def next_ends(self, position: int, target: int, *, is_single: bool) -> list[int]:
+        """The ends of the slices in the next reading, from `position` to at most `target`. With `is_single`, only one slice."""
+        size = min(self._bytes, self._slice_bytes)
+        slice_count = 1 if is_single else max(1, self._bytes // self._slice_bytes)
+        ends = [min(position + size * index, target) for index in range(1, slice_count + 1)]
         return list(dict.fromkeys(ends))
 
     def grow(self) -> None:
         """Record a success. After enough of them, the next readings are larger."""
         self._successes += 1
-        if self._successes >= self._needed:
-            self._bytes, self._successes = min(self._bytes * 2, self._slice * MAX_SLICES), 0
+        if self._successes >= self._needed_successes:
+            self._bytes, self._successes = min(self._bytes * 2, self._slice_bytes * MAX_SLICES), 0
 
     def shrink(self, failed_bytes: int) -> bool:
         """Halve the next reading after a reading of `failed_bytes` has failed. Returns false if it cannot be made smaller."""
         if failed_bytes <= MIN_BYTES:
             return False
         self._bytes = max(MIN_BYTES, failed_bytes // 2)
-        self._needed, self._successes = _SUCCESSES_AFTER_FAILURE, 0
+        self._needed_successes, self._successes = _SUCCESSES_AFTER_FAILURE, 0
         return True
 
 
-def halves(position: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+def divide_slices(position: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
     """Divide slices between two sessions, so that each of them reads about the same amount of WAL.
 
     Returns the ends of the slices of each session.
@@ -77,13 +77,13 @@ class TransactionsInOrder:
         self._messages = iter(messages)
         self._remainder: pa.Array | None = None
 
-    def before(self, end: int | None) -> Iterator[pa.Array]:
+    def take_before(self, end: int | None) -> Iterator[pa.Array]:
         """Yields the messages of the next transactions that commit before `end`, or of all if it is None.
 
         No array that is yielded is empty.
         """
         while (messages := self._next()) is not None:
-            row = len(messages) if end is None else _first_from(messages, end)
+            row = len(messages) if end is None else find_first_row(messages, end)
             if row < len(messages):
                 self._remainder = messages.slice(row)
             if row:
@@ -96,7 +96,7 @@ class TransactionsInOrder:
         return remainder if remainder is not None else next((m for m in self._messages if len(m)), None)
 
 
-def transactions_from(
+def skip_earlier_transactions(
     begin: int, messages: Iterable[pa.Array], relations: RelationDescriptions
 ) -> TransactionsInOrder:
     """The transactions that commit at or after `begin`. Of earlier ones, only the Relation messages are recorded.
@@ -106,12 +106,12 @@ def transactions_from(
     pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
-    for sent_again in map(relations.insert_missing, transactions.before(begin)):
+    for sent_again in map(relations.insert_missing, transactions.take_before(begin)):
         deque(sent_again, maxlen=0)
     return transactions
 
 
-def _first_from(messages: pa.Array, end: int) -> int:
+def find_first_row(messages: pa.Array, end: int) -> int:
     """The row at which the first transaction begins that commits at or after `end`. The number of rows if there is none."""
 
     def is_later(row: int) -> bool:

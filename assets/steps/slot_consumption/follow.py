@@ -32,7 +32,7 @@ from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResul
 from pgsieve.assets.steps.slot_consumption.ready import readable_publications, ready_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
-from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared
+from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.errors import PgsieveError
@@ -95,7 +95,7 @@ class StreamedFeed:
                 state = present_slot(connection, feed)
             self._feed, self._lake, self._log = feed, lake, log
             self._leaves = feed.leaves_captured(catalog)
-            self._keeps_prepared = keeps_prepared(feed, state)
+            self._keeps_prepared = is_two_phase(feed, state)
             options = replace(feed.options, publications=tuple(publications))
             log_position = ChangeLog(lake, feed).position()
             #: All transactions that commit before this LSN have arrived.
@@ -188,7 +188,7 @@ class StreamedFeed:
         """Yields the end of the slice that is due. If nothing has committed, the position is confirmed instead."""
         try:
             with self._feed.source.connect() as connection:
-                unaltered = Catalogs(self._lake, self._feed).unaltered(connection, self._durable)
+                unaltered = Catalogs(self._lake, self._feed).find_validity(connection, self._durable)
                 waiting = self._session.waiting
                 self._is_altered = (
                     unaltered is None

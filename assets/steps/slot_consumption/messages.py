@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.slices import SliceSummary
-from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
+from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
 from pgsieve.resources.lake.executors import spark_schema
@@ -19,10 +19,10 @@ from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
 
 #: Maps the first byte of a message to its kind, which is a letter.
-_KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
+_KIND_LETTERS = pa.array([chr(byte) for byte in range(256)], pa.string())
 
 
-def drained_messages(
+def read_slice_by_executor(
     spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
 ) -> NotedRows:
     """Let one executor read a slice from the slot. Returns the rows for the change log; their note is the slice's summary.
@@ -37,22 +37,22 @@ def drained_messages(
 
                 def note(summary: SliceSummary = summary) -> str:
                     summary.refuse_undescribed()
-                    return summary.text()
+                    return summary.to_json()
 
                 with remove_values():
                     arrays = (messages.column("data") for messages in read_messages(conninfo, query))
                     relations = RelationDescriptions()
-                    transactions = transactions_from(begin, arrays, relations)
+                    transactions = skip_earlier_transactions(begin, arrays, relations)
                     relations.begin_slice()
-                    described_messages = map(relations.insert_missing, transactions.before(None))
-                    rows = change_log_rows(chain.from_iterable(described_messages), slice_end)
-                    yield from with_note(summary.of(rows), CHANGE_LOG, note)
+                    described_messages = map(relations.insert_missing, transactions.take_before(None))
+                    rows = make_change_log_rows(chain.from_iterable(described_messages), slice_end)
+                    yield from with_note(summary.collect(rows), CHANGE_LOG, note)
 
     note_schema = spark_schema(noted_schema(CHANGE_LOG))
     return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, note_schema))
 
 
-def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
+def make_change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
     """Yields the rows of the change log for messages.
 
     `messages` are binary arrays with transactions in commit order. The headers of messages (type, relation,
@@ -69,7 +69,7 @@ def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa
             pa.array(np.arange(count, count + len(message_array))),
             pa.array(headers.commit_time).cast(pa.timestamp("us", "UTC")),
             pa.array(headers.xid),
-            _KINDS.take(pa.array(headers.kind)),
+            _KIND_LETTERS.take(pa.array(headers.kind)),
             pa.array(headers.relation_id),
             message_array,
         ]

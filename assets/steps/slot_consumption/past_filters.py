@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.slot import find_decoding_error
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 
 
-def publish_set_aside(
+def publish_set_aside_tables(
     connection: psycopg.Connection[Any], feed: Feed, lake: Lake, catalog: Catalog, log: Log
 ) -> None:
     """Make the publication list the tables that are set aside and have a row filter. If there are none, drop it.
@@ -47,7 +47,7 @@ def publish_set_aside(
     (subscription,) = feed.subscriptions
     tables = [
         replicated.table
-        for replicated in _set_aside(feed, lake, catalog).values()
+        for replicated in _set_aside_tables(feed, lake, catalog).values()
         if replicated.row_filters is not None
     ]
     publications = feed.publications(catalog, subscription)
@@ -80,19 +80,20 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
     if not feed.filtered or publication is None:
         return None
     set_aside_tables = {
-        replicated.table.oid: replicated.table for replicated in _set_aside(feed, lake, catalog).values()
+        replicated.table.oid: replicated.table
+        for replicated in _set_aside_tables(feed, lake, catalog).values()
     }
     listed_oids = {entry.oid for entry in publication.tables}
     if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
-    relations = frozenset(oid for each in listed_oids for oid in _relations(set_aside_tables[each]))
+    relations = frozenset(oid for each in listed_oids for oid in _table_oids(set_aside_tables[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered_publication))
     peek_without = replace(peek, options=options, without=relations)
     error = find_decoding_error(connection, feed.source.name, feed.slot, peek_without.query(end))
     return peek_without if error is None else None
 
 
-def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
+def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
     """The table of the subscription whose row filter fails before `end`. None if that is not certain."""
     if (text := find_failing_table(connection, peek.query(end))) is None:
         return None
@@ -107,7 +108,7 @@ def failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int
     return names.pop() if len(names) == 1 else None
 
 
-def _set_aside(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, ReplicatedTable]:
+def _set_aside_tables(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, ReplicatedTable]:
     """Maps the tables that are set aside, and are still published, to their definitions."""
     (subscription,) = feed.subscriptions
     states = TableStates(lake, subscription).newest()
@@ -118,6 +119,6 @@ def _set_aside(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, Replic
     return {name: replicated for name, replicated in tables.items() if name in set_aside_tables}
 
 
-def _relations(table: Table) -> Sequence[int]:
+def _table_oids(table: Table) -> Sequence[int]:
     """The oids of a table and of its leaf partitions."""
     return table.oid, *table.leaves

@@ -12,11 +12,11 @@ Raises SourceError, OvertakenError if another process was faster, and LakeError.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, as_published, decided_by_server
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, can_publisher_decide, make_publisher_feed
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slices import Slices
-from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, peek_options
+from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, make_peek_options
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OvertakenError
@@ -26,7 +26,7 @@ from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT_SQLSTATE
 
 
-def published_up_to(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
+def read_greatest_end(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
     """The greatest end of a slice that an interrupted run has already appended to one of these feeds.
 
     The next slice must not end before it.
@@ -34,7 +34,7 @@ def published_up_to(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
     return max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
 
 
-def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
+def make_publisher_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     """The feeds that have to be read, too, after an alteration: one for each subscription that the publisher can decide.
 
     As long as a prepared transaction waits for its second phase, there are none, because it was received as captured.
@@ -42,10 +42,12 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     path = PreparedTransactions(lake, feed).path
     if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count_rows(path):
         return ()
-    return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
+    return tuple(
+        make_publisher_feed(feed, name) for name in feed.subscriptions if can_publisher_decide(feed, name)
+    )
 
 
-def version_to_append_to(
+def prepare_base_version(
     lake: Lake, feed: Feed, subscription_feeds: Sequence[Feed], head: TableHead, end: int
 ) -> int:
     """The version that the change log has to have when a slice is appended to it, and to the feeds of the subscriptions.
@@ -64,34 +66,34 @@ def version_to_append_to(
     return head.version + 1
 
 
-def append_as_published(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int) -> bool:
+def append_publisher_slice(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int) -> bool:
     """Append the changes that the publisher sends to one subscription of a feed.
 
     Returns false if the publisher cannot decode them. The slot has to be confirmed up to `begin`.
     """
     subscription_feed = peek.feed
     try:
-        after = ChangeLog(lake, subscription_feed).position() or 0
-        for _, has_rows in append_slices(lake, Reading(peek, begin, [end]), after):
+        former_position = ChangeLog(lake, subscription_feed).position() or 0
+        for _, has_rows in append_slices(lake, Reading(peek, begin, [end]), former_position):
             if not has_rows:
-                append_empty(lake, subscription_feed, end)
+                append_empty_slice(lake, subscription_feed, end)
     except SourceError as error:
         if error.sqlstate != UNDEFINED_OBJECT_SQLSTATE:
             raise
         # Before PostgreSQL 18, a publisher cannot decode WAL that is older than one of the publications.
         return False
-    list_as_published(lake, feed, subscription_feed, begin, end)
+    record_altered_slice(lake, feed, subscription_feed, begin, end)
     return True
 
 
-def peek_as_published(peek: Peek, subscription_feed: Feed) -> Peek:
+def make_publisher_peek(peek: Peek, subscription_feed: Feed) -> Peek:
     """How to peek at the slot with the publications of one subscription."""
     (publications,) = subscription_feed.subscriptions.values()
-    options = replace(peek_options(peek.feed, publications), binary=peek.options.binary)
+    options = replace(make_peek_options(peek.feed, publications), binary=peek.options.binary)
     return replace(peek, feed=subscription_feed, options=options)
 
 
-def append_empty(lake: Lake, subscription_feed: Feed, end: int) -> None:
+def append_empty_slice(lake: Lake, subscription_feed: Feed, end: int) -> None:
     """Append an empty slice, because the subscription gets no changes in it."""
     ChangeLog(lake, subscription_feed).record_position(
         end, ChangeLog(lake, subscription_feed).position() or 0
@@ -99,7 +101,7 @@ def append_empty(lake: Lake, subscription_feed: Feed, end: int) -> None:
     Slices(lake, subscription_feed).append(end, {"bytes": 0, "relations": (), "messages": ()})
 
 
-def list_as_published(lake: Lake, feed: Feed, subscription_feed: Feed, begin: int, end: int) -> None:
+def record_altered_slice(lake: Lake, feed: Feed, subscription_feed: Feed, begin: int, end: int) -> None:
     """List a slice that the publisher has decided for a subscription. The subscription's own change log already has it."""
     (subscription,) = subscription_feed.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)

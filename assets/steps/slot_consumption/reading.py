@@ -20,25 +20,25 @@ import psycopg
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.failures import is_transient, reason
+from pgsieve.assets.steps.records.failures import describe_error, is_transient
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import (
     Peek,
     Reading,
     UnprovenError,
     append_slices,
-    peek_options,
+    make_peek_options,
 )
-from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
+from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, divide_slices
 from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
-    append_as_published,
-    peek_as_published,
-    published_feeds,
-    published_up_to,
-    version_to_append_to,
+    append_publisher_slice,
+    make_publisher_feeds,
+    make_publisher_peek,
+    prepare_base_version,
+    read_greatest_end,
 )
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
-from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
+from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.slot_consumption.unsendable_changes import Fallback, find_refusal
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
@@ -132,7 +132,7 @@ class _SlotReader:
         self._peek = Peek(
             slot.feed,
             slot.feed.source.make_executor_conninfo(),
-            peek_options(slot.feed, slot.publications),
+            make_peek_options(slot.feed, slot.publications),
             slot.connection.info.server_version,
         )
         state, log_position = present_slot(slot.connection, slot.feed), self._change_log.position()
@@ -142,9 +142,9 @@ class _SlotReader:
         self._end = self.position
         self.slices = self._times_overtaken = 0
         # This is read after the target was determined, so that all alterations before the target are seen.
-        self._unaltered = Catalogs(slot.lake, slot.feed).unaltered(slot.connection, self.position)
+        self._unaltered = Catalogs(slot.lake, slot.feed).find_validity(slot.connection, self.position)
         self._is_unproven = False
-        self._keeps_prepared = keeps_prepared(slot.feed, state)
+        self._keeps_prepared = is_two_phase(slot.feed, state)
         self._stride = Stride(SLICE_BYTES)
         self._can_advance_copies = True
 
@@ -177,7 +177,9 @@ class _SlotReader:
     def _continue_from(self, lsn: int) -> None:
         """Go on from the LSN up to which another process has read the slot."""
         if self._keeps_prepared:
-            recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, lsn)
+            recover_prepared_transactions(
+                self._feed, self._lake, self._slot.publications, self._peek.server_version, lsn
+            )
         self.position = lsn
         self._confirm()
 
@@ -186,20 +188,25 @@ class _SlotReader:
         begin = self.position
         publisher_decides = self._unaltered is None or self._is_unproven
         is_single = publisher_decides or self._keeps_prepared or self._lake.is_reached_by_spark_only
-        ends = self._stride.next_ends(begin, self._target, single=is_single)
+        ends = self._stride.next_ends(begin, self._target, is_single=is_single)
         self._end = ends[-1]
         publisher_decides = publisher_decides or self._must_publisher_decide()
-        subscription_feeds = published_feeds(self._lake, self._feed) if publisher_decides else ()
+        subscription_feeds = make_publisher_feeds(self._lake, self._feed) if publisher_decides else ()
         base = None
         if subscription_feeds:
             base = self._append_as_published(subscription_feeds, ends[0], head)
             ends = [self._end]
         second_ends = list[int]()
         if not (is_single or subscription_feeds) and self._is_second_session_worth_it():
-            ends, second_ends = halves(begin, ends)
+            ends, second_ends = divide_slices(begin, ends)
         unaltered = None if publisher_decides else self._unaltered
         reading = Reading(
-            self._peek, begin, ends, second_ends, prepared=self._keeps_prepared, unaltered=unaltered
+            self._peek,
+            begin,
+            ends,
+            second_ends,
+            with_prepared=self._keeps_prepared,
+            catalog_validity=unaltered,
         )
         is_continued = self._append(reading, base, recording=self._recording or bool(subscription_feeds))
         # All slices of the reading are confirmed at once, because the server decodes from restart_lsn for each
@@ -223,14 +230,14 @@ class _SlotReader:
 
         Returns the version that the change log of the slot's own feed has to have when the slice is appended to it.
         """
-        self._end = max(end, published_up_to(self._lake, subscription_feeds))
+        self._end = max(end, read_greatest_end(self._lake, subscription_feeds))
         # All feeds have to get the same slice. So before the first append it is checked that the server can send it.
         if (error := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:
             raise error
-        base = version_to_append_to(self._lake, self._feed, subscription_feeds, head, self._end)
+        base = prepare_base_version(self._lake, self._feed, subscription_feeds, head, self._end)
         for each in subscription_feeds:
-            peek = peek_as_published(self._peek, each)
-            append_as_published(self._lake, peek, self._feed, self.position, self._end)
+            peek = make_publisher_peek(self._peek, each)
+            append_publisher_slice(self._lake, peek, self._feed, self.position, self._end)
         return base
 
     def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
@@ -358,7 +365,7 @@ def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: i
             states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
             # If the lake itself has failed, and not only this table, the error is raised.
-            reason(lake, error)
+            describe_error(lake, error)
         else:
             if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True

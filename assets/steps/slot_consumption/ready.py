@@ -14,15 +14,19 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsieve.assets.steps.log import no_log
-from pgsieve.assets.steps.records.catalogs import Catalogs, decided_by_server, read_catalog_with_fingerprint
+from pgsieve.assets.steps.records.catalogs import (
+    Catalogs,
+    can_publisher_decide,
+    read_catalog_with_fingerprint,
+)
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.own_versions import feed_records, newest_cuts, refuse_put_back_tables
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
-from pgsieve.assets.steps.slot_consumption.appending import peek_options
-from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside
+from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
+from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside_tables
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
-from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
+from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.steps.validation.examination import locked_tables
 from pgsieve.assets.steps.validation.waiting import sound_part
@@ -72,10 +76,10 @@ def ready_slot(
         is_recorded = catalogs.is_recorded(fingerprint)
         is_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
         publisher_decides = (
-            is_begun and not is_recorded and (copying is None or decided_by_server(sound_feed, copying))
+            is_begun and not is_recorded and (copying is None or can_publisher_decide(sound_feed, copying))
         )
         if feed.filtered:
-            publish_set_aside(connection, sound_feed, lake, server, no_log)
+            publish_set_aside_tables(connection, sound_feed, lake, server, no_log)
         elif not _ensure_capture(connection, sound_feed, server, publisher_decides=publisher_decides):
             names, is_recorded = tuple(name for name in names if name not in created_names), True
         if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
@@ -114,12 +118,12 @@ def _align(
 ) -> None:
     """Bring a slot that exists and the change log to the same position. `log_position` is that of the change log."""
     if log_position is not None:
-        if keeps_prepared(feed, state):
-            recover_prepared(feed, lake, names, connection.info.server_version, log_position)
-        options = peek_options(feed, names)
+        if is_two_phase(feed, state):
+            recover_prepared_transactions(feed, lake, names, connection.info.server_version, log_position)
+        options = make_peek_options(feed, names)
         confirm(connection, feed.source, feed.slot, log_position, options, lake.access.make_durable)
     else:  # The process that has created the slot has died before it recorded the position.
-        if keeps_prepared(feed, state):
+        if is_two_phase(feed, state):
             PreparedTransactions(lake, feed).begin(state.confirmed_lsn)
         ChangeLog(lake, feed).record_position(state.confirmed_lsn)
 
@@ -191,7 +195,7 @@ def _drain_before_created(
     target, version = flushed_lsn(connection), connection.info.server_version
 
     def refused(names: Sequence[str]) -> SourceError | None:
-        query = peek_query(feed.slot, target, peek_options(feed, names), version, max_messages=1)
+        query = peek_query(feed.slot, target, make_peek_options(feed, names), version, max_messages=1)
         try:
             has_changes(connection, feed.source.name, feed.slot, query)
         except SourceError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed
@@ -22,7 +22,7 @@ from pgsieve.resources.postgres.errors import translate_errors
 from pgsieve.resources.postgres.sequences import PublishedSequences, SequenceValue, read_sequences
 
 
-def received_sequences(
+def read_received_sequences(
     connection: psycopg.Connection[Any], feed: Feed, subscription: str
 ) -> tuple[SequenceValue, ...]:
     """The sequences that a subscription receives, with the values that they have on the publisher now."""
@@ -47,17 +47,17 @@ def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lak
             retry_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
             # If the lake itself has failed, the error is raised. A damaged table is reported by its own subscription.
-            reason(lake, error)
+            describe_error(lake, error)
 
 
 def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:
     # The version is read before the values. If another process records newer values meanwhile, the append below fails.
-    base = record.version()
+    base_version = record.version()
     values = {
         (value.schema, value.name): value
-        for value in received_sequences(connection, feed, record.subscription)
+        for value in read_received_sequences(connection, feed, record.subscription)
     }
-    if not (values or base):
+    if not (values or base_version):
         return
     recorded_values, present_values = record.newest(), dict[tuple[str, str], SequenceValue]()
     for name, value in values.items():
@@ -69,5 +69,5 @@ def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences)
     unpublished_values = [value for name, value in recorded_values.items() if name not in present_values]
     if (altered_values or unpublished_values) and SubscriptionRecord(
         record.lake, record.subscription
-    ).state().enabled:
-        record.append(altered_values, unpublished_values, base)
+    ).read_state().enabled:
+        record.append(altered_values, unpublished_values, base_version)

@@ -67,12 +67,12 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     Raises the errors of `refuse_other_publisher`, and SlotError for a gap or a lost record.
     """
     newest_row = refuse_other_publisher(connection, feed, lake)
-    state, log_position = slot_state(connection, feed.slot), _known_position(lake, feed)
+    state, log_position = slot_state(connection, feed.slot), _read_position(lake, feed)
     timeline, recorded_timeline = current_timeline(connection), newest_row.get("timeline")
     if state is None and newest_row.get("given_up"):
         return None
     if log_position is None and state is not None and _has_copies(lake, feed):
-        raise _change_log_lost(
+        raise _make_change_log_error(
             lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}"
         )
     if log_position is not None and not newest_row and _has_copies(lake, feed):
@@ -119,7 +119,7 @@ def _recovery_hint(feed: Feed) -> str:
     return f"restore it from a backup, or copy every table again: {commands}"
 
 
-def _change_log_lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
+def _make_change_log_error(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
     return ChangeLogLostError(
         f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: its changes that no'
         " replica has are lost",
@@ -128,14 +128,14 @@ def _change_log_lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError
     )
 
 
-def _known_position(lake: Lake, feed: Feed) -> int | None:
+def _read_position(lake: Lake, feed: Feed) -> int | None:
     """The position of the change log; None before its first commit. Raises ChangeLogLostError if it cannot be read."""
     try:
         return ChangeLog(lake, feed).position()
     except LakeUnavailableError:
         raise
     except LakeError as error:
-        raise _change_log_lost(lake, feed, f"cannot be read ({error.message})") from error
+        raise _make_change_log_error(lake, feed, f"cannot be read ({error.message})") from error
 
 
 def _has_copies(lake: Lake, feed: Feed) -> bool:
@@ -169,7 +169,7 @@ def refuse_slot_of_another_lake(
     Changes that one lake confirms are lost for every other lake. A lake claims a slot before it creates the slot, so
     that after a crash the next run recognises it.
     """
-    if FeedRecord(lake, feed).newest() or _known_position(lake, feed) is not None:
+    if FeedRecord(lake, feed).read_newest() or _read_position(lake, feed) is not None:
         return
     # This lake is in use, and has lost some of pgsieve's own tables. A later error says that it is damaged.
     if any(TableStates(lake, name).newest() for name in feed.subscriptions):
@@ -191,7 +191,7 @@ def refuse_slot_ahead(
     """Raise SlotAheadError with this hint if the slot is ahead of the change log, since another lake may read it."""
     try:
         verify_slot(
-            slot_state(connection, feed.slot), feed.source.name, feed.slot, _known_position(lake, feed)
+            slot_state(connection, feed.slot), feed.source.name, feed.slot, _read_position(lake, feed)
         )
     except SlotAheadError as error:
         raise SlotAheadError(error.message, hint=hint, sqlstate=error.sqlstate) from None
@@ -206,13 +206,13 @@ def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
     """
     refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
-    _claim(connection, feed, lake)
+    _record_cluster(connection, feed, lake)
 
 
-def _claim(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
+def _record_cluster(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
     """Record the cluster of the slot, if none is recorded."""
     record = FeedRecord(lake, feed)
-    if not (newest_row := record.newest()):
+    if not (newest_row := record.read_newest()):
         _note_cluster(connection, record, newest_row, current_timeline(connection))
         lake.access.make_durable()
 
@@ -241,7 +241,7 @@ def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
     """The record of the feed's cluster. Raises OtherClusterError if the server is another cluster."""
-    newest_row, present_identifier = FeedRecord(lake, feed).newest(), system_identifier(connection)
+    newest_row, present_identifier = FeedRecord(lake, feed).read_newest(), system_identifier(connection)
     recorded_identifier = newest_row.get("system_identifier") or present_identifier
     if recorded_identifier == present_identifier:
         return newest_row
@@ -256,9 +256,9 @@ def refuse_other_cluster(
     )
 
 
-def give_up(lake: Lake, feed: Feed) -> None:
+def record_dropped_slot(lake: Lake, feed: Feed) -> None:
     """Record that the slot was dropped, so that the next slot begins with new copies."""
-    newest_row = FeedRecord(lake, feed).newest()
+    newest_row = FeedRecord(lake, feed).read_newest()
     if not newest_row.get("given_up"):
         FeedRecord(lake, feed).note_cluster(
             newest_row.get("system_identifier"), newest_row.get("timeline"), given_up=True
@@ -280,7 +280,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             sqlstate="55000",
         )
     forget_copies(lake, feed.subscriptions)
-    _claim(connection, feed, lake)
+    _record_cluster(connection, feed, lake)
     with limit_wait(feed.source, connection, PATIENT_SECONDS):
         start = create_slot(
             connection,
@@ -292,7 +292,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
     reach(Failpoint.SLOT_CREATED)
     try:
         record = FeedRecord(lake, feed)
-        _note_cluster(connection, record, record.newest(), current_timeline(connection))
+        _note_cluster(connection, record, record.read_newest(), current_timeline(connection))
         if feed.options.two_phase:
             PreparedTransactions(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)

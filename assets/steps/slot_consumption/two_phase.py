@@ -7,7 +7,7 @@ Out: the feed's table `prepared`, which has the position of the change log again
 from collections.abc import Sequence
 
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
-from pgsieve.assets.steps.slot_consumption.appending import peek_options
+from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
@@ -20,20 +20,22 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.spool import FileSpool
 
 
-def keeps_prepared(feed: Feed, state: SlotState) -> bool:
+def is_two_phase(feed: Feed, state: SlotState) -> bool:
     """True if the slot sends transactions at their PREPARE. A slot that does so cannot stop doing so."""
     return feed.options.two_phase or state.has_two_phase
 
 
-def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
+def recover_prepared_transactions(
+    feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable_lsn: int
+) -> None:
     """Read prepared transactions again, if a run died between its commits of the change log and of `prepared`."""
-    if PreparedTransactions(lake, feed).position() == durable:
+    if PreparedTransactions(lake, feed).position() == durable_lsn:
         return
-    query = peek_query(feed.slot, durable, peek_options(feed, publications), version)
+    query = peek_query(feed.slot, durable_lsn, make_peek_options(feed, publications), version)
     with translate_slot_errors(feed.source.name, feed.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
         waiting = PreparedTransactions(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.make_executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # These messages are already in the change log. Only those of prepared transactions are missing.
-        PreparedTransactions(lake, feed).save(assembler, durable, waiting)
+        PreparedTransactions(lake, feed).save(assembler, durable_lsn, waiting)

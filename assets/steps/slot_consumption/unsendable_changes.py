@@ -27,17 +27,17 @@ from pgsieve.assets.steps.records.prepared_transactions import PreparedTransacti
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
 from pgsieve.assets.steps.slot_consumption.past_filters import (
-    failing_table_name,
+    find_failing_table_name,
     peek_past_filters,
-    publish_set_aside,
+    publish_set_aside_tables,
 )
 from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
-    append_as_published,
-    append_empty,
-    list_as_published,
-    peek_as_published,
-    published_feeds,
-    version_to_append_to,
+    append_empty_slice,
+    append_publisher_slice,
+    make_publisher_feeds,
+    make_publisher_peek,
+    prepare_base_version,
+    record_altered_slice,
 )
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
@@ -72,7 +72,7 @@ def find_refusal(
     if error_of_capture is not None:
         return error_of_capture
     errors_of_subscriptions = (
-        _refusal(connection, peek_as_published(peek, each), end) for each in subscription_feeds
+        _refusal(connection, make_publisher_peek(peek, each), end) for each in subscription_feeds
     )
     return next((error for error in errors_of_subscriptions if error is not None), None)
 
@@ -80,7 +80,7 @@ def find_refusal(
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
     """The server's error if it cannot send the changes up to `end`; None if it can.
 
-    An error about a publication that did not exist at that time is ignored (see `append_as_published`).
+    An error about a publication that did not exist at that time is ignored (see `append_publisher_slice`).
     """
     error = find_decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
     return None if error is not None and error.sqlstate == UNDEFINED_OBJECT_SQLSTATE else error
@@ -103,7 +103,7 @@ class Fallback:
         up to `end`. Raises `fault` if the server can send everything, or nothing at all.
         """
         # It is not proven that a recorded catalog is valid for this slice, so the publisher decides.
-        subscription_feeds = published_feeds(self.lake, self.peek.feed)
+        subscription_feeds = make_publisher_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
             return find_refusal(self.connection, self.peek, subscription_feeds, lsn)
@@ -122,8 +122,8 @@ class Fallback:
         if new_position > position:
             base = self._base(subscription_feeds, position, new_position)
             for each in subscription_feeds:
-                append_as_published(
-                    self.lake, peek_as_published(self.peek, each), self.peek.feed, position, new_position
+                append_publisher_slice(
+                    self.lake, make_publisher_peek(self.peek, each), self.peek.feed, position, new_position
                 )
             self._append_captured(self.peek, position, new_position, base)
         else:
@@ -163,20 +163,20 @@ class Fallback:
 
     def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
         """Append the slice from `begin` to `end` to the change log."""
-        reading = Reading(peek, begin, [end], prepared=self.prepared)
+        reading = Reading(peek, begin, [end], with_prepared=self.prepared)
         for _, has_rows in append_slices(self.lake, reading, begin, base):
             if not has_rows:
                 ChangeLog(self.lake, peek.feed).record_position(end, begin, base)
         self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, subscription_feeds: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version that the change log has to have for a slice that other feeds get, too (see `version_to_append_to`)."""
+        """The version that the change log has to have for a slice that other feeds get, too (see `prepare_base_version`)."""
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
             raise OvertakenError(path)
         return (
-            version_to_append_to(self.lake, self.peek.feed, subscription_feeds, head, end)
+            prepare_base_version(self.lake, self.peek.feed, subscription_feeds, head, end)
             if subscription_feeds
             else None
         )
@@ -191,7 +191,7 @@ class Fallback:
         feed, lake = self.peek.feed, self.lake
         captured_peek, left_out = self._find_captured_peek(refusal, end)
         peeks = [
-            self._find_accepted_peek(peek_as_published(self.peek, each), end) for each in subscription_feeds
+            self._find_accepted_peek(make_publisher_peek(self.peek, each), end) for each in subscription_feeds
         ]
         if captured_peek is None or None in peeks:
             self._refuse_waiting(begin, refusal)
@@ -210,9 +210,9 @@ class Fallback:
                     else changed_relations | self._published_relations(left_out)
                 )
                 self._mark_to_copy(name, relations, refusal, begin, end)
-                append_empty(lake, each, end)
-                list_as_published(lake, feed, each, begin, end)
-            elif append_as_published(lake, peek, feed, begin, end):
+                append_empty_slice(lake, each, end)
+                record_altered_slice(lake, feed, each, begin, end)
+            elif append_publisher_slice(lake, peek, feed, begin, end):
                 names_to_copy.discard(name)
         for name in sorted(names_to_copy):
             relations = None if captured_peek is None else self._published_relations(left_out)
@@ -281,7 +281,10 @@ class Fallback:
         """
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
-        name, states = failing_table_name(self.connection, self.peek, end), TableStates(lake, subscription)
+        name, states = (
+            find_failing_table_name(self.connection, self.peek, end),
+            TableStates(lake, subscription),
+        )
         state = None if name is None else states.newest().get(name)
         if state is not None and state.state != SyncState.REMOVED and _takes_changes(state, end):
             problem = (
@@ -290,7 +293,7 @@ class Fallback:
             )
             states.append([state.with_problem(subscription, problem)])
             self.log(f"{subscription}: {quote_qualified(*state.name)} is set aside: {problem}")
-        publish_set_aside(self.connection, feed, lake, present_catalog(self.connection), self.log)
+        publish_set_aside_tables(self.connection, feed, lake, present_catalog(self.connection), self.log)
 
     def _changed_relations(self, captured: Peek, end: int) -> set[int]:
         """The oids of the relations that the transaction changes."""
@@ -385,4 +388,4 @@ def _last_sendable(begin: int, end: int, guess: int, sends: Callable[[int], bool
 
 def _takes_changes(state: TableState, end: int) -> bool:
     """True if a table needs changes before `end`, because it is copied, or is being copied, at an earlier LSN."""
-    return state.lsn < end and (state.transforms or state.state == SyncState.DATA_SYNC)
+    return state.lsn < end and (state.is_transformed or state.state == SyncState.DATA_SYNC)

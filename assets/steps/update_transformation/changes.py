@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.observations import NOTE, NotedRows, notes_of, with_note
-from pgsieve.assets.steps.records.columns import changes_ddl
+from pgsieve.assets.steps.records.columns import write_changes_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, MessageSource, ReadableMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, SIDES
@@ -178,7 +178,7 @@ class SentChanges:
 
         `columns` are the columns of the replica, with their Spark types.
         """
-        ddl = f"{changes_ddl(columns)}, {NOTE} string"
+        ddl = f"{write_changes_ddl(columns)}, {NOTE} string"
         slice_of_table, schema = self.slice, self.slice.schema
         frames = []
         if self.truncates:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import EncodedMessages
@@ -31,42 +31,42 @@ from pgsieve.resources.lake.stores.batch_cache import BatchCache, current_batch_
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
 #: An ordinal that is smaller than those of all changes in a transaction.
-FIRST = -1
+FIRST_ORDINAL = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
-#: The columns that a `Choice` needs to select messages.
+#: The columns that a `MessageFilter` needs to select messages.
 _CHOICE_COLUMNS = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
-class Choice:
+class MessageFilter:
     """Selects messages: those between two order keys, without one transaction, and only the changes of some relations.
 
-    `without` is the commit LSN of the transaction to leave out. A field that is None selects all messages.
+    `excluded_lsn` is the commit LSN of the transaction to leave out. A field that is None selects all messages.
     """
 
-    after: Order | None = None
-    before: Order | None = None
-    without: int | None = None
+    after_order: OrderKey | None = None
+    before_order: OrderKey | None = None
+    excluded_lsn: int | None = None
     relations: frozenset[int] | None = None
 
-    def of_frame(self, messages: DataFrame) -> DataFrame:
+    def filter_frame(self, messages: DataFrame) -> DataFrame:
         """Select messages of a DataFrame, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
         # The mask selects the messages. The conditions before it only let Spark skip files by their statistics.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
-        if self.after is not None:
-            rows = rows.where(lsn >= self.after[0])
-        if self.before is not None:
-            rows = rows.where(lsn <= self.before[0])
-        return rows.mapInArrow(partial(_choose_batches, self), rows.schema)
+        if self.after_order is not None:
+            rows = rows.where(lsn >= self.after_order[0])
+        if self.before_order is not None:
+            rows = rows.where(lsn <= self.before_order[0])
+        return rows.mapInArrow(partial(_filter_batches, self), rows.schema)
 
-    def of_table(self, messages: pa.Table) -> pa.Table:
+    def filter_table(self, messages: pa.Table) -> pa.Table:
         """Select messages of a table, in this process."""
-        return messages.filter(pa.array(self.mask(messages)))
+        return messages.filter(pa.array(self.make_mask(messages)))
 
-    def mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    def make_mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """An array that is true for each message that is selected."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         is_chosen = np.ones(messages.num_rows, np.bool_)
@@ -75,18 +75,22 @@ class Choice:
             is_chosen &= np.asarray(is_of_relation) & np.asarray(
                 pc.is_in(messages["kind"], pa.array(_CHANGES))
             )
-        if self.after is not None:
-            is_chosen &= (lsn > self.after[0]) | (lsn == self.after[0]) & (ordinal > self.after[1])
-        if self.before is not None:
-            is_chosen &= (lsn < self.before[0]) | (lsn == self.before[0]) & (ordinal < self.before[1])
-        if self.without is not None:
-            is_chosen &= lsn != self.without
+        if self.after_order is not None:
+            is_chosen &= (lsn > self.after_order[0]) | (lsn == self.after_order[0]) & (
+                ordinal > self.after_order[1]
+            )
+        if self.before_order is not None:
+            is_chosen &= (lsn < self.before_order[0]) | (lsn == self.before_order[0]) & (
+                ordinal < self.before_order[1]
+            )
+        if self.excluded_lsn is not None:
+            is_chosen &= lsn != self.excluded_lsn
         return is_chosen
 
 
-def _choose_batches(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _filter_batches(choice: MessageFilter, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield batch.filter(pa.array(choice.mask(batch)))
+        yield batch.filter(pa.array(choice.make_mask(batch)))
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,18 @@ class StoredBatch:
 class StoredMessages:
     """Messages in row groups of a change log, which can be sent to executors.
 
-    They are the messages in the slices that end at `ends`, as far as all `choices` select them.
+    They are the messages in the slices that end at `slice_ends`, as far as all `filters` select them.
     """
 
     store: Store
     groups: Sequence[RowGroup]
-    ends: frozenset[int]
-    choices: tuple[Choice, ...] = ()
-    shared: BatchCache = field(default_factory=partial(BatchCache, 0), compare=False, repr=False)
+    slice_ends: frozenset[int]
+    filters: tuple[MessageFilter, ...] = ()
+    batch_cache: BatchCache = field(default_factory=partial(BatchCache, 0), compare=False, repr=False)
 
     def sources(self, parallelism: int) -> "list[MessageSource]":
         """Divide the messages into parts of limited size. `parallelism` parts are transformed at the same time."""
-        return [_Groups(self, groups) for groups in divide_groups(self.groups, parallelism)]
+        return [_RowGroupMessages(self, groups) for groups in divide_groups(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Yields some columns of the messages in some row groups, in order.
@@ -121,30 +125,30 @@ class StoredMessages:
         """
         for group, read in self.store.group_readers(groups):
             place, names = (group.file, group.number), tuple(columns)
-            mask = self.shared.get(
-                (place, self.ends, self.choices), partial(self._chosen, read, place)
+            mask = self.batch_cache.get(
+                (place, self.slice_ends, self.filters), partial(self._read_mask, read, place)
             ).column(0)
             if not mask.true_count:
                 continue
             # Equal masks select equal messages, even if the choices differ.
             key = (place, names, mask.buffers()[1].to_pybytes())
-            yield StoredBatch(self.shared.get(key, partial(_rows, read, names, mask)), key)
+            yield StoredBatch(self.batch_cache.get(key, partial(_read_rows, read, names, mask)), key)
 
-    def _chosen(self, read: Reader, key: Hashable) -> pa.RecordBatch:
+    def _read_mask(self, read: Reader, key: Hashable) -> pa.RecordBatch:
         """The mask of the selected messages of a row group, as the only column of a batch."""
-        columns = self.shared.get((key, _CHOICE_COLUMNS), partial(_read, read, _CHOICE_COLUMNS))
-        mask = np.logical_or.reduce([np.asarray(columns["slice"]) == end for end in self.ends])
-        for choice in self.choices:
-            mask &= choice.mask(columns)
+        columns = self.batch_cache.get((key, _CHOICE_COLUMNS), partial(_read_batch, read, _CHOICE_COLUMNS))
+        mask = np.logical_or.reduce([np.asarray(columns["slice"]) == end for end in self.slice_ends])
+        for choice in self.filters:
+            mask &= choice.make_mask(columns)
         return pa.RecordBatch.from_arrays([pa.array(mask)], ["chosen"])
 
 
-def _rows(read: Reader, columns: Sequence[str], mask: pa.BooleanArray) -> pa.RecordBatch:
-    rows = _read(read, columns)
+def _read_rows(read: Reader, columns: Sequence[str], mask: pa.BooleanArray) -> pa.RecordBatch:
+    rows = _read_batch(read, columns)
     return rows if mask.true_count == len(mask) else rows.filter(mask)
 
 
-def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
+def _read_batch(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
     """Read some columns of a row group as one batch."""
     rows = read(columns)
     return pa.RecordBatch.from_arrays(
@@ -175,7 +179,7 @@ class FewMessages:
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _RowGroupMessages:
     """The messages in some row groups."""
 
     messages: StoredMessages
@@ -187,7 +191,7 @@ class _Groups:
         with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
                 yield EncodedMessages(
-                    batch.messages, partial(_shared_filter_columns, stored.shared, batch.key)
+                    batch.messages, partial(_shared_filter_columns, stored.batch_cache, batch.key)
                 )
 
 
@@ -227,13 +231,13 @@ class Messages:
         """The messages in memory or in stored files. None if only Spark can read them."""
         return self.stored if self.table is None else FewMessages(self.table)
 
-    def chosen(self, choice: Choice) -> "Messages":
+    def apply_filter(self, choice: MessageFilter) -> "Messages":
         """The messages that a choice selects."""
-        table = None if self.table is None else choice.of_table(self.table)
-        stored = self.stored and replace(self.stored, choices=(*self.stored.choices, choice))
-        return Messages(lambda: choice.of_frame(self.frame), table, stored)
+        table = None if self.table is None else choice.filter_table(self.table)
+        stored = self.stored and replace(self.stored, choices=(*self.stored.filters, choice))
+        return Messages(lambda: choice.filter_frame(self.frame), table, stored)
 
-    def change_counts(self) -> Mapping[int, int]:
+    def count_changes(self) -> Mapping[int, int]:
         """Maps each relation to the number of its changes. Empty if the messages are few, or if only Spark can read them."""
         counts = Counter[int]()
         if self.table is None and self.stored is not None:
@@ -250,8 +254,8 @@ class Messages:
         """
         if self.stored is None:
             return None
-        choice, size, rows = Choice(relations=relations), 0, list[pa.RecordBatch]()
-        stored = replace(self.stored, choices=(*self.stored.choices, choice))
+        choice, size, rows = MessageFilter(relations=relations), 0, list[pa.RecordBatch]()
+        stored = replace(self.stored, choices=(*self.stored.filters, choice))
         for batch in stored.batches(
             stored.groups, tuple(dict.fromkeys((*_CHOICE_COLUMNS, *ENCODED_COLUMNS)))
         ):
@@ -259,9 +263,11 @@ class Messages:
             size += batch.messages.nbytes
             if not is_small(size):
                 return None
-        return Messages(lambda: choice.of_frame(self.frame), pa.Table.from_batches(rows)) if rows else None
+        return (
+            Messages(lambda: choice.filter_frame(self.frame), pa.Table.from_batches(rows)) if rows else None
+        )
 
-    def commits(self) -> list[int]:
+    def read_commit_lsns(self) -> list[int]:
         """The distinct commit LSNs of the messages, in ascending order."""
         if self.table is None and self.stored is not None:
             batches = self.stored.batches(self.stored.groups, ["commit_lsn"])
@@ -271,7 +277,7 @@ class Messages:
         lsns = self.frame.select("commit_lsn").distinct().toArrow() if self.table is None else self.table
         return sorted(pc.unique(lsns["commit_lsn"]).to_pylist())
 
-    def truncate_times(self) -> Mapping[int, datetime]:
+    def read_truncate_times(self) -> Mapping[int, datetime]:
         """Maps the commit LSN of each TRUNCATE to its commit time."""
         columns = ("commit_lsn", "commit_time", "kind")
         if self.table is not None:
@@ -290,7 +296,7 @@ class Messages:
         }
 
     @contextmanager
-    def persisted(self) -> Iterator["Messages"]:
+    def persist_frame(self) -> Iterator["Messages"]:
         """Within the block, Spark persists the messages, if it is Spark that reads them."""
         persisted_frames: list[DataFrame] = []
 
@@ -305,7 +311,7 @@ class Messages:
                 persisted_frame.unpersist()
 
 
-def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
+def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
     """The messages of the slices that end at `ends`. `size` is their number of bytes; None if it is not known.
 
     Raises DamagedTableError if a slice is lost.
@@ -322,7 +328,7 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
         return Messages(
             frame,
             stored=StoredMessages(
-                lake.store, stored.row_groups, frozenset(ends), shared=current_batch_cache()
+                lake.store, stored.row_groups, frozenset(ends), batch_cache=current_batch_cache()
             ),
         )
     messages = frame()

@@ -17,22 +17,22 @@ from pgsieve.decoding.publications.evolution import ColumnSource
 class Projection:
     """How each new column gets its values: from a former column, or one value for all rows.
 
-    `values` maps the columns that get one value to an array with this value.
+    `value_by_column` maps the columns that get one value to an array with this value.
     """
 
     sources: Sequence[ColumnSource]
     schema: pa.Schema
-    values: Mapping[str, pa.Array]
+    value_by_column: Mapping[str, pa.Array]
 
     @property
-    def read(self) -> list[str]:
+    def former_columns(self) -> list[str]:
         """The names of the former columns that have to be read."""
         return [source.former for source in self.sources if source.former is not None]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows with the new columns."""
         columns = [
-            repeat_value(self.values[source.column], batch.num_rows)
+            repeat_value(self.value_by_column[source.column], batch.num_rows)
             if source.former is None
             else batch.column(source.former).cast(field.type)
             for source, field in zip(self.sources, self.schema, strict=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.subscription import Definition, Subscription, metadata_arrow_types
-from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
+from pgsieve.assets.steps.update_transformation.messages import MessageFilter, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
@@ -42,7 +42,7 @@ def readings_of(
     subscription: Subscription,
     messages: Messages,
     parts: Sequence[PublishedVersion],
-    since: Order,
+    since: OrderKey,
     definition: Definition,
 ) -> list[Reading]:
     """A reading for each relation version of a table that has changes after `since`."""
@@ -54,7 +54,7 @@ def readings_of(
 
 
 def _is_of_replica(
-    subscription: Subscription, part: PublishedVersion, since: Order, definition: Definition
+    subscription: Subscription, part: PublishedVersion, since: OrderKey, definition: Definition
 ) -> bool:
     """True if a relation version belongs to the replica.
 
@@ -72,7 +72,7 @@ def _reading(
     subscription: Subscription,
     messages: Messages,
     part: PublishedVersion,
-    since: Order,
+    since: OrderKey,
     definition: Definition,
 ) -> Reading:
     """Make the reading of a relation version's changes after `since`, for a replica with this definition."""
@@ -109,8 +109,8 @@ def _reading(
         MetadataColumns(dict(definition.metadata), None if is_root else source),
     )
     begin = max(part.version.begin, since)
-    choice = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))
-    return Reading(messages.chosen(choice), transformation)
+    choice = MessageFilter(begin, part.version.end, relations=frozenset({relation.relation_id}))
+    return Reading(messages.apply_filter(choice), transformation)
 
 
 def _filter_texts(subscription: Subscription, published: PublishedRelation) -> dict[str, str | None]:
@@ -249,7 +249,7 @@ def _is_found_by_leaves(part: PublishedVersion, definition: Definition) -> bool:
 
 
 def _refuse_unfound(
-    subscription: Subscription, part: PublishedVersion, since: Order, definition: Definition
+    subscription: Subscription, part: PublishedVersion, since: OrderKey, definition: Definition
 ) -> None:
     """Raise SchemaChangedError if a leaf partition was altered or detached, and its old tuples no longer identify rows.
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.history.copied_rows import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.assets.steps.records.columns import write_ddl
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
@@ -131,7 +131,10 @@ class SchemaChanges:
         assert state.definition is not None
         lake, states, record = self.lake, self._states, TransformedSlices(self.lake, self.subscription.name)
         unchanged_sources, sources = _unchanged(state.definition), projection.sources
-        path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(new_definition.columns)
+        path, schema = (
+            lake.paths.replica(self.subscription.name, *state.name),
+            write_ddl(new_definition.columns),
+        )
         base = lake.records.version(path)
         self._refuse_changed_state(state, version)
         states.append([replace(state, state=SyncState.INITIALIZE)])
@@ -139,13 +142,15 @@ class SchemaChanges:
         record.fence()
         self._refuse_unapplied(state)
         is_added = set(unchanged_sources) <= set(sources) and all(
-            value.null_count for value in projection.values.values()
+            value.null_count for value in projection.value_by_column.values()
         )
         if is_added:
             if sources != unchanged_sources:
                 lake.add_columns(path, projection.schema, schema, base)
         else:
-            lake.rewrite(path, RowChange(projection.read, projection, projection.schema, schema), base)
+            lake.rewrite(
+                path, RowChange(projection.former_columns, projection, projection.schema, schema), base
+            )
         self._follow_in_histories(state, new_definition, is_added=is_added)
         states.append([replace(state, definition=new_definition)])
         if record.fence() > self.transformed:

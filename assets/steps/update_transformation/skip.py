@@ -13,8 +13,8 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, messages_of
-from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
+from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter, open_messages
+from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.assets.steps.update_transformation.windows import Window
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -32,11 +32,11 @@ class Skip:
     def _record(self) -> SubscriptionRecord:
         return SubscriptionRecord(self.lake, self.subscription.name)
 
-    def choose(self, lsn: int | None) -> None:
+    def set_lsn(self, lsn: int | None) -> None:
         """Choose the transaction to skip by the LSN at which it ends. None clears the choice."""
-        name, state = self.subscription.name, self._record.state()
+        name, state = self.subscription.name, self._record.read_state()
         if lsn is None:
-            self._record.set(replace(state, skip_lsn=None))
+            self._record.write_state(replace(state, skip_lsn=None))
             return
         if lsn == 0:
             raise PgsieveError(
@@ -58,7 +58,7 @@ class Skip:
                 hint=f"`pgsieve run {name}` finishes it",
                 sqlstate="55000",
             )
-        self._record.set(replace(state, skip_lsn=lsn, notice=None))
+        self._record.write_state(replace(state, skip_lsn=lsn, notice=None))
 
     def clear(self, skip: int | None, window: Window, log: Log, *, has_changes: bool) -> int | None:
         """Clear the LSN to skip after the window that contains it, or after a window that has changes (`has_changes`).
@@ -67,32 +67,35 @@ class Skip:
         """
         if skip is None:
             return None
-        if window.skipped is not None and self._is_in(window):
+        if window.skipped_lsn is not None and self._is_in(window):
             notice = f"skipped the transaction finished at {format_lsn(skip)}"
-        elif has_changes or window.skipped is not None:
+        elif has_changes or window.skipped_lsn is not None:
             notice = (
                 f"warning: skip LSN {format_lsn(skip)} cleared: it is not where the next transaction finished"
             )
         else:
             return skip
-        state = self._record.state()
+        state = self._record.read_state()
         if state.skip_lsn == skip:  # If they differ, the user has chosen another transaction meanwhile.
-            self._record.set(replace(state, skip_lsn=None, notice=notice))
+            self._record.write_state(replace(state, skip_lsn=None, notice=notice))
         log(f"{self.subscription.name}: {notice}")
         return None
 
     def _is_in(self, window: Window) -> bool:
         """True if the window has a transaction that ends at the LSN to skip."""
         lake, feed = self.lake, self.subscription.feed
-        size = summarized_slice(lake, feed, window.slice).size
-        messages = messages_of(lake, ChangeLog(lake, feed).path, [window.slice], size)
-        assert window.skipped is not None
-        of_transaction = Choice(after=(window.skipped, FIRST), before=(window.skipped + 1, FIRST))
-        return bool(messages.chosen(of_transaction).commits())
+        size = read_slice_contents(lake, feed, window.slice_end).size
+        messages = open_messages(lake, ChangeLog(lake, feed).path, [window.slice_end], size)
+        assert window.skipped_lsn is not None
+        of_transaction = MessageFilter(
+            after_order=(window.skipped_lsn, FIRST_ORDINAL),
+            before_order=(window.skipped_lsn + 1, FIRST_ORDINAL),
+        )
+        return bool(messages.apply_filter(of_transaction).read_commit_lsns())
 
 
-def is_partly_transformed(states: TableStates, transformed: int) -> bool:
-    """True if a run died in the middle of the slice after `transformed`, after it had written the changes of some tables.
+def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
+    """True if a run died in the middle of the slice after `transformed_lsn`, after it had written the changes of some tables.
 
     In that case the slice cannot be divided any more.
     """
@@ -107,5 +110,5 @@ def is_partly_transformed(states: TableStates, transformed: int) -> bool:
     )
     # A history that begins with the copied rows has the LSN of the copy as its position, so this is compared, too.
     return any(
-        (lake.records.position(path) or 0) > max(transformed, copy_lsn) for path, copy_lsn in histories
+        (lake.records.position(path) or 0) > max(transformed_lsn, copy_lsn) for path, copy_lsn in histories
     )

@@ -14,10 +14,15 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.observations import notes_of
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
+from pgsieve.assets.steps.records.catalogs import (
+    AlteredSlices,
+    Catalogs,
+    can_publisher_decide,
+    make_publisher_feed,
+)
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.slices import Slices, SliceSummary, summary_of
+from pgsieve.assets.steps.records.columns import OrderKey
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary, join_summaries
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
@@ -43,8 +48,8 @@ class RelationVersion:
     """
 
     relation: Relation
-    begin: Order
-    end: Order | None
+    begin: OrderKey
+    end: OrderKey | None
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,15 @@ class SliceContents:
     - `end`: the LSN at which it ends
     - `size`: its bytes
     - `versions`: maps the oid of a relation to its relation versions
-    - `changed`: the oids of the relations that have changes
+    - `changed_oids`: the oids of the relations that have changes
     - `truncates`: the TRUNCATEs, with their order keys
     """
 
     end: int
     size: int
     versions: Mapping[int, Sequence[RelationVersion]]
-    changed: frozenset[int]
-    truncates: Sequence[tuple[Order, Truncate]]
+    changed_oids: frozenset[int]
+    truncates: Sequence[tuple[OrderKey, Truncate]]
 
 
 def slices_to_read(
@@ -72,21 +77,23 @@ def slices_to_read(
 
     `present` is the present catalog. It is used for slices for which no catalog was recorded. If publications were
     altered within a slice, the publisher has decided its changes, and the subscription that reads the slice has the
-    feed with the publisher's decisions (`as_published`). If the slot was not read for the subscription at that time,
+    feed with the publisher's decisions (`make_publisher_feed`). If the slot was not read for the subscription at that time,
     None is yielded instead of a subscription.
     """
     feed, name = subscription.feed, subscription.name
-    decided_subscription = replace(subscription, feed=as_published(feed, name))
+    decided_subscription = replace(subscription, feed=make_publisher_feed(feed, name))
     with lake.consistent_read():
         # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
         # slice is read that is about to be listed.
         durable = ChangeLog(lake, feed).position() or 0
-        altered = AlteredSlices(lake, feed).ends(name, durable)
+        altered = AlteredSlices(lake, feed).read_ends(name, durable)
         appended_ends = lake.records.slices(ChangeLog(lake, feed).path, after_lsn=after)
     for end in sorted({*appended_ends, *(end for end in altered if end > after)}):
         if end in altered:
             yield end, decided_subscription, present
-        elif decided_by_server(feed, name) and (recorded_catalog := Catalogs(lake, feed).of_slice(end)):
+        elif can_publisher_decide(feed, name) and (
+            recorded_catalog := Catalogs(lake, feed).read_for_slice(end)
+        ):
             catalog, readers = recorded_catalog
             # A value of a recorded type may contain a value of a type that was created after the record. So the present
             # types are added. An oid always means the same type.
@@ -96,17 +103,17 @@ def slices_to_read(
             yield end, subscription, present
 
 
-def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
+def read_slice_contents(lake: Lake, feed: Feed, end: int) -> SliceContents:
     """What a slice contains, according to its recorded summary.
 
     If a run died before it recorded the summary, the summary is made and recorded now.
     """
     slices = Slices(lake, feed)
-    row = slices.row(end)
+    row = slices.read_row(end)
     if row is None:
         row = slices.append(end, _summary(lake, ChangeLog(lake, feed).path, end))
     versions: dict[int, list[RelationVersion]] = {}
-    truncates: list[tuple[Order, Truncate]] = []
+    truncates: list[tuple[OrderKey, Truncate]] = []
     for message in sorted(row["messages"], key=lambda message: (message["commit_lsn"], message["ordinal"])):
         decoded_message = decode(message["data"])
         begin = (message["commit_lsn"], message["ordinal"])
@@ -129,9 +136,9 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.read_slice_rows(path, [end], size, columns=columns)
     if rows is None:
-        return summary_of(notes_of(lake.read_slices(path, [end]).select(*columns), _summarized))
+        return join_summaries(notes_of(lake.read_slices(path, [end]).select(*columns), _summarized))
     summary = SliceSummary(lake.policy.prepare_runner)
-    for _ in summary.of(rows.to_batches()):
+    for _ in summary.collect(rows.to_batches()):
         pass
     return summary.row()
 
@@ -157,7 +164,7 @@ class PublishedVersion:
     leaves: Sequence[RelationVersion] = ()
     partitions: tuple[str, ...] = ()
 
-    def is_after(self, since: Order) -> bool:
+    def is_after(self, since: OrderKey) -> bool:
         """True if the version describes tuples after an order key."""
         return self.version.end is None or self.version.end > since
 
@@ -170,7 +177,7 @@ def published_versions(
     relations_by_oid = {} if feed.filtered else routes(catalog, publications)
     versions_by_table: dict[Name, list[PublishedVersion]] = {}
     for relation_id, versions in contents.versions.items():
-        if relation_id not in contents.changed:
+        if relation_id not in contents.changed_oids:
             continue
         for version in versions:
             published = (
@@ -217,7 +224,7 @@ def _leaves(
         versions_by_oid = {version.relation.relation_id: [version]}
     else:
         truncated_oids = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
-        other_leaves = contents.versions.keys() - contents.changed - truncated_oids
+        other_leaves = contents.versions.keys() - contents.changed_oids - truncated_oids
         versions_by_oid = {oid: list(contents.versions[oid]) for oid in sorted(other_leaves)}
     versions_with_changes = []
     for oid, versions in versions_by_oid.items():
@@ -261,9 +268,9 @@ def _as_published(relation: Relation) -> PublishedRelation:
 
 def table_truncates(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
-) -> dict[Name, list[Order]]:
+) -> dict[Name, list[OrderKey]]:
     """Maps each replica to the order keys of its TRUNCATEs."""
-    truncates_by_table: dict[Name, list[Order]] = {}
+    truncates_by_table: dict[Name, list[OrderKey]] = {}
     for order, truncate in contents.truncates:
         if subscription.feed.filtered:
             # Before a TRUNCATE, the publisher describes each of its relations (pgoutput_truncate() in pgoutput.c).
@@ -276,7 +283,7 @@ def table_truncates(
     return truncates_by_table
 
 
-def _described(versions: Sequence[RelationVersion], order: Order) -> Table:
+def _described(versions: Sequence[RelationVersion], order: OrderKey) -> Table:
     """The relation in the way it was last described before an order key."""
     return _as_published(
         next(version for version in reversed(versions) if version.begin < order).relation
@@ -285,6 +292,6 @@ def _described(versions: Sequence[RelationVersion], order: Order) -> Table:
 
 def _summarized(batches: Iterable[pa.RecordBatch]) -> str:
     summary = SliceSummary()
-    for _ in summary.of(batches):
+    for _ in summary.collect(batches):
         pass
-    return summary.text()
+    return summary.to_json()

@@ -16,9 +16,14 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.history.copied_rows import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, full_reason, is_damage, reason
+from pgsieve.assets.steps.records.failures import (
+    TABLE_ERRORS,
+    describe_error,
+    describe_error_fully,
+    is_damage,
+)
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -36,7 +41,7 @@ from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
 from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
 from pgsieve.assets.steps.update_transformation.skip import Skip, is_partly_transformed
-from pgsieve.assets.steps.update_transformation.slice_contents import slices_to_read, summarized_slice
+from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents, slices_to_read
 from pgsieve.assets.steps.update_transformation.windows import (
     SliceReader,
     TableWork,
@@ -114,7 +119,7 @@ class Transformation:
             while reader is not None and begin < end:
                 window = next_window(skip, begin, end)
                 slice_reader = SliceReader(reader, lake, catalog)
-                work = slice_reader.work(window)
+                work = slice_reader.read_work(window)
                 failure = FailureSearch(reader, lake, work).first() if subscription.disable_on_error else None
                 if failure is not None:
                     commit_lsn, problem = failure
@@ -123,15 +128,15 @@ class Transformation:
                     if commit_lsn <= begin or is_partly_transformed(self._states, begin):
                         return
                     window = replace(window, end=commit_lsn)
-                    work = slice_reader.work(window)
-                if reader is not subscription or window.skipped is not None:
-                    self._note_altered(end, skipping=window.skipped is not None)
+                    work = slice_reader.read_work(window)
+                if reader is not subscription or window.skipped_lsn is not None:
+                    self._note_altered(end, skipping=window.skipped_lsn is not None)
                 try:
                     changes = _SliceTransformation(slice_reader, _Progress(begin, cut), base).changes(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
                         raise
-                    self._disable(reason(lake, error))
+                    self._disable(describe_error(lake, error))
                     return
                 transformed_slices.append(window.end, changes, base)
                 reach(Failpoint.SLICE_TRANSFORMED)
@@ -151,9 +156,9 @@ class Transformation:
 
         The reason is that changes were skipped, or that the publisher has decided a slice.
         """
-        contents = summarized_slice(self.lake, self.subscription.feed, end)
+        contents = read_slice_contents(self.lake, self.subscription.feed, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
-        changed_relations = contents.changed | truncated_relations
+        changed_relations = contents.changed_oids | truncated_relations
 
         def is_altered(state: TableState) -> bool:
             layout = state.definition.layout if state.definition else None
@@ -164,7 +169,7 @@ class Transformation:
     def _set_aside_lagging(self, begin: int) -> None:
         """Set tables aside if their next changes were already deleted from the change log."""
         name, states = self.subscription.name, self._states
-        deleted_up_to = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
+        deleted_up_to = FeedRecord(self.lake, self.subscription.feed).read_deleted_lsn()
         if begin >= deleted_up_to:
             return
         problem = (
@@ -174,7 +179,7 @@ class Transformation:
         lagging_states = [
             state.with_problem(name, problem)
             for state in states.newest().values()
-            if state.applies and state.lsn < deleted_up_to
+            if state.is_applied and state.lsn < deleted_up_to
         ]
         states.append(lagging_states)
         for state in lagging_states:
@@ -199,23 +204,25 @@ class _SliceTransformation:
 
     def changes(self, work: WindowWork) -> list[TableChanges]:
         """Transform a window table by table. A table that fails is set aside, or its state says that it has to be copied."""
-        if not work.tables:
+        if not work.state_by_table:
             return []
         name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
-        is_shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
+        is_shared = len(work.state_by_table) > 1 and not lake.policy.is_small(contents.size)
         failed_states: dict[Name, TableState] = {}
 
         def transform_one(table: Name, messages: Messages) -> TableChanges:
             activity = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
             with name_jobs(name, activity):
                 try:
-                    return self._transform_table(work.of_table(table, messages))
+                    return self._transform_table(work.make_table_work(table, messages))
                 except TABLE_ERRORS as error:
                     failed_states[table], problem = self._state_after(error, work, table)
                     return TableChanges(contents.end, *table, problem=problem)
 
-        with work.messages.persisted() if is_shared else nullcontext(work.messages) as messages:
-            changes = lake.map_in_parallel(partial(transform_one, messages=messages), list(work.tables))
+        with work.messages.persist_frame() if is_shared else nullcontext(work.messages) as messages:
+            changes = lake.map_in_parallel(
+                partial(transform_one, messages=messages), list(work.state_by_table)
+            )
         if (
             failed_states
             and lake.records.version(transformed_path := TransformedSlices(lake, name).path) != self.base
@@ -230,7 +237,7 @@ class _SliceTransformation:
         If the error disables the subscription, or if the lake itself has failed, the error is raised.
         """
         subscription, lake = self.reader.subscription, self.reader.lake
-        state, commit_lsn = work.tables[name], None
+        state, commit_lsn = work.state_by_table[name], None
         if isinstance(error, SchemaChangedError):
             return replace(state, state=SyncState.INITIALIZE, reason=error.message), error.message
         if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
@@ -238,12 +245,14 @@ class _SliceTransformation:
                 raise error
             problem = waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        reason(lake, error)  # If the lake itself has failed, and not only this table, the error is raised.
+        describe_error(
+            lake, error
+        )  # If the lake itself has failed, and not only this table, the error is raised.
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
             commit_lsn = FailureSearch(subscription, lake, work).first_of_table(name)
-        problem = full_reason(lake, error, name, commit_lsn)
+        problem = describe_error_fully(lake, error, name, commit_lsn)
         return state.with_problem(subscription.name, problem), problem
 
     def _transform_table(self, table: TableWork) -> TableChanges:
@@ -251,21 +260,21 @@ class _SliceTransformation:
         subscription, lake = self.reader.subscription, self.reader.lake
         contents, state, definition = table.contents, table.state, table.state.definition
         assert definition is not None
-        copy_order: Order = (state.lsn, -1)
+        copy_order: OrderKey = (state.lsn, -1)
         truncates = [order for order in table.truncates if order > copy_order]
-        readings = readings_of(subscription, table.messages, table.parts, copy_order, definition)
+        readings = readings_of(subscription, table.messages, table.relation_versions, copy_order, definition)
         result = TableChanges(
-            slice=contents.end,
+            slice_end=contents.end,
             schema=state.schema,
             table=state.table,
             size=contents.size,
-            truncates=len(truncates),
+            truncate_count=len(truncates),
             truncated_at=max((order[:2] for order in truncates), default=None),
-            through=tuple(
+            partition_names=tuple(
                 sorted(
                     {
                         partition
-                        for part in table.parts
+                        for part in table.relation_versions
                         if part.is_after(copy_order)
                         for partition in part.partitions
                     }
@@ -321,7 +330,7 @@ def _write_files(
         counts = written_changes.counts
         return written_changes.files
 
-    commit = Commit(result.slice, expected_position=position, properties=CHANGES_PROPERTIES)
+    commit = Commit(result.slice_end, expected_position=position, properties=CHANGES_PROPERTIES)
     committer.commit(write_files, path, changes.slice.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
     return _with_counts(result, counts)
@@ -337,7 +346,7 @@ def _write_by_spark(
 ) -> TableChanges:
     """Let Spark write the changes of a table, and count them while it writes."""
     noted_rows = changes.rows(lake, definition.columns)
-    commit = Commit(result.slice, expected_position=position, properties=CHANGES_PROPERTIES)
+    commit = Commit(result.slice_end, expected_position=position, properties=CHANGES_PROPERTIES)
     counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
     return _with_counts(result, ChangeCounts.sum(noted_rows.notes() if counts is None else counts))

@@ -15,12 +15,17 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.changes import TruncateAt
-from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, Messages, messages_of
+from pgsieve.assets.steps.update_transformation.messages import (
+    FIRST_ORDINAL,
+    MessageFilter,
+    Messages,
+    open_messages,
+)
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     PublishedVersion,
     SliceContents,
     published_versions,
-    summarized_slice,
+    read_slice_contents,
     table_truncates,
 )
 from pgsieve.decoding.publications.catalog import Catalog
@@ -30,37 +35,39 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Window:
-    """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped`.
+    """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped_lsn`.
 
-    `slice` is the LSN at which the slice ends. `end` becomes the position of the tables' changes.
+    `slice_end` is the LSN at which the slice ends. `end` becomes the position of the tables' changes.
     """
 
-    slice: int
+    slice_end: int
     begin: int
     end: int
-    skipped: int | None = None
+    skipped_lsn: int | None = None
 
     @property
-    def choice(self) -> Choice:
+    def message_filter(self) -> MessageFilter:
         """Selects the messages of these transactions."""
-        end_order = (self.end, FIRST) if self.end < self.slice else None
-        return Choice(after=(self.begin, FIRST), before=end_order, without=self.skipped)
+        end_order = (self.end, FIRST_ORDINAL) if self.end < self.slice_end else None
+        return MessageFilter(
+            after_order=(self.begin, FIRST_ORDINAL), before_order=end_order, excluded_lsn=self.skipped_lsn
+        )
 
-    def holds(self, commit_lsn: int) -> bool:
+    def contains(self, commit_lsn: int) -> bool:
         """True if a transaction is in the window."""
-        return self.begin <= commit_lsn < self.end and commit_lsn != self.skipped
+        return self.begin <= commit_lsn < self.end and commit_lsn != self.skipped_lsn
 
 
-def next_window(skip: int | None, begin: int, end: int) -> Window:
+def next_window(skip_lsn: int | None, begin: int, end: int) -> Window:
     """The next window of the slice that ends at `end`. Everything before `begin` has been transformed.
 
-    `skip` is the commit LSN of the transaction to skip, if there is one.
+    `skip_lsn` is the commit LSN of the transaction to skip, if there is one.
     """
-    if skip is None or not begin <= skip < end:
+    if skip_lsn is None or not begin <= skip_lsn < end:
         return Window(end, begin, end)
-    if begin < skip:
-        return Window(end, begin, skip)
-    return Window(end, begin, end, skip)
+    if begin < skip_lsn:
+        return Window(end, begin, skip_lsn)
+    return Window(end, begin, end, skip_lsn)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class TableWork:
     state: TableState
     contents: SliceContents
     messages: Messages
-    parts: Sequence[PublishedVersion]
+    relation_versions: Sequence[PublishedVersion]
     truncates: Sequence[TruncateAt]
 
 
@@ -81,29 +88,35 @@ class TableWork:
 class WindowWork:
     """What has to be transformed in a window.
 
-    - `tables`: maps tables to their states
-    - `parts`: maps tables to their relation versions
-    - `emptied`: maps tables to their TRUNCATEs
+    - `state_by_table`: maps tables to their states
+    - `relation_versions_by_table`: maps tables to their relation versions
+    - `truncates_by_table`: maps tables to their TRUNCATEs
     - `messages`: the messages of all tables
     """
 
     contents: SliceContents
-    tables: Mapping[Name, TableState]
-    parts: Mapping[Name, Sequence[PublishedVersion]]
-    emptied: Mapping[Name, Sequence[TruncateAt]]
+    state_by_table: Mapping[Name, TableState]
+    relation_versions_by_table: Mapping[Name, Sequence[PublishedVersion]]
+    truncates_by_table: Mapping[Name, Sequence[TruncateAt]]
     messages: Messages
-    #: In a large window, some tables may have few changes. `sizes` maps these tables to their approximate number of
-    #: bytes, and `few` has the messages of all these tables, read into memory.
-    sizes: Mapping[Name, int]
-    few: Messages | None
+    #: In a large window, some tables may have few changes. `bytes_by_small_table` maps these tables to their approximate number of
+    #: bytes, and `small_tables_messages` has the messages of all these tables, read into memory.
+    bytes_by_small_table: Mapping[Name, int]
+    small_tables_messages: Messages | None
 
-    def of_table(self, name: Name, messages: Messages) -> TableWork:
-        """The work for one table. It reads `messages`, or `few` if the table has few changes."""
+    def make_table_work(self, name: Name, messages: Messages) -> TableWork:
+        """The work for one table. It reads `messages`, or `small_tables_messages` if the table has few changes."""
         contents = self.contents
-        if self.few is not None and name in self.sizes:
-            messages, contents = self.few, replace(contents, size=self.sizes[name])
-        parts, truncates = self.parts.get(name, ()), self.emptied.get(name, ())
-        return TableWork(self.tables[name], contents, messages, parts, truncates)
+        if self.small_tables_messages is not None and name in self.bytes_by_small_table:
+            messages, contents = (
+                self.small_tables_messages,
+                replace(contents, size=self.bytes_by_small_table[name]),
+            )
+        parts, truncates = (
+            self.relation_versions_by_table.get(name, ()),
+            self.truncates_by_table.get(name, ()),
+        )
+        return TableWork(self.state_by_table[name], contents, messages, parts, truncates)
 
 
 @dataclass(frozen=True)
@@ -114,41 +127,43 @@ class SliceReader:
     lake: Lake
     catalog: Catalog
 
-    def work(self, window: Window) -> WindowWork:
+    def read_work(self, window: Window) -> WindowWork:
         """The work of a window, for those tables that need its changes.
 
         If a slice is lost, the tables that need its changes are set aside.
         """
         subscription, lake = self.subscription, self.lake
-        contents = summarized_slice(lake, subscription.feed, window.slice)
-        truncates = [(order, truncate) for order, truncate in contents.truncates if window.holds(order[0])]
+        contents = read_slice_contents(lake, subscription.feed, window.slice_end)
+        truncates = [(order, truncate) for order, truncate in contents.truncates if window.contains(order[0])]
         contents = replace(contents, end=window.end, truncates=truncates)
-        parts = published_versions(subscription, contents, self.catalog)
+        relation_versions_by_table = published_versions(subscription, contents, self.catalog)
         truncates_by_table = table_truncates(subscription, contents, self.catalog)
         states = TableStates(lake, subscription.name)
         while True:
             ready = {
                 name: state
                 for name, state in states.newest().items()
-                if state.transforms and state.lsn < window.end
+                if state.is_transformed and state.lsn < window.end
             }
             tables = {
                 name: ready[name]
-                for name in sorted((parts.keys() | truncates_by_table.keys()) & ready.keys())
+                for name in sorted(
+                    (relation_versions_by_table.keys() | truncates_by_table.keys()) & ready.keys()
+                )
             }
             # If no table has changes, no file is read. In that case it does not matter if a file is lost.
-            slice_ends = [window.slice] if tables else []
+            slice_ends = [window.slice_end] if tables else []
             try:
-                messages = messages_of(
+                messages = open_messages(
                     lake, ChangeLog(lake, subscription.feed).path, slice_ends, contents.size
                 )
                 break
             except DamagedTableError as error:
                 problem = error.message
             states.append([state.with_problem(subscription.name, problem) for state in tables.values()])
-        messages = messages.chosen(window.choice)
+        messages = messages.apply_filter(window.message_filter)
         truncated_names = tables.keys() & truncates_by_table.keys()
-        times = messages.truncate_times() if truncated_names else {}
+        times = messages.read_truncate_times() if truncated_names else {}
         truncates_with_time = {
             name: [(*order, times.get(order[0])) for order in truncates_by_table[name]]
             for name in truncated_names
@@ -156,47 +171,53 @@ class SliceReader:
         return WindowWork(
             contents,
             tables,
-            parts,
+            relation_versions_by_table,
             truncates_with_time,
             messages,
-            *_few_changes(lake, contents, messages, parts),
+            *_read_small_tables(lake, contents, messages, relation_versions_by_table),
         )
 
 
-def _few_changes(
-    lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[PublishedVersion]]
+def _read_small_tables(
+    lake: Lake,
+    contents: SliceContents,
+    messages: Messages,
+    relation_versions_by_table: Mapping[Name, Sequence[PublishedVersion]],
 ) -> tuple[Mapping[Name, int], Messages | None]:
     """Find the tables of a large window that together have few changes.
 
     Maps these tables to their approximate number of bytes; and returns their messages, read into memory.
     """
-    if len(parts) < 2 and contents.changed <= {
-        part.version.relation.relation_id for versions in parts.values() for part in versions
+    if len(relation_versions_by_table) < 2 and contents.changed_oids <= {
+        part.version.relation.relation_id
+        for versions in relation_versions_by_table.values()
+        for part in versions
     }:
         return {}, None  # All changes of the slice are of one table, and they are not few.
-    change_counts = messages.change_counts()
+    change_counts = messages.count_changes()
     relations_of_table = {
         name: frozenset(part.version.relation.relation_id for part in versions)
-        for name, versions in parts.items()
+        for name, versions in relation_versions_by_table.items()
     }
-    shares = {
+    bytes_by_table = {
         name: contents.size
         * sum(change_counts.get(relation_id, 0) for relation_id in relations)
         // max(1, sum(change_counts.values()))
         for name, relations in relations_of_table.items()
         if change_counts
     }
-    sizes, total = dict[Name, int](), 0
-    for name in sorted(shares, key=lambda table: shares[table]):
-        total += shares[name]
+    bytes_by_small_table, total = dict[Name, int](), 0
+    for name in sorted(bytes_by_table, key=lambda table: bytes_by_table[table]):
+        total += bytes_by_table[name]
         if not lake.policy.is_small(total):
             break
-        sizes[name] = shares[name]
+        bytes_by_small_table[name] = bytes_by_table[name]
     few_messages = (
         messages.read_few(
-            frozenset().union(*(relations_of_table[name] for name in sizes)), lake.policy.is_small
+            frozenset().union(*(relations_of_table[name] for name in bytes_by_small_table)),
+            lake.policy.is_small,
         )
-        if sizes
+        if bytes_by_small_table
         else None
     )
-    return (sizes, few_messages) if few_messages is not None else ({}, None)
+    return (bytes_by_small_table, few_messages) if few_messages is not None else ({}, None)

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
-from pgsieve.resources.passwords import remember
+from pgsieve.resources.passwords import remember_secrets
 
 #: Maps the scheme of an address to its platform, and a platform to the options that `storage` may have.
 SCHEMES = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
@@ -296,7 +296,7 @@ class Storage:
             options["aws_region"] = profile.region
         has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _CREDENTIAL_VARIABLES)
         if not has_keys and (endpoint or not profile.has_expiring_keys):
-            remember(*profile.secrets)
+            remember_secrets(*profile.secrets)
             options |= profile.keys
         return options
 
@@ -378,7 +378,7 @@ _storage_by_address: dict[str, Storage] = {}
 
 def declare_storage(storage: Storage) -> None:
     """Declare the storage of a lake for this process, and keep its secrets out of messages."""
-    remember(*(storage.options.get(name) for name in SECRETS))
+    remember_secrets(*(storage.options.get(name) for name in SECRETS))
     _storage_by_address[storage.address] = storage
 
 

@@ -25,7 +25,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pgsieve.resources.lake.stores.storage import Storage, hide_token, is_uri
-from pgsieve.resources.parts import number_of_parts
+from pgsieve.resources.parts import count_parts
 from pgsieve.resources.prefetch import prefetch
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequ
     The number of parts is a multiple of `parallelism`, unless the parts would become too small.
     """
     total_bytes = sum(group.uncompressed_bytes for group in groups)
-    part_count = number_of_parts(total_bytes, PART_BYTES, parallelism)
+    part_count = count_parts(total_bytes, PART_BYTES, parallelism)
     parts = defaultdict[int, list[RowGroup]](list)
     preceding_bytes = 0
     for group in groups:

@@ -223,7 +223,7 @@ def test_with_disable_on_error_a_failed_copy_disables_the_subscription_until_it_
     database.execute("insert into prices values (1, 'NaN')")
     database.execute("create publication p for table prices, notes")
     replicated.copy()
-    state = SubscriptionRecord(replicated.lake, "sub").state()
+    state = SubscriptionRecord(replicated.lake, "sub").read_state()
     assert not state.enabled
     assert 'column "price"' in (state.reason or "")
     with pytest.raises(SubscriptionDisabledError):

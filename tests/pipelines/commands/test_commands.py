@@ -508,10 +508,10 @@ def test_drop_deletes_the_disabled_state_and_the_lsn_to_skip(shop: Shop) -> None
     shop.skip("one", "7F/0")
     SubscriptionRecord(shop.lake, "one").disable("a value")
     shop.drop("one")
-    state = SubscriptionRecord(shop.lake, "one").state()
+    state = SubscriptionRecord(shop.lake, "one").read_state()
     assert (state.enabled, state.skip_lsn) == (True, None)
-    SubscriptionRecord(shop.lake, "one").set(state)
-    assert SubscriptionRecord(shop.lake, "one").state() == state
+    SubscriptionRecord(shop.lake, "one").write_state(state)
+    assert SubscriptionRecord(shop.lake, "one").read_state() == state
 
 
 @pytest.mark.drawn

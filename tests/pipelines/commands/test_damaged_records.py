@@ -60,7 +60,7 @@ def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Cal
     def pgsieve(*arguments: str) -> tuple[int, str]:
         # Simulates another process, which has no table open and has read nothing.
         shared_tables.cache_clear()
-        table_states._CACHE.clear()
+        table_states._STATES_BY_PATH.clear()
         return shop.cli(*arguments)
 
     one = {**shop.written["subscriptions"]["one"], "layout": {"folders": "{table}"}}
@@ -91,7 +91,7 @@ def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Cal
     # No command notices that a file is missing if no command reads the file.
     unread = set() if damage is _without_its_newest_entry else {"_transformed", "slices"}
     assert refused >= RECORDS.keys() - unread
-    assert SubscriptionRecord(shop.lake, "one").state().folders == "{table}"
+    assert SubscriptionRecord(shop.lake, "one").read_state().folders == "{table}"
 
 
 @pytest.mark.drawn

@@ -31,7 +31,7 @@ _CHANGES = "insert into {0} values ({1}, 0); update {0} set n = n + 1; delete fr
 def _pgsieve(shop: Shop, *arguments: str) -> tuple[int, str]:
     # Simulates another process, which has no table open and has read nothing.
     shared_tables.cache_clear()
-    table_states._CACHE.clear()
+    table_states._STATES_BY_PATH.clear()
     return shop.cli(*arguments)
 
 
@@ -86,5 +86,5 @@ def test_a_change_log_without_its_clusters_record_is_refused_until_everything_is
     assert _pgsieve(shop, "resync", "one")[0] == 0
     assert _pgsieve(shop, "run")[0] == 0
     feed = build_project(load_config(shop.path)).subscriptions["one"].feed
-    assert FeedRecord(shop.lake, feed).newest()["system_identifier"]
+    assert FeedRecord(shop.lake, feed).read_newest()["system_identifier"]
     _is_equal(shop)

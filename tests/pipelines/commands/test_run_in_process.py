@@ -131,5 +131,5 @@ def test_the_changes_of_a_table_decide_on_its_runner_and_not_the_slice(shop: Sho
     (bulk,) = (
         c for s in TransformedSlices(shop.lake, "two").slices(0).values() for c in s if c.table == "bulk"
     )
-    assert (bulk.received["insert"], bulk.sent["insert"]) == (2000, 20)
+    assert (bulk.received_counts_by_operation["insert"], bulk.sent_counts["insert"]) == (2000, 20)
     assert 20 * 100 < bulk.size < 20 * 1000

@@ -22,7 +22,7 @@ from pgsieve.resources.lake.executors import (
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.resource import SMALL_BYTES_SETTING, LakeResource
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.parts import Guard, Message, Receivers, message
+from pgsieve.resources.parts import Guard, Message, Receivers, make_message
 from tests.fixtures.pgsieve_replica import engine
 
 _WAIT_SECONDS = 30.0
@@ -119,13 +119,13 @@ _SUMS = pa.schema([("receiver", pa.int64()), ("sum", pa.int64())])
 
 def _sends(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
     """Send each number below 10, as often as the part's number says, to the receiver of its last two bits."""
-    yield from guard(message(to % 4, number, bytes([to])) for to in range(10) for _ in range(number))
+    yield from guard(make_message(to % 4, number, bytes([to])) for to in range(10) for _ in range(number))
 
 
 def _adds(receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
     """Send the sum on."""
     total = sum(content.to_pybytes()[0] for _, content in messages)
-    yield from guard([message(receiver % 2, receiver, total.to_bytes(8, "little"))])
+    yield from guard([make_message(receiver % 2, receiver, total.to_bytes(8, "little"))])
 
 
 def _sums(receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:

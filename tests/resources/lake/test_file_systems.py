@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
@@ -25,4 +25,4 @@ def test_a_file_system_that_spark_lacks_sets_no_table_aside(address: str) -> Non
         with pytest.raises(Exception) as raised:
             read()
         with pytest.raises(LakeUnavailableError):
-            reason(lake, raised.value)
+            describe_error(lake, raised.value)

@@ -20,7 +20,9 @@ def test_a_batch_ends_before_a_table_has_too_many_changes(monkeypatch: pytest.Mo
     sent = {1: (5, 4), 2: (5, 4), 3: (1, 1), 4: (25, 0), 5: (0, 0), 6: (1, 9)}
     slices = {
         end: [
-            TableChanges(end, "public", table, sent={"insert": count - count // 2, "delete": count // 2})
+            TableChanges(
+                end, "public", table, sent_counts={"insert": count - count // 2, "delete": count // 2}
+            )
             for table, count in zip("ab", counts, strict=True)
         ]
         for end, counts in sent.items()

@@ -109,9 +109,9 @@ class Changes:
                         "public",
                         "t",
                         size=len(part) * 10,
-                        sent=sent,
-                        key_changes=sum(c.is_move for c in part),
-                        unchanged=sorted({name for c in part for name in c.unchanged}),
+                        sent_counts=sent,
+                        key_change_count=sum(c.is_move for c in part),
+                        unsent_columns=sorted({name for c in part for name in c.unchanged}),
                         truncated_at=(end - 50, truncates[-1]) if truncates else None,
                     )
                 )

@@ -62,7 +62,9 @@ def _look(
         write_deltalake(log, pa.Table.from_pylist(rows, _CHANGES), mode="append")
         sent = {kind: sum(c[0] == kind for c in changes) for kind in ("insert", "update", "delete")}
         moves = sum(operation == "update" and old not in (None, new) for operation, old, new in changes)
-        table.append(TableChanges(number * 100, "public", "t", size=1, sent=sent, key_changes=moves))
+        table.append(
+            TableChanges(number * 100, "public", "t", size=1, sent_counts=sent, key_change_count=moves)
+        )
     if not Path(path).exists():
         write_deltalake(path, pa.table({"k": [1, 2, 3], "v": ["", "", ""]}))
     definition = Definition((("k", "bigint"), ("v", "string")), ("k",), Layout(1, (), 2, ()), former=former)

@@ -87,11 +87,11 @@ class World:
             "public",
             "t",
             10 * len(changes),
-            sent=sent,
-            truncates=len(truncates),
+            sent_counts=sent,
+            truncate_count=len(truncates),
             truncated_at=max(truncates, default=None),
-            key_changes=sum(c.is_move for _, c in changes),
-            unchanged=COLUMNS,
+            key_change_count=sum(c.is_move for _, c in changes),
+            unsent_columns=COLUMNS,
         )
 
         decided = retry_after_conflict(self.decided)(slice_)
@@ -112,7 +112,7 @@ class World:
         assert many is not None
         assert many.net is not None
         assert many.net.keyed is not None
-        FilesWriter(self.lake, self.replica, pending, slice_.slice, rows).apply(many)
+        FilesWriter(self.lake, self.replica, pending, slice_.slice_end, rows).apply(many)
         slices = pending.slice_ends if self.replica_lacks == "the same" else [0]
         return DecidedKeys(slices, pending.since, many.net.keyed, rows)
 

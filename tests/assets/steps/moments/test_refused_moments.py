@@ -168,7 +168,7 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
         record.path,
         lake.local.read_all_rows(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"]),
     )
-    assert record.state().deleted_up_to is None
+    assert record.read_state().deleted_up_to is None
     assert "did not record which changes it deleted" in counters.refusal(late)
     counters.maintain(FOREVER)
     assert "are deleted" in counters.refusal(late)

@@ -28,4 +28,4 @@ def test_a_replica_is_due_once_a_fifth_of_it_is_new(tmp_path: Path) -> None:
     later.note(("public", "u"), ("b",), [(9, 1)])
     later.save()
     assert not Clusterings(record).is_due(TABLE, ("a",), [(7, 1)])
-    assert record.state().reason == "a reason that stays"
+    assert record.read_state().reason == "a reason that stays"

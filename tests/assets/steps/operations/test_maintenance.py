@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
-from pgsieve.assets.steps.records.catalogs import ALTERED, CATALOGS, as_published
+from pgsieve.assets.steps.records.catalogs import ALTERED_SCHEMA, CATALOGS, make_publisher_feed
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
@@ -79,7 +79,7 @@ class Shop:
             row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
             path = self.lake.paths.change_history(name, "public", table)
             self.local.write(path, pa.Table.from_pylist([row], CHANGES), Commit(end))
-        rows = [TableChanges(end, "public", t, sent={"insert": 1}).row() for t in TABLES if sent]
+        rows = [TableChanges(end, "public", t, sent_counts={"insert": 1}).row() for t in TABLES if sent]
         table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED)
         self.local.append(self.lake.paths.transformed_slices(name), table, end)
 
@@ -206,13 +206,13 @@ def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slic
     for end in (10, 20, 30):
         shop.all(end)
         row = {"subscription": "first", "begin": end - 10, "slice": end}
-        shop.local.append(shop.lake.paths.altered_slices("shop"), pa.Table.from_pylist([row], ALTERED))
-        shop.receive(end, owner=as_published(FEED, "first").name)
+        shop.local.append(shop.lake.paths.altered_slices("shop"), pa.Table.from_pylist([row], ALTERED_SCHEMA))
+        shop.receive(end, owner=make_publisher_feed(FEED, "first").name)
     shop.receive(40)
     shop.maintain()
     assert {row["lsn"] for row in shop.local.rows(path)} == {25, 35}
     assert shop.local.rows(shop.lake.paths.altered_slices("shop")) == []
-    assert shop.slices(shop.lake.paths.change_log(as_published(FEED, "first").name)) == set()
+    assert shop.slices(shop.lake.paths.change_log(make_publisher_feed(FEED, "first").name)) == set()
     assert shop.slices(shop.lake.paths.change_log("shop")) == {40}
 
 
@@ -290,14 +290,17 @@ def test_superseded_rows_of_the_feed_and_the_subscription_are_deleted(shop: Shop
         SubscriptionRecord(shop.lake, "first").enable()
     FeedRecord(shop.lake, FEED).note_deleted(200)
     SubscriptionRecord(shop.lake, "first").disable("the last one")
-    row, state = FeedRecord(shop.lake, FEED).newest(), SubscriptionRecord(shop.lake, "first").state()
+    row, state = (
+        FeedRecord(shop.lake, FEED).read_newest(),
+        SubscriptionRecord(shop.lake, "first").read_state(),
+    )
     for _ in range(2):
         shop.maintain()
         assert len(shop.local.rows(shop.lake.paths.feed("shop"))) == 2
         assert len(shop.local.rows(shop.lake.paths.subscription("first"))) == 1
-        assert FeedRecord(shop.lake, FEED).newest() == row
-        assert FeedRecord(shop.lake, FEED).deleted_up_to() == 200
-        assert SubscriptionRecord(shop.lake, "first").state() == state
+        assert FeedRecord(shop.lake, FEED).read_newest() == row
+        assert FeedRecord(shop.lake, FEED).read_deleted_lsn() == 200
+        assert SubscriptionRecord(shop.lake, "first").read_state() == state
 
 
 def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatch) -> None:
@@ -356,7 +359,7 @@ def test_no_deletion_is_recorded_if_there_was_nothing_to_delete(shop: Shop) -> N
         shop.apply(name, 50)
     shop.local.append(shop.lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), 50)
     shop.maintain()
-    assert FeedRecord(shop.lake, FEED).deleted_up_to() == 0
+    assert FeedRecord(shop.lake, FEED).read_deleted_lsn() == 0
 
 
 class Died(BaseException):

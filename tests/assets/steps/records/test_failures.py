@@ -6,8 +6,13 @@ from typing import cast
 
 import pytest
 
-from pgsieve.assets.steps.records.failures import first_failing, in_transaction, is_transient, reason
-from pgsieve.assets.steps.records.table_states import copy_again
+from pgsieve.assets.steps.records.failures import (
+    describe_error,
+    find_first_failing,
+    is_transient,
+    name_transaction,
+)
+from pgsieve.assets.steps.records.table_states import add_copy_command
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
@@ -25,19 +30,19 @@ def test_the_first_transaction_that_fails_is_found_in_few_tries(culprit: int | N
         tried.append(lsn)
         return culprit is not None and lsn >= culprit
 
-    assert first_failing(COMMITS, fails) == culprit
+    assert find_first_failing(COMMITS, fails) == culprit
     assert len(tried) <= 3
 
 
 def test_a_reason_names_the_transaction_in_the_form_of_skip() -> None:
-    assert in_transaction("division by zero", 0x1_0000_0010) == (
+    assert name_transaction("division by zero", 0x1_0000_0010) == (
         "division by zero, in the transaction finished at 1/10"
     )
-    assert in_transaction("division by zero", None) == "division by zero"
+    assert name_transaction("division by zero", None) == "division by zero"
 
 
 def test_a_reason_to_copy_again_names_the_command_for_a_shell() -> None:
-    assert copy_again("sales", ("public", "My orders"), "its files are missing") == (
+    assert add_copy_command("sales", ("public", "My orders"), "its files are missing") == (
         "its files are missing; `pgsieve resync sales 'public.\"My orders\"'` copies the table again"
     )
 
@@ -49,9 +54,9 @@ def test_a_server_that_does_not_answer_is_not_an_error_of_the_table() -> None:
 
 def test_an_error_of_a_row_filter_is_reported_with_its_sqlstate() -> None:
     error = FilterValueError("division by zero", sqlstate="22012")
-    assert reason(cast("Lake", None), error) == "division by zero [22012]"
+    assert describe_error(cast("Lake", None), error) == "division by zero [22012]"
 
 
 def test_an_error_without_a_sqlstate_is_reported_without_one() -> None:
     error = NumericError("rounding to more than 2000 digits depends on the server's version")
-    assert reason(cast("Lake", None), error) == error.message
+    assert describe_error(cast("Lake", None), error) == error.message

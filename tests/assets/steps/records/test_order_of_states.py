@@ -29,7 +29,7 @@ from pgsieve.assets.steps.records.table_states import (
     TableStates,
     newest_version,
 )
-from pgsieve.assets.steps.slot_consumption.slot import give_up
+from pgsieve.assets.steps.slot_consumption.slot import record_dropped_slot
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
@@ -83,19 +83,19 @@ def test_a_state_counts_after_one_of_a_fast_clock(lake: Lake) -> None:
 
 def test_a_subscription_is_enabled_and_skips_after_a_fast_clock(lake: Lake) -> None:
     with fast_clock():
-        SubscriptionRecord(lake, "sub").set(SubscriptionState(skip_lsn=5))
+        SubscriptionRecord(lake, "sub").write_state(SubscriptionState(skip_lsn=5))
         SubscriptionRecord(lake, "sub").disable("an error")
     assert SubscriptionRecord(lake, "sub").enable()
-    assert SubscriptionRecord(lake, "sub").state() == SubscriptionState(skip_lsn=5)
-    SubscriptionRecord(lake, "sub").set(SubscriptionState(skip_lsn=6))
-    assert SubscriptionRecord(lake, "sub").state().skip_lsn == 6
+    assert SubscriptionRecord(lake, "sub").read_state() == SubscriptionState(skip_lsn=5)
+    SubscriptionRecord(lake, "sub").write_state(SubscriptionState(skip_lsn=6))
+    assert SubscriptionRecord(lake, "sub").read_state().skip_lsn == 6
 
 
 def test_a_feed_begins_after_a_host_with_a_fast_clock_gave_it_up(lake: Lake) -> None:
     with fast_clock():
-        give_up(lake, FEED)
+        record_dropped_slot(lake, FEED)
     FeedRecord(lake, FEED).note_cluster("1", 1, given_up=False)
-    assert FeedRecord(lake, FEED).newest()["given_up"] is False
+    assert FeedRecord(lake, FEED).read_newest()["given_up"] is False
 
 
 def test_a_cut_and_a_state_are_ordered_by_the_cuts_versions(lake: Lake) -> None:
@@ -183,7 +183,7 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
 
     kept = TableStates(lake, "sub").newest()["public", "t"]
     assert kept.state == SyncState.READY
-    assert SubscriptionRecord(lake, "sub").state().enabled
+    assert SubscriptionRecord(lake, "sub").read_state().enabled
     assert Cuts(lake, "sub").all()[-1].is_after(kept)
     assert not Catalogs(lake, FEED).is_recorded(CatalogFingerprint("a", "")), (
         "an old lake cannot say what it has recorded"
@@ -194,7 +194,7 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     nothing = Catalog(tables={}, publications={}, server_version=180000)
     Catalogs(lake, FEED).append(5, 3, CatalogFingerprint("b", ""), nothing, 5)
     assert state(lake) == SyncState.SET_ASIDE
-    assert not SubscriptionRecord(lake, "sub").state().enabled
+    assert not SubscriptionRecord(lake, "sub").read_state().enabled
     assert Catalogs(lake, FEED).is_recorded(CatalogFingerprint("b", ""))
     assert not Cuts(lake, "sub").all()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
     Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))

@@ -15,14 +15,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, as_published
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, make_publisher_feed
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
+from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.decoding.protocol.messages import Relation, Type, decode
 from pgsieve.decoding.publications.catalog import PublicationError
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
@@ -150,11 +150,11 @@ class Published:
         """The ends of the slices with an alteration."""
         durable = ChangeLog(self.lake, self.captured).position()
         assert durable is not None
-        return AlteredSlices(self.lake, self.captured).ends("sub", durable)
+        return AlteredSlices(self.lake, self.captured).read_ends("sub", durable)
 
     def kept(self) -> list[object]:
         """The kept messages of these slices."""
-        return self._messages(as_published(self.captured, "sub"), self.altered())
+        return self._messages(make_publisher_feed(self.captured, "sub"), self.altered())
 
     def sent(self) -> list[object]:
         """The messages that the publisher sends by its own filters, over all slices."""
@@ -425,8 +425,8 @@ def test_a_slice_without_published_changes_can_be_read(published) -> None:
     published.run("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1)")
     published.consume()
     (end,) = sorted(published.altered())[-1:]
-    contents = summarized_slice(published.lake, as_published(published.captured, "sub"), end)
-    assert (contents.size, contents.changed) == (0, frozenset())
+    contents = read_slice_contents(published.lake, make_publisher_feed(published.captured, "sub"), end)
+    assert (contents.size, contents.changed_oids) == (0, frozenset())
 
 
 def test_a_dropped_publication_is_ignored_from_18_on_and_stops_consumption_before(published) -> None:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.records.slices import summary_of
+from pgsieve.assets.steps.records.slices import join_summaries
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
-from pgsieve.assets.steps.slot_consumption.appending import peek_options
+from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.messages import drained_messages
+from pgsieve.assets.steps.slot_consumption.messages import read_slice_by_executor
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
@@ -180,15 +180,17 @@ def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
         begin = current_lsn(connection)
         fill(connection, 3, 10)
         end = current_lsn(connection)
-        query = peek_query(feed.slot, end, peek_options(feed, ["p"]), connection.info.server_version)
+        query = peek_query(feed.slot, end, make_peek_options(feed, ["p"]), connection.info.server_version)
     kinds = []
     for since in (0, begin):
-        rows = drained_messages(engine().session, feed.source.make_executor_conninfo(), query, since, end)
+        rows = read_slice_by_executor(
+            engine().session, feed.source.make_executor_conninfo(), query, since, end
+        )
         written = list[pa.Table]()
         (summary,) = rows.write(lambda frame, into=written: into.append(frame.toArrow())) or []
         messages = written[0].sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
         kinds.append(messages["kind"].to_pylist())
-        contents = summary_of([summary])
+        contents = join_summaries([summary])
         assert [bytes(each["data"])[:1] for each in contents["messages"]] == [
             kind.encode() for kind in kinds[-1] if kind in "RT"
         ]

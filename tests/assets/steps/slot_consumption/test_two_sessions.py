@@ -197,7 +197,7 @@ def test_one_session_reads_a_slice_that_is_also_read_as_published(server: Embedd
             connection.execute("TRUNCATE root")
         done = drained(feed, lake)
     assert done.slices == 1
-    assert AlteredSlices(lake, feed).ends("root", done.to_lsn) == {done.to_lsn}
+    assert AlteredSlices(lake, feed).read_ends("root", done.to_lsn) == {done.to_lsn}
 
 
 @pytest.mark.parametrize("ended", ["first", "second"])

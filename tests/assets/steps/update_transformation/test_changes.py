@@ -23,7 +23,7 @@ from pgsieve.assets.steps.update_transformation.changes import (
     TruncateAt,
     stored_tally,
 )
-from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
+from pgsieve.assets.steps.update_transformation.messages import MessageFilter, Messages, StoredMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
@@ -141,13 +141,13 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
     table, stored = messages
     few, many = Messages(no_frame, table), Messages(no_frame, stored=stored)
     for choice in (
-        Choice(relations=frozenset({1})),
-        Choice(after=(200, 2)),
-        Choice(before=(700, 2)),
-        Choice(without=330),
+        MessageFilter(relations=frozenset({1})),
+        MessageFilter(after_order=(200, 2)),
+        MessageFilter(before_order=(700, 2)),
+        MessageFilter(excluded_lsn=330),
     ):
-        few, many = few.chosen(choice), many.chosen(choice)
-        assert many.commits() == few.commits()
+        few, many = few.apply_filter(choice), many.apply_filter(choice)
+        assert many.read_commit_lsns() == few.read_commit_lsns()
         assert many.stored is not None
         assert few.table is not None
         batches = list(many.stored.batches(many.stored.groups, few.table.column_names))
@@ -161,8 +161,11 @@ def test_every_runner_writes_the_same_changes(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages], texts: str, operations: frozenset[str]
 ) -> None:
     table, stored = messages
-    choice, chosen = Choice(relations=frozenset({1})), transformation(texts, operations)
-    few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
+    choice, chosen = MessageFilter(relations=frozenset({1})), transformation(texts, operations)
+    few, many = (
+        Messages(no_frame, table).apply_filter(choice),
+        Messages(no_frame, stored=stored).apply_filter(choice),
+    )
     assert few.table is not None
     counts = Counter[SentAs]()
     encoded = map(EncodedMessages, few.table.select(ENCODED_COLUMNS).to_batches())
@@ -201,7 +204,7 @@ def test_spark_makes_and_counts_the_same_changes(
     places = [(405, 3, _AT), (407, 1, _AT)]
     for number, text in enumerate(["", "a + 1 > 40 OR a < 20", "a < 0"]):
         chosen = [transformation(text), transformation(text, {"insert", "delete"})]
-        of_one = Messages(lambda: frame, stored=stored).chosen(Choice(relations=frozenset({1})))
+        of_one = Messages(lambda: frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
         readings = [Reading(of_one, each) for each in chosen]
         changes = SentChanges(readings, places, SliceOfTable(_END, ("a",), _SCHEMA))
         expected = readable(changes).write(CALLING_THREAD, str(tmp_path / f"{number}"), Store())
@@ -229,9 +232,9 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
     choices = [
-        Choice(relations=frozenset({1})),
-        Choice(relations=frozenset({1}), after=(200, 2)),
-        Choice(relations=frozenset({0})),
+        MessageFilter(relations=frozenset({1})),
+        MessageFilter(relations=frozenset({1}), after_order=(200, 2)),
+        MessageFilter(relations=frozenset({0})),
     ]
     other_types = RelationColumns(COLUMNS.names, (COLUMNS.types[1], COLUMNS.types[1]))
     as_text = parse_row_filter("a > '5'", {"a": FilterColumn("a", _TEXT, -1, "C")}, "t")
@@ -240,7 +243,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
     def rows(stored: StoredMessages, name: str) -> list[list[dict[str, Any]]]:
         each = []
         for number, (choice, text) in enumerate(product(choices, FILTERS)):
-            of_choice = Messages(no_frame, stored=stored).chosen(choice).stored
+            of_choice = Messages(no_frame, stored=stored).apply_filter(choice).stored
             readings = [Reading(Messages(no_frame, stored=of_choice), transformation(text))]
             if text:  # the same messages and column, read as another type
                 read = FilterColumns(frozenset("a"), other_types)
@@ -264,7 +267,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
 def test_no_file_is_written_if_all_changes_are_filtered_out(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
-    of_one = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=frozenset({1})))
+    of_one = Messages(no_frame, stored=messages[1]).apply_filter(MessageFilter(relations=frozenset({1})))
     folder = tmp_path / "changes"
     written = sent_changes(of_one, transformation("a < 0")).write(Threads(2), str(folder), Store())
     assert written.files.num_rows == 0
@@ -288,7 +291,7 @@ def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
     )
     text_as_int = RelationColumns(("b", "a"), (COLUMNS.types[1], COLUMNS.types[0]))
     schema = changes_schema(zip(text_as_int.names, (t.arrow for t in text_as_int.types), strict=True))
-    of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=frozenset({1})))
+    of_one = Messages(no_frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
     made = Transformation(text_as_int, schema, ("b",), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
         sent_changes(of_one, made).attempt(Threads(2))

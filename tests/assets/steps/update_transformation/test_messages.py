@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, Messages
+from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter, Messages
 from pgsieve.assets.steps.update_transformation.windows import Window
 
 #: commit_lsn, ordinal, kind, relation_id
@@ -26,37 +26,51 @@ def no_frame() -> None:
     raise AssertionError("no session is needed here")
 
 
-def chosen(choice: Choice) -> list[tuple[int, int]]:
-    table = Messages(no_frame, _TABLE).chosen(choice).table
+def chosen(choice: MessageFilter) -> list[tuple[int, int]]:
+    table = Messages(no_frame, _TABLE).apply_filter(choice).table
     return list(zip(table["commit_lsn"].to_pylist(), table["ordinal"].to_pylist(), strict=True))
 
 
 @pytest.mark.parametrize(
     ("choice", "places"),
     [
-        pytest.param(Choice(), [(lsn, ordinal) for lsn, ordinal, *_ in _MESSAGES], id="all"),
+        pytest.param(MessageFilter(), [(lsn, ordinal) for lsn, ordinal, *_ in _MESSAGES], id="all"),
         pytest.param(
-            Choice(after=(10, 2), before=(50, 4)), [(10, 4), (30, 2), (50, 2)], id="between order keys"
+            MessageFilter(after_order=(10, 2), before_order=(50, 4)),
+            [(10, 4), (30, 2), (50, 2)],
+            id="between order keys",
         ),
-        pytest.param(Choice(after=(30, FIRST)), [(30, 2), (50, 2), (50, 4)], id="from a transaction on"),
-        pytest.param(Choice(before=(30, FIRST)), [(10, 1), (10, 2), (10, 4)], id="up to a transaction"),
-        pytest.param(Choice(without=10), [(30, 2), (50, 2), (50, 4)], id="without a transaction"),
         pytest.param(
-            Choice(relations=frozenset({1})), [(10, 2), (30, 2), (50, 4)], id="changes of a relation"
+            MessageFilter(after_order=(30, FIRST_ORDINAL)),
+            [(30, 2), (50, 2), (50, 4)],
+            id="from a transaction on",
+        ),
+        pytest.param(
+            MessageFilter(before_order=(30, FIRST_ORDINAL)),
+            [(10, 1), (10, 2), (10, 4)],
+            id="up to a transaction",
+        ),
+        pytest.param(MessageFilter(excluded_lsn=10), [(30, 2), (50, 2), (50, 4)], id="without a transaction"),
+        pytest.param(
+            MessageFilter(relations=frozenset({1})), [(10, 2), (30, 2), (50, 4)], id="changes of a relation"
         ),
     ],
 )
-def test_a_choice_of_messages(choice: Choice, places: list[tuple[int, int]]) -> None:
+def test_a_choice_of_messages(choice: MessageFilter, places: list[tuple[int, int]]) -> None:
     assert chosen(choice) == places
 
 
 def test_a_window_chooses_the_transactions_that_it_holds() -> None:
-    window = Window(slice=100, begin=10, end=50, skipped=30)
-    assert {lsn for lsn, _ in chosen(window.choice)} == {lsn for lsn, *_ in _MESSAGES if window.holds(lsn)}
+    window = Window(slice_end=100, begin=10, end=50, skipped_lsn=30)
+    assert {lsn for lsn, _ in chosen(window.message_filter)} == {
+        lsn for lsn, *_ in _MESSAGES if window.contains(lsn)
+    }
 
 
 def test_choices_add_up_without_a_session() -> None:
     messages = (
-        Messages(no_frame, _TABLE).chosen(Choice(relations=frozenset({1}))).chosen(Choice(after=(10, 2)))
+        Messages(no_frame, _TABLE)
+        .apply_filter(MessageFilter(relations=frozenset({1})))
+        .apply_filter(MessageFilter(after_order=(10, 2)))
     )
-    assert messages.commits() == [30, 50]
+    assert messages.read_commit_lsns() == [30, 50]

@@ -20,7 +20,7 @@ def test_columns_stay_are_renamed_get_another_type_are_added_or_dropped() -> Non
         pa.schema({"id": pa.int64(), "renamed": pa.string(), "amount": pa.float64(), "added": pa.int32()}),
         {"added": pa.array([7], pa.int32())},
     )
-    assert projection.read == ["id", "old", "amount"]
+    assert projection.former_columns == ["id", "old", "amount"]
     assert projection(before).to_pylist() == [
         {"id": 1, "renamed": "a", "amount": 5.0, "added": 7},
         {"id": 2, "renamed": None, "amount": 6.0, "added": 7},

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
+from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
@@ -40,9 +40,9 @@ def test_a_small_slices_contents_are_recreated_without_spark(tmp_path: Path) -> 
     receive(lake, 10, RELATION, TRUNCATE, INSERT)
     receive(lake, 20, INSERT)
     for _ in range(2):  # the second time the contents are recorded
-        contents = summarized_slice(lake, FEED, 10)
+        contents = read_slice_contents(lake, FEED, 10)
         assert contents.size >= sum(map(len, (RELATION, TRUNCATE, INSERT)))
-        assert contents.changed == {OID}
+        assert contents.changed_oids == {OID}
         (version,) = contents.versions[OID]
         assert (version.relation.name, version.begin, version.end) == ("t", (9, 0), None)
         ((at, truncate),) = contents.truncates

@@ -15,8 +15,8 @@ def windows(skip: int | None) -> list[tuple[int, ...]]:
     begin, transactions = 0, []
     while begin < END:
         window = next_window(skip, begin, END)
-        transactions.append(tuple(lsn for lsn in COMMITS if window.holds(lsn)))
-        begin, skip = window.end, None if window.skipped == skip else skip
+        transactions.append(tuple(lsn for lsn in COMMITS if window.contains(lsn)))
+        begin, skip = window.end, None if window.skipped_lsn == skip else skip
     return transactions
 
 
@@ -37,5 +37,5 @@ def test_a_slice_is_split_at_a_skipped_transaction(
 
 
 def test_a_window_is_open_at_its_end() -> None:
-    window = Window(slice=100, begin=10, end=50, skipped=30)
-    assert [lsn for lsn in (9, 10, 29, 30, 31, 49, 50) if window.holds(lsn)] == [10, 29, 31, 49]
+    window = Window(slice_end=100, begin=10, end=50, skipped_lsn=30)
+    assert [lsn for lsn in (9, 10, 29, 30, 31, 49, 50) if window.contains(lsn)] == [10, 29, 31, 49]
