@@ -141,8 +141,8 @@ def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
     return replace(
         second,
         sent_as=sum_counts(first.sent_as, second.sent_as),
-        sent=_sum_counts(first.sent_counts, second.sent_counts),
-        truncates=first.truncate_count + second.truncate_count,
+        sent_counts=_sum_counts(first.sent_counts, second.sent_counts),
+        truncate_count=first.truncate_count + second.truncate_count,
         problem=second.problem or first.problem,
     )
 

@@ -124,21 +124,21 @@ class TableChanges:
     def from_row(cls, row: Mapping[str, Any]) -> "TableChanges":
         """The changes that a row of `_transformed` records."""
         return cls(
-            slice=row["slice"],
+            slice_end=row["slice"],
             schema=row["schema"],
             table=row["table"],
             size=row["bytes"],
-            sent={operation: row[f"{operation}s"] for operation in ROW_OPERATIONS},
-            truncates=row["truncates"],
+            sent_counts={operation: row[f"{operation}s"] for operation in ROW_OPERATIONS},
+            truncate_count=row["truncates"],
             truncated_at=None
             if row["truncated_lsn"] is None
             else (row["truncated_lsn"], row["truncated_ordinal"]),
-            key_changes=row["key_changes"],
-            unchanged=tuple(row["unchanged"]),
+            key_change_count=row["key_changes"],
+            unsent_columns=tuple(row["unchanged"]),
             problem=row["problem"],
             sent_as=counts_from_rows(row.get("sent_as")),
             # Rows that an earlier version of pgsieve has written do not have this column.
-            through=tuple(row.get("through") or ()),
+            partition_names=tuple(row.get("through") or ()),
         )
 
 

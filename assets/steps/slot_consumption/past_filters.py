@@ -88,7 +88,7 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
         return None  # A listed table is in use again, and has to be sent with its filter.
     relations = frozenset(oid for each in listed_oids for oid in _table_oids(set_aside_tables[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered_publication))
-    peek_without = replace(peek, options=options, without=relations)
+    peek_without = replace(peek, options=options, excluded_oids=relations)
     error = find_decoding_error(connection, feed.source.name, feed.slot, peek_without.query(end))
     return peek_without if error is None else None
 

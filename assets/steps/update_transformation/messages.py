@@ -234,7 +234,7 @@ class Messages:
     def apply_filter(self, choice: MessageFilter) -> "Messages":
         """The messages that a choice selects."""
         table = None if self.table is None else choice.filter_table(self.table)
-        stored = self.stored and replace(self.stored, choices=(*self.stored.filters, choice))
+        stored = self.stored and replace(self.stored, filters=(*self.stored.filters, choice))
         return Messages(lambda: choice.filter_frame(self.frame), table, stored)
 
     def count_changes(self) -> Mapping[int, int]:
@@ -255,7 +255,7 @@ class Messages:
         if self.stored is None:
             return None
         choice, size, rows = MessageFilter(relations=relations), 0, list[pa.RecordBatch]()
-        stored = replace(self.stored, choices=(*self.stored.filters, choice))
+        stored = replace(self.stored, filters=(*self.stored.filters, choice))
         for batch in stored.batches(
             stored.groups, tuple(dict.fromkeys((*_CHOICE_COLUMNS, *ENCODED_COLUMNS)))
         ):

@@ -379,7 +379,7 @@ def _with_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
         result,
         size=min(result.size, sent.get("bytes", result.size)),
         sent_as=counts.sent_as,
-        sent={operation: sent.get(operation, 0) for operation in ROW_OPERATIONS},
-        key_changes=sent["key_changes"],
-        unchanged=tuple(sent["unchanged"]),
+        sent_counts={operation: sent.get(operation, 0) for operation in ROW_OPERATIONS},
+        key_change_count=sent["key_changes"],
+        unsent_columns=tuple(sent["unchanged"]),
     )

@@ -180,7 +180,7 @@ class Changes:
     def one_by_one(self, replicated: Definition) -> TableResult:
         assert self.lake.local is not None
         pending = self.pending()
-        few = self.lake.local.open_slices(self.log).rows([c.slice for c in self.slices])
+        few = self.lake.local.open_slices(self.log).rows([c.slice_end for c in self.slices])
         assert few is not None
         small, changes = (
             Lake(self.lake.uri, no_session),

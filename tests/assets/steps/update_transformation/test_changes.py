@@ -259,9 +259,9 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
     stored = messages[1]
     alone = rows(stored, "alone")
     with share_batch_cache():
-        kept = replace(stored, shared=current_batch_cache())
+        kept = replace(stored, batch_cache=current_batch_cache())
         assert rows(kept, "shared") == alone
-    assert rows(replace(stored, shared=BatchCache(2000)), "some") == alone
+    assert rows(replace(stored, batch_cache=BatchCache(2000)), "some") == alone
 
 
 def test_no_file_is_written_if_all_changes_are_filtered_out(

@@ -65,7 +65,7 @@ def test_a_run_that_died_before_recording_a_slice_leaves_no_rows_with_former_col
     shop.configure()
     shop.copy()
     shop.database.execute("update notes set n = n + 10 where id = 2; insert into notes values (5, 5)")
-    monkeypatch.setattr(failpoints, "_reached", Counter())
+    monkeypatch.setattr(failpoints, "_reach_counts", Counter())
     monkeypatch.setenv(VARIABLE, f"{Failpoint.CHANGES_WRITTEN}!")
     code, output = shop.cli("run")
     assert code != 0, output
