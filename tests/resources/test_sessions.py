@@ -332,7 +332,7 @@ def test_a_servers_error_becomes_pgsieves_error_without_value_and_password(
 _READS = """
 import sys
 from pgsieve.resources.postgres.source import Source
-with Source("shop", sys.argv[1]).executor_conninfo().connect_adbc() as session, session.cursor() as cursor:
+with Source("shop", sys.argv[1]).make_executor_conninfo().connect_adbc() as session, session.cursor() as cursor:
     cursor.execute("select 'a reader that is killed', pg_sleep(600)")
 """
 _READERS = "select pid from pg_stat_activity where query like '%a reader that is killed%' and pid <> pg_backend_pid()"

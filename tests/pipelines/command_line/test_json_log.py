@@ -15,9 +15,9 @@ FOREIGN = """
 import logging, os, subprocess, warnings
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console
-from pgsieve.resources.passwords import remember
+from pgsieve.resources.passwords import remember_secrets
 
-remember("correct horse")
+remember_secrets("correct horse")
 print("before", flush=True)
 console.log_as_json()
 console.log_as_json()
