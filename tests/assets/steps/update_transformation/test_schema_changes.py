@@ -128,13 +128,13 @@ def test_states_are_read_no_more_often_for_several_altered_tables(
     shop.copy()
     project = build_project(load_config(shop.path))
     one, lake = project.subscriptions["one"], project.lake.open()
-    read, reads, counts = TableStates._kept, list[str](), list[int]()
+    read, reads, counts = TableStates._read_rows_by_table, list[str](), list[int]()
 
     def counted(states: TableStates) -> dict[Name, list[Mapping[str, Any]]]:
         reads.append(states.path)
         return read(states)
 
-    monkeypatch.setattr(TableStates, "_kept", counted)
+    monkeypatch.setattr(TableStates, "_read_rows_by_table", counted)
     alteration = "alter table {} add column {} int; insert into {} (id) values ({})"
     for number, tables in enumerate((["notes"], ["notes", "orders"])):
         for table in tables:
