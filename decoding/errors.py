@@ -138,13 +138,13 @@ class UnsupportedBinaryError(PgsieveError):
 class ValueNotRepresentableError(PgsieveError):
     """The Spark type of a column cannot represent a value.
 
-    The message has the name of the column, but not the value. `row` is the index of the value among the values that
+    The message has the name of the column, but not the value. `value_index` is the index of the value among the values that
     were converted together.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, row: int = 0) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, value_index: int = 0) -> None:
         super().__init__(message, hint=hint)
-        self.row = row
+        self.value_index = value_index
 
     def with_key(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
         """Return the error with the key of the row in its message, in the form `(id)=(1)`, as PostgreSQL prints keys."""
@@ -152,7 +152,7 @@ class ValueNotRepresentableError(PgsieveError):
             return self
         columns, values = ", ".join(key), ", ".join(key.values())
         message = f"{self.message}, in the row with key ({columns})=({values})"
-        return ValueNotRepresentableError(message, hint=self.hint, row=self.row)
+        return ValueNotRepresentableError(message, hint=self.hint, value_index=self.value_index)
 
 
 class RowFilterSyntaxError(PgsieveError):

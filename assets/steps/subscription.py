@@ -180,7 +180,7 @@ class Subscription:
         if (problem := self.metadata_problem(replicated)) is not None:
             raise problem
         return Definition(
-            columns=tuple((name, t.spark) for name, t in self.replica_types(replicated).items()),
+            columns=tuple((name, t.spark_type) for name, t in self.replica_types(replicated).items()),
             metadata=tuple((name, kind) for kind, name in self.metadata(table).items()),
             key=tuple(map(self.replica_name, replicated.key)),
             layout=replace(layout, columns=columns),
@@ -489,10 +489,10 @@ def arrow_types(
         column = definition.layout.column_by_name(name)
         assert column is not None
         chosen_type = subscription.chosen_type(table, name)
-        types.append((name, column_type(column.type_oid, column.type_modifier, chosen_type).arrow))
+        types.append((name, column_type(column.type_oid, column.type_modifier, chosen_type).arrow_type))
     return [*types, *metadata_arrow_types(definition)]
 
 
 def metadata_arrow_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
     """The metadata columns of a replica, each with its Arrow type."""
-    return [(name, metadata_type(kind).arrow) for name, kind in definition.metadata]
+    return [(name, metadata_type(kind).arrow_type) for name, kind in definition.metadata]

@@ -48,7 +48,7 @@ class Cursor:
             sqlstate=PROTOCOL_VIOLATION,
         )
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         """Raise ProtocolError if bytes remain."""
         if self.remaining:
             self.fail(f"the end of the message, but {self.remaining} bytes remain")

@@ -27,13 +27,13 @@ _MAX_BYTES = 2**31 - 1
 class Octets:
     """The bytes of a binary array: all values in `buffer`, and their positions there in `starts` and `ends`."""
 
-    __slots__ = ("_last", "_words", "buffer", "ends", "starts")
+    __slots__ = ("_last_word_position", "_words", "buffer", "ends", "starts")
 
     def __init__(self, data: pa.Array) -> None:
         if data.null_count:
             raise ProtocolError("a message is NULL")
         is_large = pa.types.is_large_binary(data.type)
-        offsets = offsets_of(data).astype(np.int64)
+        offsets = value_offsets(data).astype(np.int64)
         first, last = (int(offsets[0]), int(offsets[-1])) if len(data) else (0, 0)
         if last - first > _MAX_BYTES:
             kind = "large_binary" if is_large else "binary"
@@ -43,32 +43,34 @@ class Octets:
         self.ends: Positions = offsets[1:]
         values = data.buffers()[2]
         self.buffer: pa.Buffer = pa.py_buffer(b"") if values is None else values.slice(first, last - first)
-        readable = self.buffer
-        if readable.size < _WORD_BYTES:
-            readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD_BYTES, b"\0"))
-        self._last = readable.size - _WORD_BYTES
+        padded_buffer = self.buffer
+        if padded_buffer.size < _WORD_BYTES:
+            padded_buffer = pa.py_buffer(padded_buffer.to_pybytes().ljust(_WORD_BYTES, b"\0"))
+        self._last_word_position = padded_buffer.size - _WORD_BYTES
         # The element n of this view is the word of eight bytes that begins at byte n. So one lookup in numpy reads the
         # words at many positions.
-        self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
+        self._words = np.ndarray(
+            (self._last_word_position + 1,), dtype="<u8", buffer=padded_buffer, strides=(1,)
+        )
 
-    def kinds(self) -> npt.NDArray[np.uint8]:
+    def first_bytes(self) -> npt.NDArray[np.uint8]:
         """Return the first byte of each value, such as the type byte of a message; any byte for an empty value."""
         return (self.words(self.starts) >> 56).astype(np.uint8)
 
     def words(self, positions: Positions) -> Words:
         """Return the eight bytes from each position on, as a big-endian number; bytes beyond the end are zeros."""
-        if not len(positions) or positions.max() <= self._last:
+        if not len(positions) or positions.max() <= self._last_word_position:
             return self._words[positions].byteswap()
-        inside = np.minimum(positions, self._last)
-        beyond = positions - inside
-        words: Words = self._words[inside].byteswap() << (np.minimum(beyond, _WORD_BYTES - 1) * 8).astype(
-            np.uint64
-        )
-        words[beyond >= _WORD_BYTES] = 0
+        readable_positions = np.minimum(positions, self._last_word_position)
+        excess_bytes = positions - readable_positions
+        words: Words = self._words[readable_positions].byteswap() << (
+            np.minimum(excess_bytes, _WORD_BYTES - 1) * 8
+        ).astype(np.uint64)
+        words[excess_bytes >= _WORD_BYTES] = 0
         return words
 
 
-def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
+def value_offsets(values: pa.Array) -> npt.NDArray[Any]:
     """Return the n + 1 offsets of the n values of a binary or string array in its buffer; the array may be large."""
     is_large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
     buffer = values.buffers()[1]
@@ -78,9 +80,9 @@ def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
     return all_offsets[values.offset : values.offset + len(values) + 1]
 
 
-def bitmap(values: npt.NDArray[np.bool_]) -> pa.Buffer:
+def pack_bitmap(booleans: npt.NDArray[np.bool_]) -> pa.Buffer:
     """Convert booleans to Arrow's bitmap."""
-    return pa.py_buffer(np.packbits(values, bitorder="little"))
+    return pa.py_buffer(np.packbits(booleans, bitorder="little"))
 
 
 def gather(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
@@ -98,32 +100,36 @@ def gather(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
     return interleaved.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
 
-def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
+def read_fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
     """Convert values of the same width to numbers; NULL becomes 0.
 
     Returns the numbers, and the mask of the values that are not NULL. `layout` is the type of the values in numpy's
     notation, such as `>i4`.
     """
-    kind = np.dtype(layout)
-    valid = np.asarray(values.is_valid())
-    offsets = offsets_of(values)
-    if (np.diff(offsets) != np.where(valid, kind.itemsize, 0)).any():
-        raise ProtocolError(f"a value in binary format does not have {kind.itemsize} bytes", sqlstate="22P03")
-    numbers = np.zeros(len(values), kind.newbyteorder("="))
-    if valid.any():
-        numbers[valid] = np.frombuffer(values.buffers()[2], kind, int(valid.sum()), int(offsets[0]))
-    return numbers, valid
+    number_type = np.dtype(layout)
+    is_valid = np.asarray(values.is_valid())
+    offsets = value_offsets(values)
+    if (np.diff(offsets) != np.where(is_valid, number_type.itemsize, 0)).any():
+        raise ProtocolError(
+            f"a value in binary format does not have {number_type.itemsize} bytes", sqlstate="22P03"
+        )
+    numbers = np.zeros(len(values), number_type.newbyteorder("="))
+    if is_valid.any():
+        numbers[is_valid] = np.frombuffer(
+            values.buffers()[2], number_type, int(is_valid.sum()), int(offsets[0])
+        )
+    return numbers, is_valid
 
 
-def to_binary(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
-    """Convert numbers to big-endian bytes; numbers that are not `valid` become NULL."""
-    kind, is_complete = numbers.dtype, bool(valid.all())
-    big_endian = (numbers if is_complete else numbers[valid]).astype(kind.newbyteorder(">"))
-    offsets = np.zeros(len(valid) + 1, np.int32)
-    np.cumsum(valid * np.int32(kind.itemsize), out=offsets[1:])
-    validity = None if is_complete else bitmap(valid)
+def to_big_endian(numbers: npt.NDArray[Any], is_valid: Mask) -> pa.Array:
+    """Convert numbers to big-endian bytes; numbers that are not `is_valid` become NULL."""
+    number_type, is_complete = numbers.dtype, bool(is_valid.all())
+    big_endian = (numbers if is_complete else numbers[is_valid]).astype(number_type.newbyteorder(">"))
+    offsets = np.zeros(len(is_valid) + 1, np.int32)
+    np.cumsum(is_valid * np.int32(number_type.itemsize), out=offsets[1:])
+    validity = None if is_complete else pack_bitmap(is_valid)
     return pa.Array.from_buffers(
-        pa.binary(), len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(big_endian)]
+        pa.binary(), len(is_valid), [validity, pa.py_buffer(offsets), pa.py_buffer(big_endian)]
     )
 
 
@@ -132,6 +138,6 @@ def convert_valid(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> 
     values = values.cast(pa.binary())
     if not values.null_count:
         return convert(values)
-    valid = np.asarray(values.is_valid())
-    places = pa.array(np.cumsum(valid) - 1, mask=~valid)
+    is_valid = np.asarray(values.is_valid())
+    places = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
     return convert(values.drop_null()).take(places)

@@ -22,18 +22,18 @@ Numbers = npt.NDArray[np.int64]
 _COOKIE, _COOKIE_OF_RUNS = 12346, 12347
 #: A container with more numbers than this has a bit for each possible number. A smaller container lists its numbers, with
 #: two bytes each.
-_MOST_LISTED = 4096
-_CONTAINER = 1 << 16
+_MAX_LISTED_NUMBERS = 4096
+_CONTAINER_SIZE = 1 << 16
 #: A bitmap with containers of runs has a list of the offsets of its containers if it has at least this number of them.
-_LEAST_WITH_OFFSETS = 4
+_MIN_CONTAINERS_WITH_OFFSETS = 4
 
 
 def serialize(numbers: Numbers) -> bytes:
     """Return the bitmap of distinct numbers; they must ascend, and must not be negative."""
-    bitmaps = list(_split(numbers, 32))
+    bitmaps = list(_group_by_upper_bits(numbers, 32))
     parts = [len(bitmaps).to_bytes(8, "little")]
     for upper, lower in bitmaps:
-        parts += [upper.to_bytes(4, "little"), _bitmap(lower)]
+        parts += [upper.to_bytes(4, "little"), _serialize_bitmap(lower)]
     return b"".join(parts)
 
 
@@ -41,90 +41,92 @@ def deserialize(octets: bytes) -> Numbers:
     """Return the numbers of a bitmap in ascending order; raises ValueError if the bytes are no bitmap."""
     reader = _Reader(octets)
     parts = [np.empty(0, np.int64)]
-    for _ in range(reader.number("<u8")):
-        upper = reader.number("<u4")
-        parts += [container + (upper << 32) for container in _containers(reader)]
+    for _ in range(reader.read_number("<u8")):
+        upper = reader.read_number("<u4")
+        parts += [container + (upper << 32) for container in _read_containers(reader)]
     return np.concatenate(parts)
 
 
-def _split(numbers: Numbers, bits: int) -> Iterator[tuple[int, Numbers]]:
+def _group_by_upper_bits(numbers: Numbers, bits: int) -> Iterator[tuple[int, Numbers]]:
     """Group numbers by their upper bits: all bits except the lowest `bits` ones.
 
     Yields the upper bits of each group, and the lower bits of its numbers.
     """
-    begins = np.flatnonzero(np.diff(numbers >> bits, prepend=-1))
-    for part in np.split(numbers, begins[1:]) if len(begins) else ():
-        yield int(part[0] >> bits), part & ((1 << bits) - 1)
+    group_starts = np.flatnonzero(np.diff(numbers >> bits, prepend=-1))
+    for group in np.split(numbers, group_starts[1:]) if len(group_starts) else ():
+        yield int(group[0] >> bits), group & ((1 << bits) - 1)
 
 
-def _bitmap(numbers: Numbers) -> bytes:
+def _serialize_bitmap(numbers: Numbers) -> bytes:
     """Return the bytes of the 32-bit bitmap of numbers."""
-    containers = list(_split(numbers, 16))
-    described = [(upper, len(lower) - 1) for upper, lower in containers]
-    bodies = [_body(lower) for _, lower in containers]
-    header = np.array([_COOKIE, len(containers)], "<u4").tobytes() + np.array(described, "<u2").tobytes()
-    first = len(header) + 4 * len(containers)
-    offsets = first + np.cumsum([0, *(len(body) for body in bodies[:-1])])
+    containers = list(_group_by_upper_bits(numbers, 16))
+    keys_and_counts = [(upper, len(lower) - 1) for upper, lower in containers]
+    bodies = [_serialize_container(lower) for _, lower in containers]
+    header = (
+        np.array([_COOKIE, len(containers)], "<u4").tobytes() + np.array(keys_and_counts, "<u2").tobytes()
+    )
+    first_offset = len(header) + 4 * len(containers)
+    offsets = first_offset + np.cumsum([0, *(len(body) for body in bodies[:-1])])
     return b"".join([header, offsets.astype("<u4").tobytes(), *bodies])
 
 
-def _body(numbers: Numbers) -> bytes:
-    if len(numbers) <= _MOST_LISTED:
+def _serialize_container(numbers: Numbers) -> bytes:
+    if len(numbers) <= _MAX_LISTED_NUMBERS:
         return numbers.astype("<u2").tobytes()
-    bits = np.zeros(_CONTAINER, np.bool_)
-    bits[numbers] = True
-    return np.packbits(bits, bitorder="little").tobytes()
+    is_member = np.zeros(_CONTAINER_SIZE, np.bool_)
+    is_member[numbers] = True
+    return np.packbits(is_member, bitorder="little").tobytes()
 
 
-def _containers(reader: _Reader) -> Iterator[Numbers]:
+def _read_containers(reader: _Reader) -> Iterator[Numbers]:
     """Yield the numbers of each container of a 32-bit bitmap."""
-    cookie = reader.number("<u4")
+    cookie = reader.read_number("<u4")
     if cookie == _COOKIE:
-        count = reader.number("<u4")
-        has_runs = np.zeros(count, np.uint8)
+        count = reader.read_number("<u4")
+        run_flags = np.zeros(count, np.uint8)
     elif cookie & 0xFFFF == _COOKIE_OF_RUNS:
         count = (cookie >> 16) + 1
-        has_runs = np.unpackbits(reader.array("u1", (count + 7) // 8).astype(np.uint8), bitorder="little")[
-            :count
-        ]
+        run_flags = np.unpackbits(
+            reader.read_array("u1", (count + 7) // 8).astype(np.uint8), bitorder="little"
+        )[:count]
     else:
         raise ValueError(f"not a Roaring bitmap: it begins with {cookie}")
-    described = reader.array("<u2", 2 * count).reshape(count, 2)
-    if cookie == _COOKIE or count >= _LEAST_WITH_OFFSETS:
+    keys_and_counts = reader.read_array("<u2", 2 * count).reshape(count, 2)
+    if cookie == _COOKIE or count >= _MIN_CONTAINERS_WITH_OFFSETS:
         # The offsets of the containers are not needed, because all containers are read in order.
-        reader.array("<u4", count)
-    for (upper, last), is_runs in zip(described.tolist(), has_runs.tolist(), strict=True):
-        yield (upper << 16) + (_numbers_in_runs(reader) if is_runs else _listed_numbers(reader, last + 1))
+        reader.read_array("<u4", count)
+    for (upper, count_minus_one), has_runs in zip(keys_and_counts.tolist(), run_flags.tolist(), strict=True):
+        yield (upper << 16) + (_read_runs(reader) if has_runs else _read_numbers(reader, count_minus_one + 1))
 
 
-def _listed_numbers(reader: _Reader, count: int) -> Numbers:
-    if count <= _MOST_LISTED:
-        return reader.array("<u2", count)
-    octets = reader.array("u1", _CONTAINER // 8).astype(np.uint8)
+def _read_numbers(reader: _Reader, count: int) -> Numbers:
+    if count <= _MAX_LISTED_NUMBERS:
+        return reader.read_array("<u2", count)
+    octets = reader.read_array("u1", _CONTAINER_SIZE // 8).astype(np.uint8)
     return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
 
-def _numbers_in_runs(reader: _Reader) -> Numbers:
-    runs = reader.array("<u2", 2 * reader.number("<u2")).reshape(-1, 2)
-    first, count = runs[:, 0], runs[:, 1] + 1
-    return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+def _read_runs(reader: _Reader) -> Numbers:
+    runs = reader.read_array("<u2", 2 * reader.read_number("<u2")).reshape(-1, 2)
+    first_numbers, counts = runs[:, 0], runs[:, 1] + 1
+    return np.repeat(first_numbers - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
 
 
 class _Reader:
     """Reads numbers from bytes, from the beginning to the end."""
 
     def __init__(self, octets: bytes) -> None:
-        self._octets, self._at = octets, 0
+        self._octets, self._position = octets, 0
 
-    def array(self, kind: str, count: int) -> Numbers:
+    def read_array(self, layout: str, count: int) -> Numbers:
         """Return the next `count` numbers; raises ValueError if fewer bytes remain.
 
-        `kind` is the type of a number in numpy's notation, such as `<u4`.
+        `layout` is the type of a number in numpy's notation, such as `<u4`.
         """
-        values = np.frombuffer(self._octets, kind, count, self._at) if count else np.empty(0, kind)
-        self._at += values.nbytes
+        values = np.frombuffer(self._octets, layout, count, self._position) if count else np.empty(0, layout)
+        self._position += values.nbytes
         return values.astype(np.int64)
 
-    def number(self, kind: str) -> int:
+    def read_number(self, layout: str) -> int:
         """Return the next number."""
-        return int(self.array(kind, 1)[0])
+        return int(self.read_array(layout, 1)[0])

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, repeat_value
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
-from pgsieve.decoding.values.replica_output import value_texts
+from pgsieve.decoding.values.replica_output import list_texts
 
 _LETTERS = pa.array(["I", "U", "D"])
 _OPERATIONS = pa.array(ROW_OPERATIONS)
@@ -66,7 +66,7 @@ def decode_batch(
     try:
         changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
     except ValueNotRepresentableError as error:
-        raise error.with_key(_key_texts(data.slice(error.row, 1), columns, key)) from None
+        raise error.with_key(_key_texts(data.slice(error.value_index, 1), columns, key)) from None
     return pa.RecordBatch.from_arrays(
         [
             *(batch.column(name) for name in CHANGE_COLUMNS[:4]),
@@ -101,7 +101,7 @@ def _key_texts(message: pa.Array, columns: RelationColumns, key: Sequence[str]) 
         rows = change.old if change.old.null_count == 0 else change.new
         if rows.null_count == 0:
             return {
-                field.name: value_texts(pc.struct_field(rows, [place]))[0]
+                field.name: list_texts(pc.struct_field(rows, [place]))[0]
                 for place, field in enumerate(rows.type)
             }
     return {}

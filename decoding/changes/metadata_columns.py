@@ -73,7 +73,7 @@ class MetadataColumns:
         `changes` maps the names of the changes' columns to these columns.
         """
         kind = self.kinds[name]
-        arrow = metadata_type(kind).arrow
+        arrow = metadata_type(kind).arrow_type
         if kind in _CHANGE_KINDS:
             return changes[kind].cast(arrow)
         if kind == "source_table" and self.source is not None:
@@ -93,13 +93,13 @@ class MetadataColumns:
         kind = self.kinds[name]
         match kind:
             case _ if DELETED not in self.kinds.values():
-                return pa.nulls(len(original_operations), metadata_type(kind).arrow)
+                return pa.nulls(len(original_operations), metadata_type(kind).arrow_type)
             case "deleted" | "operation":
                 return pa.repeat(
-                    pa.scalar(_ENDED_VALUES[kind], metadata_type(kind).arrow), len(original_operations)
+                    pa.scalar(_ENDED_VALUES[kind], metadata_type(kind).arrow_type), len(original_operations)
                 )
             case "deleted_at":
-                return changes["commit_time"].cast(metadata_type(kind).arrow)
+                return changes["commit_time"].cast(metadata_type(kind).arrow_type)
             case "filtered":
                 return pc.and_(
                     pc.equal(changes["operation"], "delete"), pc.equal(original_operations, "update")
@@ -110,7 +110,7 @@ class MetadataColumns:
 
 def metadata_schema(metadata: Metadata) -> pa.Schema:
     """Return the Arrow schema of metadata columns."""
-    return pa.schema([(name, metadata_type(kind).arrow) for name, kind in metadata])
+    return pa.schema([(name, metadata_type(kind).arrow_type) for name, kind in metadata])
 
 
 def metadata_of_truncated_rows(truncates: pa.Table, metadata: Metadata) -> pa.Table:

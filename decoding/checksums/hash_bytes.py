@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from pgsieve.decoding.binary.octets import Octets, Positions, Words
 
-State: TypeAlias = npt.NDArray[np.uint32]
+#: One of the three words of each value's state. Their names are `a`, `b` and `c`, as in hashfn.c.
+StateWords: TypeAlias = npt.NDArray[np.uint32]
 
 _BLOCK_BYTES = 12
 _INITIAL_STATE = 0x9E3779B9 + 3923095
@@ -37,22 +38,26 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
         a += np.uint32(seed >> 32)
         b += np.uint32(seed & 0xFFFFFFFF)
         _mix(a, b, c)
-    blocks = sizes // _BLOCK_BYTES
+    block_counts = sizes // _BLOCK_BYTES
     # The number of values with a first block, with a second block, and so on.
-    remaining = len(blocks) - np.searchsorted(blocks[::-1], np.arange(1, blocks.max(initial=0) + 1))
-    for block, count in enumerate(remaining.tolist()):
-        _add_block(octets, starts[:count], block, a[:count], b[:count], c[:count])
+    counts_by_block = len(block_counts) - np.searchsorted(
+        block_counts[::-1], np.arange(1, block_counts.max(initial=0) + 1)
+    )
+    for block_index, count in enumerate(counts_by_block.tolist()):
+        _add_block(octets, starts[:count], block_index, a[:count], b[:count], c[:count])
         _mix(a[:count], b[:count], c[:count])
-    _add_remainder(octets, starts + blocks * _BLOCK_BYTES, sizes - blocks * _BLOCK_BYTES, a, b, c)
+    _add_remainder(octets, starts + block_counts * _BLOCK_BYTES, sizes - block_counts * _BLOCK_BYTES, a, b, c)
     _finalize(a, b, c)
     hashes = np.empty(len(order), np.uint64)
     hashes[order] = b.astype(np.uint64) << np.uint64(32) | c
     return hashes
 
 
-def _add_block(octets: Octets, starts: Positions, block: int, a: State, b: State, c: State) -> None:
+def _add_block(
+    octets: Octets, starts: Positions, block_index: int, a: StateWords, b: StateWords, c: StateWords
+) -> None:
     """Add the twelve bytes of one block."""
-    offset, size = block * _BLOCK_BYTES, octets.buffer.size
+    offset, size = block_index * _BLOCK_BYTES, octets.buffer.size
     # The element n of this view is the word that begins at byte n. So one lookup reads the words of all values.
     words = np.ndarray((size - offset - 7,), "<u8", octets.buffer, offset, (1,))[starts].view("<u4")
     a += words[0::2]
@@ -61,27 +66,32 @@ def _add_block(octets: Octets, starts: Positions, block: int, a: State, b: State
 
 
 def _add_remainder(
-    octets: Octets, positions: Positions, remaining_bytes: Positions, a: State, b: State, c: State
+    octets: Octets,
+    positions: Positions,
+    remaining_bytes: Positions,
+    a: StateWords,
+    b: StateWords,
+    c: StateWords,
 ) -> None:
     """Add the bytes after the last full block, at most eleven; the lowest byte of `c` is reserved for the length."""
-    words = _first_bytes(octets.words(positions).byteswap(), np.minimum(remaining_bytes, 8))
+    words = _keep_first_bytes(octets.words(positions).byteswap(), np.minimum(remaining_bytes, 8))
     a += words.astype(np.uint32)
     b += (words >> np.uint64(32)).astype(np.uint32)
-    words = _first_bytes(octets.words(positions + 8).byteswap(), np.maximum(remaining_bytes - 8, 0))
+    words = _keep_first_bytes(octets.words(positions + 8).byteswap(), np.maximum(remaining_bytes - 8, 0))
     c += (words << np.uint64(8)).astype(np.uint32)
 
 
-def _first_bytes(words: Words, count: Positions) -> Words:
-    """Set all bytes of each word except the first `count` to zero."""
+def _keep_first_bytes(words: Words, byte_counts: Positions) -> Words:
+    """Set all bytes of each word except the first `byte_counts` to zero."""
     masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-    return words & masks[count]
+    return words & masks[byte_counts]
 
 
-def _rotate(x: State, bits: int) -> State:
-    return x << np.uint32(bits) | x >> np.uint32(32 - bits)
+def _rotate(words: StateWords, bits: int) -> StateWords:
+    return words << np.uint32(bits) | words >> np.uint32(32 - bits)
 
 
-def _mix(a: State, b: State, c: State) -> None:
+def _mix(a: StateWords, b: StateWords, c: StateWords) -> None:
     """Mix the three words of each value in place."""
     for bits in _MIX_ROTATIONS:
         a -= c
@@ -90,7 +100,7 @@ def _mix(a: State, b: State, c: State) -> None:
         a, b, c = b, c, a
 
 
-def _finalize(a: State, b: State, c: State) -> None:
+def _finalize(a: StateWords, b: StateWords, c: StateWords) -> None:
     """Mix the three words of each value for the last time, in place."""
     for bits in (14, 11, 25, 16, 4, 14, 24):
         c ^= b

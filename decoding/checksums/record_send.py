@@ -23,15 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import to_binary
+from pgsieve.decoding.binary.octets import to_big_endian
 from pgsieve.decoding.values import datetimes
-from pgsieve.decoding.values.arrays import ArrayText, text_from_lists
+from pgsieve.decoding.values.arrays import ArrayTextConverter, text_from_lists
 from pgsieve.decoding.values.numeric import text_from_decimal
-from pgsieve.decoding.values.output import text_of
+from pgsieve.decoding.values.output import print_binary
 from pgsieve.decoding.values.types import ColumnType
 
 #: A matrix of bytes, with one line for each row of the table.
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+ByteMatrix: TypeAlias = npt.NDArray[np.uint8]
 
 _BYTEA, _TEXT = 17, 25
 _NUMBER_TYPES: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
@@ -46,7 +46,7 @@ _NUMBER_TYPES: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
 )
 """Maps an Arrow type to the oid and the name of the PostgreSQL type whose binary format has the same bytes."""
 
-_PRINTED_TYPES: Mapping[pa.DataType, int] = MappingProxyType(
+_OID_BY_ELEMENT_TYPE: Mapping[pa.DataType, int] = MappingProxyType(
     {
         **{arrow: oid for arrow, (oid, _) in _NUMBER_TYPES.items()},
         pa.binary(): _BYTEA,
@@ -64,32 +64,34 @@ class SentColumn:
 
     - `expression` is the SQL expression that the publisher sends for the column.
     - `oid` is the oid of the type of this expression.
-    - `arrow` is the column's type in the replica.
+    - `arrow_type` is the column's type in the replica.
     - `delimiter` separates the elements of an array. It is '' for other types.
     """
 
     expression: str
     oid: int
-    arrow: pa.DataType
+    arrow_type: pa.DataType
     delimiter: str
 
     @classmethod
     def for_column(cls, quoted_name: str, type_oid: int, type: ColumnType) -> SentColumn:  # noqa: A002 - as in PostgreSQL
         """Return the field for a column; `quoted_name` is the column's name in SQL."""
-        expression, oid = type.expression.format(quoted_name), _TEXT
-        if type.arrow in _NUMBER_TYPES:
-            oid, name = _NUMBER_TYPES[type.arrow]
+        expression, oid = type.copy_expression.format(quoted_name), _TEXT
+        if type.arrow_type in _NUMBER_TYPES:
+            oid, name = _NUMBER_TYPES[type.arrow_type]
             expression = f"({expression})::pg_catalog.{name}"
-        elif pa.types.is_decimal(type.arrow):
+        elif pa.types.is_decimal(type.arrow_type):
             expression = f"pg_catalog.trim_scale({quoted_name})::pg_catalog.text"
-        elif type.arrow == pa.list_(pa.float64()):
+        elif type.arrow_type == pa.list_(pa.float64()):
             expression = f"{quoted_name}::pg_catalog.float8[]::pg_catalog.text"
-        elif not pa.types.is_list(type.arrow) and not pa.types.is_string(type.arrow):
+        elif not pa.types.is_list(type.arrow_type) and not pa.types.is_string(type.arrow_type):
             oid = _BYTEA
         elif expression == quoted_name:
             oid = type_oid
-        delimiter = type.text.delimiter if isinstance(type.text, ArrayText) else ""
-        return cls(expression, oid, type.arrow, delimiter)
+        delimiter = (
+            type.text_converter.delimiter if isinstance(type.text_converter, ArrayTextConverter) else ""
+        )
+        return cls(expression, oid, type.arrow_type, delimiter)
 
 
 def row_expression(columns: Iterable[SentColumn]) -> str:
@@ -99,72 +101,72 @@ def row_expression(columns: Iterable[SentColumn]) -> str:
 
 def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa.Array:
     """Return the bytes of each row; `arrays` are the columns of the replica, in the same order as `columns`."""
-    return pc.binary_join_element_wise(*_pieces(arrays, columns), b"")
+    return pc.binary_join_element_wise(*_binary_pieces(arrays, columns), b"")
 
 
-def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
+def _binary_pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
     """Yield binary arrays, whose concatenated values are the rows. Adjacent fields of fixed width form one array."""
-    count = len(arrays[0])
-    fixed_width = [_repeat_integer(len(columns), count)]
+    row_count = len(arrays[0])
+    fixed_width_fields = [_repeat_integer(len(columns), row_count)]
     for array, column in zip(arrays, columns, strict=True):
         values = _sent_values(array, column)
         lengths = np.asarray(pc.binary_length(values).fill_null(-1), np.int32)
-        fixed_width += [_repeat_integer(column.oid, count), _integer_octets(lengths)]
-        if column.arrow in _NUMBER_TYPES and not values.null_count:
-            width = column.arrow.byte_width if column.arrow != pa.bool_() else 1
-            fixed_width.append(
-                np.frombuffer(values.buffers()[2], np.uint8, count * width).reshape(count, width)
+        fixed_width_fields += [_repeat_integer(column.oid, row_count), _integer_octets(lengths)]
+        if column.arrow_type in _NUMBER_TYPES and not values.null_count:
+            width = column.arrow_type.byte_width if column.arrow_type != pa.bool_() else 1
+            fixed_width_fields.append(
+                np.frombuffer(values.buffers()[2], np.uint8, row_count * width).reshape(row_count, width)
             )
         else:
-            yield _to_array(fixed_width)
+            yield _join_fields(fixed_width_fields)
             yield values.fill_null(b"")
-            fixed_width = []
-    if fixed_width:
-        yield _to_array(fixed_width)
+            fixed_width_fields = []
+    if fixed_width_fields:
+        yield _join_fields(fixed_width_fields)
 
 
-def _repeat_integer(number: int, count: int) -> Bytes:
-    return np.broadcast_to(np.frombuffer(number.to_bytes(4, "big"), np.uint8), (count, 4))
+def _repeat_integer(number: int, row_count: int) -> ByteMatrix:
+    return np.broadcast_to(np.frombuffer(number.to_bytes(4, "big"), np.uint8), (row_count, 4))
 
 
-def _integer_octets(numbers: npt.NDArray[np.int32]) -> Bytes:
+def _integer_octets(numbers: npt.NDArray[np.int32]) -> ByteMatrix:
     return numbers.astype(">i4").view(np.uint8).reshape(len(numbers), 4)
 
 
-def _to_array(fixed: Sequence[Bytes]) -> pa.Array:
-    octets = np.concatenate(fixed, axis=1)
-    count, width = octets.shape
-    return pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(octets)]).cast(pa.binary())
+def _join_fields(fields: Sequence[ByteMatrix]) -> pa.Array:
+    octets = np.concatenate(fields, axis=1)
+    row_count, width = octets.shape
+    return pa.Array.from_buffers(pa.binary(width), row_count, [None, pa.py_buffer(octets)]).cast(pa.binary())
 
 
 def _sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
     """Return what the send function would return for the column's SQL expression; NULL stays NULL."""
-    kind = array.type
-    if pa.types.is_list(kind):
-        return text_from_lists(array, _element_texts(array.flatten()), column.delimiter).cast(pa.binary())
-    if pa.types.is_decimal(kind):
+    array_type = array.type
+    if pa.types.is_list(array_type):
+        return text_from_lists(array, _print_elements(array.flatten()), column.delimiter).cast(pa.binary())
+    if pa.types.is_decimal(array_type):
         text = text_from_decimal(array)
-        if kind.scale:
+        if array_type.scale:
             text = pc.ascii_rtrim(pc.ascii_rtrim(text, "0"), ".")
         return text.cast(pa.binary())
-    return _binary_format(array)
+    return _to_binary_format(array)
 
 
-def _binary_format(array: pa.Array) -> pa.Array:
+def _to_binary_format(array: pa.Array) -> pa.Array:
     """Convert numbers, dates, timestamps, text and bytea to PostgreSQL's binary format."""
     if array.type in _NUMBER_TYPES:
         is_boolean = pa.types.is_boolean(array.type)
         numbers = array.cast(pa.uint8()) if is_boolean else array
-        return to_binary(np.asarray(numbers.fill_null(0)), np.asarray(array.is_valid()))
+        return to_big_endian(np.asarray(numbers.fill_null(0)), np.asarray(array.is_valid()))
     if pa.types.is_temporal(array.type):
-        return datetimes.to_send(array)
+        return datetimes.to_binary(array)
     return array.cast(pa.binary())
 
 
-def _element_texts(elements: pa.Array) -> pa.Array:
+def _print_elements(elements: pa.Array) -> pa.Array:
     """Return the texts that the output function of the element type prints for the elements of arrays."""
     if pa.types.is_string(elements.type):
         return elements
     if pa.types.is_decimal(elements.type):
         return text_from_decimal(elements)
-    return text_of(_binary_format(elements), _PRINTED_TYPES[elements.type])
+    return print_binary(_to_binary_format(elements), _OID_BY_ELEMENT_TYPE[elements.type])

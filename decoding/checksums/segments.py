@@ -28,8 +28,8 @@ from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
 
 #: The number of segments. With this number of groups, the server's hash table fits into the default work_mem.
-SEGMENTS = 2**14
-_SEGMENT_MASK = SEGMENTS - 1
+SEGMENT_COUNT = 2**14
+_SEGMENT_MASK = SEGMENT_COUNT - 1
 
 #: If a row has more bytes, its SHA-256 is hashed instead. The blocks of one value can only be hashed one after the
 #: other, so long values would be slow.
@@ -58,21 +58,21 @@ class RowHash:
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
         )
 
-    def hashes(self, batch: pa.RecordBatch) -> Words:
+    def compute_hashes(self, batch: pa.RecordBatch) -> Words:
         """Return the hashes of the rows of a batch; the batch has the columns of the table, in the same order."""
         arrays = [
-            a if a.type == c.arrow else a.cast(c.arrow)
+            a if a.type == c.arrow_type else a.cast(c.arrow_type)
             for a, c in zip(batch.columns, self.columns, strict=True)
         ]
-        return np.concatenate([self._part_hashes(part) for part in _parts(arrays)])
+        return np.concatenate([self._compute_part_hashes(part) for part in _split_rows(arrays)])
 
-    def _part_hashes(self, arrays: Sequence[pa.Array]) -> Words:
+    def _compute_part_hashes(self, arrays: Sequence[pa.Array]) -> Words:
         rows = record_send(arrays, self.columns)
         is_long = pc.greater(pc.binary_length(rows), _MAX_HASHED_BYTES)
         if is_long.true_count:
             digests = [hashlib.sha256(row.as_buffer()).digest() for row in rows.filter(is_long)]
             rows = pc.replace_with_mask(rows, is_long, pa.array(digests, pa.binary()))
-        return array_hashes(rows, self.seed)
+        return hash_values(rows, self.seed)
 
 
 def hash_expression(value: str, seed: int) -> str:
@@ -84,7 +84,7 @@ def hash_expression(value: str, seed: int) -> str:
     return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
 
 
-def array_hashes(values: pa.Array, seed: int) -> Words:
+def hash_values(values: pa.Array, seed: int) -> Words:
     """Return what `hash_expression` computes for binary values, as unsigned numbers.
 
     Source: hash_array_extended() in src/backend/utils/adt/arrayfuncs.c.
@@ -92,15 +92,15 @@ def array_hashes(values: pa.Array, seed: int) -> Words:
     return hash_bytes_extended(values, seed) + np.uint64(31)
 
 
-def _parts(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
-    count = len(arrays[0])
-    size = sum(a.nbytes for a in arrays)
-    step = max(1, min(_MAX_ROWS, _MAX_BYTES * count // max(size, 1)))
-    for first in range(0, max(count, 1), step):
+def _split_rows(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
+    row_count = len(arrays[0])
+    total_bytes = sum(a.nbytes for a in arrays)
+    step = max(1, min(_MAX_ROWS, _MAX_BYTES * row_count // max(total_bytes, 1)))
+    for first in range(0, max(row_count, 1), step):
         yield [a.slice(first, step) for a in arrays]
 
 
-def segments_of(hashes: Words) -> Numbers:
+def segment_numbers(hashes: Words) -> Numbers:
     """Return the segment number of each row, given the hashes of the rows."""
     return (hashes & np.uint64(_SEGMENT_MASK)).astype(np.int64)
 
@@ -109,63 +109,63 @@ def segments_of(hashes: Words) -> Numbers:
 class Checksums:
     """The checksums of all segments of a table, by segment number.
 
-    `rows` has the number of rows, and `sums` has the sum of their hashes modulo 2⁶⁴.
+    `row_counts` has the number of rows, and `hash_sums` has the sum of their hashes modulo 2⁶⁴.
     """
 
-    rows: Numbers = field(default_factory=lambda: np.zeros(SEGMENTS, np.int64))
-    sums: Words = field(default_factory=lambda: np.zeros(SEGMENTS, np.uint64))
+    row_counts: Numbers = field(default_factory=lambda: np.zeros(SEGMENT_COUNT, np.int64))
+    hash_sums: Words = field(default_factory=lambda: np.zeros(SEGMENT_COUNT, np.uint64))
 
     def add(self, hashes: Words) -> None:
         """Add rows, given their hashes."""
-        segments = segments_of(hashes)
-        self.rows[:] += np.bincount(segments, minlength=SEGMENTS)
-        np.add.at(self.sums, segments, hashes)
+        segments = segment_numbers(hashes)
+        self.row_counts[:] += np.bincount(segments, minlength=SEGMENT_COUNT)
+        np.add.at(self.hash_sums, segments, hashes)
 
-    def add_sums(self, segments: Positions, rows: Numbers, sums: Words) -> None:
+    def add_sums(self, segments: Positions, row_counts: Numbers, hash_sums: Words) -> None:
         """Add numbers of rows and sums of hashes to segments; `segments` may contain a segment several times."""
-        np.add.at(self.rows, segments, rows)
-        np.add.at(self.sums, segments, sums)
+        np.add.at(self.row_counts, segments, row_counts)
+        np.add.at(self.hash_sums, segments, hash_sums)
 
     def differing_segments(self, other: Checksums) -> Mask:
         """Return the mask of the segments whose checksums differ."""
-        differ: Mask = (self.rows != other.rows) | (self.sums != other.sums)
-        return differ
+        is_different: Mask = (self.row_counts != other.row_counts) | (self.hash_sums != other.hash_sums)
+        return is_different
 
 
-def checksums_query(rows: str) -> str:
-    """Return SQL for the checksums of all segments; `rows` is a query with a column `hash`."""
+def checksums_query(rows_query: str) -> str:
+    """Return SQL for the checksums of all segments; `rows_query` is a query with a column `hash`."""
     return (
         f"SELECT hash & {_SEGMENT_MASK} AS segment, pg_catalog.count(*) AS rows, pg_catalog.sum(hash)::text AS sum"
-        f" FROM ({rows} OFFSET 0) AS hashed GROUP BY 1"
+        f" FROM ({rows_query} OFFSET 0) AS hashed GROUP BY 1"
     )
 
 
 def add_query_result(checksums: Checksums, batch: pa.RecordBatch) -> None:
     """Add a result of `checksums_query` to checksums."""
-    sums = [int(text) % 2**64 for text in batch.column("sum").to_pylist()]
+    hash_sums = [int(text) % 2**64 for text in batch.column("sum").to_pylist()]
     checksums.add_sums(
-        np.asarray(batch.column("segment")), np.asarray(batch.column("rows")), np.array(sums, np.uint64)
+        np.asarray(batch.column("segment")), np.asarray(batch.column("rows")), np.array(hash_sums, np.uint64)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenSegments:
-    """Some segments of a table; `segments` is their mask."""
+class SegmentSelection:
+    """Some segments of a table; `is_selected` is their mask."""
 
     row_hash: RowHash
-    segments: Mask
+    is_selected: Mask
 
-    def query(self, rows: str, columns: Sequence[str]) -> str:
+    def query(self, rows_query: str, columns: Sequence[str]) -> str:
         """Return SQL for `columns` of the rows in these segments.
 
-        `rows` is a query with these columns and a column `hash`.
+        `rows_query` is a query with these columns and a column `hash`.
         """
-        numbers = ",".join(map(str, np.flatnonzero(self.segments)))
+        numbers = ",".join(map(str, np.flatnonzero(self.is_selected)))
         return (
-            f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"
+            f"SELECT {', '.join(columns)} FROM ({rows_query}) AS hashed"
             f" WHERE hash & {_SEGMENT_MASK} IN (SELECT pg_catalog.unnest('{{{numbers}}}'::bigint[]))"
         )
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch that are in these segments."""
-        return batch.filter(pa.array(self.segments[segments_of(self.row_hash.hashes(batch))]))
+        return batch.filter(pa.array(self.is_selected[segment_numbers(self.row_hash.compute_hashes(batch))]))

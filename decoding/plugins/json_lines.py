@@ -60,7 +60,7 @@ from pgsieve.decoding.protocol.messages import (
     Update,
 )
 from pgsieve.decoding.protocol.relations import PublishedRelation
-from pgsieve.decoding.values.output_datetimes import timestamptz_text
+from pgsieve.decoding.values.output_datetimes import format_timestamptz
 
 _STREAM_CHANGES = "stream-changes"
 _BOOL = 16
@@ -90,7 +90,7 @@ def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None
 
 
 def _begin(ctx: DecodingContext, txn: Transaction) -> None:
-    time = timestamptz_text(txn.commit_time)
+    time = format_timestamptz(txn.commit_time)
     lsn = format_lsn(txn.final_lsn)
     _write(ctx, "begin", {"xid": txn.xid, "lsn": lsn, "time": time, "origin": txn.origin})
 
@@ -110,7 +110,7 @@ def _stream_prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) ->
 
 
 def _prepare_fields(txn: Transaction) -> dict[str, Any]:
-    time = timestamptz_text(txn.prepare_time)
+    time = format_timestamptz(txn.prepare_time)
     return {"xid": txn.xid, "gid": txn.gid, **_lsn_fields(txn), "time": time}
 
 
@@ -130,7 +130,7 @@ def _stream_commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> N
 
 
 def _commit_fields(txn: Transaction) -> dict[str, Any]:
-    return {"xid": txn.xid, **_lsn_fields(txn), "time": timestamptz_text(txn.commit_time)}
+    return {"xid": txn.xid, **_lsn_fields(txn), "time": format_timestamptz(txn.commit_time)}
 
 
 def _lsn_fields(txn: Transaction) -> dict[str, str]:
@@ -141,7 +141,7 @@ def _rollback_prepared(
     ctx: DecodingContext, txn: Transaction, prepare_end_lsn: int, prepare_time: int
 ) -> None:
     del prepare_end_lsn, prepare_time
-    time = timestamptz_text(txn.commit_time)
+    time = format_timestamptz(txn.commit_time)
     end = format_lsn(txn.end_lsn)
     _write(ctx, "rollback_prepared", {"xid": txn.xid, "gid": txn.gid, "end_lsn": end, "time": time})
 

@@ -58,7 +58,7 @@ from pgsieve.decoding.protocol.messages import (
 )
 from pgsieve.decoding.protocol.relations import PublishedRelation
 from pgsieve.decoding.server_versions import NEWEST_SERVER
-from pgsieve.decoding.values.output_datetimes import timestamptz_text
+from pgsieve.decoding.values.output_datetimes import format_timestamptz
 from pgsieve.decoding.values.quoting import quote_identifier, quote_literal, quote_qualified
 
 _OPTIONS = (
@@ -309,7 +309,7 @@ class TestDecoding:
         return f"{text} {self._format_xid('TXN {}', txn) or 'transaction'}"
 
     def _format_time(self, time: int) -> str:
-        return f" (at {timestamptz_text(time)})" if self._settings["include-timestamp"] else ""
+        return f" (at {format_timestamptz(time)})" if self._settings["include-timestamp"] else ""
 
     def _prefixes_of(self, relation: PublishedRelation) -> _Prefixes:
         prefixes = self._prefixes.get(relation.message.relation_id)

@@ -66,7 +66,7 @@ class RelationDescriptions:
 
         Stores the Type messages, and returns the descriptions by relation id.
         """
-        kind = Octets(data).kinds()
+        kind = Octets(data).first_bytes()
         descriptions: dict[int, Description] = {}
         for index in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
             self._read_description(data[int(index)].as_py(), descriptions)
@@ -97,7 +97,7 @@ class RelationDescriptions:
     def insert_missing(self, data: pa.Array) -> Iterator[pa.Array]:
         """Yield messages of ordinary transactions (not streamed or prepared), and insert missing descriptions."""
         octets = Octets(data)
-        kind = octets.kinds()
+        kind = octets.first_bytes()
         is_description = (kind == _RELATION) | (kind == _TYPE)
         first_uses = self._first_uses(octets, kind, data) if self._stale else {}
         begin = 0

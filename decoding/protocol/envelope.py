@@ -160,7 +160,7 @@ def decode_envelope(data: bytes | bytearray | memoryview) -> Envelope:
         return OtherEnvelope(tag, octets[1:])
     cursor = Cursor(octets, _NAMES[tag], offset=1)
     envelope = _READERS[tag](cursor)
-    cursor.end()
+    cursor.expect_end()
     return envelope
 
 

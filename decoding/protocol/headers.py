@@ -149,7 +149,7 @@ def begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]
     A relation changes if one of the messages is an Insert, Update or Delete of the relation.
     """
     octets = Octets(data)
-    kind = octets.kinds()
+    kind = octets.first_bytes()
     begins, changes = octets.starts[kind == _BEGIN], octets.starts[_IS_ROW_CHANGE[kind]]
     xids = octets.words(begins + 17) >> np.uint64(32)
     relations = octets.words(changes) >> np.uint64(24) & np.uint64(0xFFFFFFFF)

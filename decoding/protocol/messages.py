@@ -172,7 +172,7 @@ def decode(
         cursor.fail(
             f"a message type byte of {bytes(sorted(_NAMES)).decode()}, not 0x{tag:02x}", bytes_before=1
         )
-    cursor.end()
+    cursor.expect_end()
     return message
 
 

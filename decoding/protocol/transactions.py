@@ -144,7 +144,7 @@ class TransactionAssembler:
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
         """Add the session's next messages, and yield the messages of all transactions that are now committed."""
-        kind = Octets(data).kinds()
+        kind = Octets(data).first_bytes()
         first = 0
         for index in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
             if index > first:

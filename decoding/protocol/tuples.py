@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bitmap, gather
+from pgsieve.decoding.binary.octets import Mask, Octets, Positions, gather, pack_bitmap
 from pgsieve.decoding.errors import ProtocolError
-from pgsieve.decoding.values.types import ColumnType, from_binary, from_text
+from pgsieve.decoding.values.types import ColumnType, convert_binary, convert_text
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
 
@@ -268,14 +268,16 @@ def _struct(
     is_present: Mask,
 ) -> pa.StructArray:
     """Convert the cells of several columns to one array of structs, which are null where `is_present` is false."""
-    kind = pa.struct([pa.field(columns.names[index], columns.types[index].arrow) for index in column_indexes])
+    kind = pa.struct(
+        [pa.field(columns.names[index], columns.types[index].arrow_type) for index in column_indexes]
+    )
     if not is_present.any():
         return pa.nulls(len(is_present), kind)
     children = [
         _values(buffer, cell, columns.types[index], columns.names[index])
         for index, cell in zip(column_indexes, cells, strict=True)
     ]
-    validity = None if is_present.all() else bitmap(is_present)
+    validity = None if is_present.all() else pack_bitmap(is_present)
     return pa.Array.from_buffers(kind, len(is_present), [validity], children=children)
 
 
@@ -283,16 +285,16 @@ def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa
     """Convert a column's values, in text and in binary format, to one array."""
     values = gather(buffer, cells.bounds)
     if isinstance(cells.marks, int) and cells.marks == _TEXT:
-        return from_text(values, kind, name)
+        return convert_text(values, kind, name)
     text, binary = (np.broadcast_to(cells.has_kind(mark), len(values)) for mark in (_TEXT, _BINARY))
     if not binary.any():
-        return from_text(_null_unsent(values, text), kind, name)
+        return convert_text(_null_unsent(values, text), kind, name)
     if not text.any():
-        return from_binary(_null_unsent(values, binary), kind, name)
+        return convert_binary(_null_unsent(values, binary), kind, name)
     both = pa.concat_arrays(
         [
-            from_text(values.filter(pa.array(text)), kind, name),
-            from_binary(values.filter(pa.array(binary)), kind, name),
+            convert_text(values.filter(pa.array(text)), kind, name),
+            convert_binary(values.filter(pa.array(binary)), kind, name),
         ]
     )
     places = np.where(text, np.cumsum(text) - 1, np.count_nonzero(text) + np.cumsum(binary) - 1)
@@ -303,7 +305,7 @@ def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
     """Return the values, with NULL instead of each value that was not sent."""
     if is_sent.all():
         return values
-    return pa.Array.from_buffers(pa.binary(), len(values), [bitmap(is_sent), *values.buffers()[1:]])
+    return pa.Array.from_buffers(pa.binary(), len(values), [pack_bitmap(is_sent), *values.buffers()[1:]])
 
 
 def _letters(letters: Marks, is_present: Mask) -> pa.Array:
@@ -331,5 +333,5 @@ def _unchanged_columns(count: int, names: Sequence[str], cells: Sequence[_Cells]
     np.cumsum(sizes, out=offsets[1:])
     unsent_names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(unsent)[1]))
     return pa.Array.from_buffers(
-        kind, count, [bitmap(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
+        kind, count, [pack_bitmap(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
     )

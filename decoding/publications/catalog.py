@@ -199,7 +199,7 @@ class Catalog:
 
     - `tables` and `types` have the oids as keys.
     - `names` maps each kind of names that values can print, such as the names of relations, to a digest of all
-      names of this kind (`NAMES_OF` in decoding/values/printed_names.py).
+      names of this kind (`NAME_KIND_BY_OID` in decoding/values/printed_names.py).
     - `locked` has the oids of tables that another session has locked, with the holder of each lock. The row
       filters and generation expressions of these tables are unknown.
     """

@@ -27,7 +27,7 @@ from itertools import pairwise
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
 from pgsieve.decoding.values.builtin_types import DERIVED_TYPES
-from pgsieve.decoding.values.printed_names import NAMES_OF
+from pgsieve.decoding.values.printed_names import NAME_KIND_BY_OID
 
 #: The oids of text and varchar. A column that changes from one to the other keeps the text of its values.
 _TEXTS = {25, 1043}
@@ -141,14 +141,14 @@ def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
         if oid in part_oids:
             continue
         part_oids.add(oid)
-        if oid in NAMES_OF:
-            names.add(NAMES_OF[oid])
+        if oid in NAME_KIND_BY_OID:
+            names.add(NAME_KIND_BY_OID[oid])
         if (type_ := catalog.types.get(oid) or DERIVED_TYPES.get(oid)) is None:
             continue
-        pending += [type_.of, *(field for _, field in type_.fields)]
+        pending += [type_.underlying_oid, *(field for _, field in type_.fields)]
         if type_.kind == "e":
             parts[oid] = ("e", str(oid), *type_.labels)
-            label_transactions[oid] = ("w", str(oid), *map(str, type_.written))
+            label_transactions[oid] = ("w", str(oid), *map(str, type_.label_xids))
         elif type_.kind == "c":
             parts[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
     printed_names = (("n", kind, catalog.names.get(kind, "")) for kind in sorted(names))

@@ -42,7 +42,7 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
         "publications": [_publication_to_json(p) for p in selection],
         # Decoding needs only these properties of a type.
         "types": {
-            oid: {"kind": derived_type.kind, "of": derived_type.of}
+            oid: {"kind": derived_type.kind, "of": derived_type.underlying_oid}
             for oid, derived_type in catalog.types.items()
         },
     }
@@ -59,7 +59,7 @@ def catalog_from_json(text: str) -> Catalog:
     nested = {
         "tables": {t.oid: t for t in tables},
         "publications": {p.name: p for p in publications},
-        "types": {int(oid): DerivedType(**derived_type) for oid, derived_type in document["types"].items()},
+        "types": {int(oid): DerivedType(t["kind"], t["of"]) for oid, t in document["types"].items()},
     }
     return Catalog(**{**document, **nested})
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bitmap, gather, offsets_of
+from pgsieve.decoding.binary.octets import Mask, Octets, Positions, gather, pack_bitmap, value_offsets
 from pgsieve.decoding.errors import ProtocolError
 
 Converter: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -35,20 +35,20 @@ _EMPTY = pa.scalar(b"{}", pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayText:
-    """Converts arrays in text format. `element` converts the elements, and `delimiter` separates them."""
+class ArrayTextConverter:
+    """Converts arrays in text format. `element_converter` converts the elements, and `delimiter` separates them."""
 
-    element: Converter
+    element_converter: Converter
     delimiter: str = ","
 
     def __call__(self, values: pa.Array, target: pa.DataType) -> pa.Array:
         """Convert arrays (binary or string) to lists."""
-        valid = np.asarray(values.is_valid())
+        is_valid = np.asarray(values.is_valid())
         text = values.cast(pa.binary()).fill_null(_EMPTY)
-        offsets = offsets_of(text)
-        first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
-        letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)
-        starts, ends = offsets[:-1] - first, offsets[1:] - first
+        offsets = value_offsets(text)
+        first_offset, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
+        letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first_offset)
+        starts, ends = offsets[:-1] - first_offset, offsets[1:] - first_offset
         # If the first subscript of an array is not 1, the text begins with the bounds and not with a brace.
         if (
             (ends - starts < 2).any()
@@ -57,63 +57,73 @@ class ArrayText:
         ):
             raise ValueError("not an array that a list holds")
         is_unquoted, is_value = _quote_masks(letters, ends - 1)
-        left, right = _element_delimiters(letters, is_unquoted, len(starts), ord(self.delimiter))
-        elements = _elements(letters, is_value, left + 1, right)
-        first_elements = np.searchsorted(left, np.append(starts, size)).astype(np.int32)
-        return _lists(target, valid, first_elements, self.element(elements, target.value_type))
+        left_delimiters, right_delimiters = _element_delimiters(
+            letters, is_unquoted, len(starts), ord(self.delimiter)
+        )
+        elements = _unquote_elements(letters, is_value, left_delimiters + 1, right_delimiters)
+        first_elements = np.searchsorted(left_delimiters, np.append(starts, size)).astype(np.int32)
+        return _build_lists(
+            target, is_valid, first_elements, self.element_converter(elements, target.value_type)
+        )
 
 
-def _quote_masks(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
+def _quote_masks(letters: Letters, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
     """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
 
     A mask is None if it contains all letters. A backslash escapes the next letter, so in a run of backslashes every
-    other backslash escapes one. `last` has the positions of the closing braces of the arrays. Raises ValueError if
+    other backslash escapes one. `closing_positions` has the positions of the closing braces of the arrays. Raises ValueError if
     such a brace is inside quotes, because in that case the quotes do not end within the array.
     """
-    quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
-    if not len(backslashes) and not quotes.any():
+    is_quote, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
+    if not len(backslashes) and not is_quote.any():
         return None, None
-    escapes = np.zeros(len(letters) + 1, np.bool_)
+    is_escape = np.zeros(len(letters) + 1, np.bool_)
     if len(backslashes):
-        begins = np.append(True, np.diff(backslashes) != 1)
-        run = np.maximum.accumulate(np.where(begins, backslashes, 0))
-        escapes[backslashes[(backslashes - run) % 2 == 0]] = True
-        quotes[1:] &= ~escapes[:-2]
+        is_run_start = np.append(True, np.diff(backslashes) != 1)
+        run_starts = np.maximum.accumulate(np.where(is_run_start, backslashes, 0))
+        is_escape[backslashes[(backslashes - run_starts) % 2 == 0]] = True
+        is_quote[1:] &= ~is_escape[:-2]
     # The sum overflows from 255 to 0. That does not change whether it is odd.
-    is_quoted = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
-    if is_quoted[last].any():
+    is_quoted = np.cumsum(is_quote, dtype=np.uint8) & 1 == 1
+    if is_quoted[closing_positions].any():
         raise ValueError("not an array")
-    return ~is_quoted & ~quotes, ~quotes & ~escapes[:-1]
+    return ~is_quoted & ~is_quote, ~is_quote & ~is_escape[:-1]
 
 
 def _element_delimiters(
-    letters: Letters, is_unquoted: Mask | None, count: int, delimiter: int
+    letters: Letters, is_unquoted: Mask | None, array_count: int, delimiter: int
 ) -> tuple[Positions, Positions]:
-    """Return the positions of the brace or delimiter before and after each element of `count` arrays."""
-    opening, closing = letters == _OPEN, letters == _CLOSE
-    structure = opening | closing | (letters == delimiter)
+    """Return the positions of the brace or delimiter before and after each element of `array_count` arrays."""
+    is_opening, is_closing = letters == _OPEN, letters == _CLOSE
+    is_delimiter = is_opening | is_closing | (letters == delimiter)
     if is_unquoted is not None:
-        opening, structure = opening & is_unquoted, structure & is_unquoted
-    places = np.flatnonzero(structure)
-    if np.count_nonzero(opening) != count:
+        is_opening, is_delimiter = is_opening & is_unquoted, is_delimiter & is_unquoted
+    delimiter_positions = np.flatnonzero(is_delimiter)
+    if np.count_nonzero(is_opening) != array_count:
         raise ValueError("an array of more than one dimension")
-    if not count:
-        return places, places
-    left, right = places[:-1], places[1:]
-    is_last = letters[left] == _CLOSE
-    if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
+    if not array_count:
+        return delimiter_positions, delimiter_positions
+    left_delimiters, right_delimiters = delimiter_positions[:-1], delimiter_positions[1:]
+    is_last = letters[left_delimiters] == _CLOSE
+    if (is_last != (letters[right_delimiters] == _OPEN)).any() or letters[delimiter_positions[-1]] != _CLOSE:
         raise ValueError("not an array")
     # Two adjacent braces have no element between them. An element that is an empty text would have quotes.
-    has_element = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
-    return left[has_element], right[has_element]
+    has_element = ~is_last & ~(
+        (right_delimiters == left_delimiters + 1)
+        & (letters[left_delimiters] == _OPEN)
+        & (letters[right_delimiters] == _CLOSE)
+    )
+    return left_delimiters[has_element], right_delimiters[has_element]
 
 
-def _elements(letters: Letters, is_value: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
+def _unquote_elements(
+    letters: Letters, is_value: Mask | None, starts: Positions, ends: Positions
+) -> pa.Array:
     """Return the elements as binary values, without quotes and backslashes; an unquoted NULL becomes NULL."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
-    for place in range(1, len(_NULL)):
-        nulls = np.flatnonzero(is_null)
-        is_null[nulls] = letters[starts[nulls] + place] == _NULL[place]
+    for letter_index in range(1, len(_NULL)):
+        candidates = np.flatnonzero(is_null)
+        is_null[candidates] = letters[starts[candidates] + letter_index] == _NULL[letter_index]
     if is_value is not None:
         value_letters_before = np.zeros(len(letters) + 1, np.int64)
         np.cumsum(is_value, out=value_letters_before[1:])
@@ -127,22 +137,26 @@ def _gather_elements(buffer: pa.Buffer, starts: Positions, ends: Positions, is_n
     values = gather(buffer, bounds.reshape(-1))
     if not is_null.any():
         return values
-    return pa.Array.from_buffers(pa.binary(), len(values), [bitmap(~is_null), *values.buffers()[1:]])
+    return pa.Array.from_buffers(pa.binary(), len(values), [pack_bitmap(~is_null), *values.buffers()[1:]])
 
 
-def _lists(target: pa.DataType, valid: Mask, offsets: npt.NDArray[np.int32], elements: pa.Array) -> pa.Array:
-    validity = None if valid.all() else bitmap(valid)
+def _build_lists(
+    target: pa.DataType, is_valid: Mask, offsets: npt.NDArray[np.int32], elements: pa.Array
+) -> pa.Array:
+    validity = None if is_valid.all() else pack_bitmap(is_valid)
     return pa.Array.from_buffers(
-        target, len(valid), [validity, pa.py_buffer(offsets)], children=[elements.cast(target.value_type)]
+        target, len(is_valid), [validity, pa.py_buffer(offsets)], children=[elements.cast(target.value_type)]
     )
 
 
 def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
     """Print lists as array_out does; `elements` has the texts of the elements of all lists, `lists.flatten()`."""
-    special = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
+    special_pattern = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
     escaped = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
     quoted = pc.binary_join_element_wise('"', escaped, '"', "")
-    texts = pc.if_else(pc.match_substring_regex(elements, special), quoted, elements).fill_null("NULL")
+    texts = pc.if_else(pc.match_substring_regex(elements, special_pattern), quoted, elements).fill_null(
+        "NULL"
+    )
     offsets = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(np.asarray(lists.value_lengths().fill_null(0)), out=offsets[1:])
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), delimiter)
@@ -156,57 +170,60 @@ _NULL_LENGTH = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ArraySend:
-    """Converts arrays in binary format. `element` converts the elements, which have the type `element_oid`."""
+class ArraySendConverter:
+    """Converts arrays in binary format. `element_converter` converts the elements, which have the type `element_oid`."""
 
     element_oid: int
-    element: Converter
+    element_converter: Converter
 
     def __call__(self, values: pa.Array, target: pa.DataType) -> pa.Array:
         """Convert arrays (binary) to lists."""
-        valid = np.asarray(values.is_valid())
+        is_valid = np.asarray(values.is_valid())
         octets = Octets(values.cast(pa.binary()).drop_null())
-        counts = self._counts(octets)
+        counts = self._count_elements(octets)
         positions = octets.starts + np.where(counts > 0, _HEADER_BYTES + _DIMENSION_BYTES, _HEADER_BYTES)
         elements = _read_elements(octets, positions, counts)
         offsets = np.zeros(len(values) + 1, np.int32)
-        offsets[1:][valid] = counts
+        offsets[1:][is_valid] = counts
         np.cumsum(offsets, out=offsets)
-        return _lists(target, valid, offsets, self.element(elements, target.value_type))
+        return _build_lists(target, is_valid, offsets, self.element_converter(elements, target.value_type))
 
-    def _counts(self, octets: Octets) -> Positions:
+    def _count_elements(self, octets: Octets) -> Positions:
         """Return the number of elements of each array."""
         sizes = octets.ends - octets.starts
-        dimensions = octets.words(octets.starts) >> 32
-        empty = dimensions == 0
-        least_lengths = np.where(empty, _HEADER_BYTES, _HEADER_BYTES + _DIMENSION_BYTES)
-        element = octets.words(octets.starts + 8) >> 32
-        if (sizes < least_lengths).any() or (element != self.element_oid).any():
+        dimension_counts = octets.words(octets.starts) >> 32
+        is_empty = dimension_counts == 0
+        min_sizes = np.where(is_empty, _HEADER_BYTES, _HEADER_BYTES + _DIMENSION_BYTES)
+        element_oids = octets.words(octets.starts + 8) >> 32
+        if (sizes < min_sizes).any() or (element_oids != self.element_oid).any():
             raise ProtocolError("a value in binary format is not an array of its type", sqlstate="22P03")
-        bound = octets.words(octets.starts + _HEADER_BYTES)
-        if (dimensions > 1).any() or ((bound & 0xFFFFFFFF != 1) & ~empty).any():
+        sizes_and_bounds = octets.words(octets.starts + _HEADER_BYTES)
+        if (dimension_counts > 1).any() or ((sizes_and_bounds & 0xFFFFFFFF != 1) & ~is_empty).any():
             raise ValueError("not an array that a list holds")
-        counts = np.where(empty, 0, bound >> 32).astype(np.int64)
-        if (counts * _LENGTH_BYTES > sizes - least_lengths).any():
+        counts = np.where(is_empty, 0, sizes_and_bounds >> 32).astype(np.int64)
+        if (counts * _LENGTH_BYTES > sizes - min_sizes).any():
             raise ProtocolError("a value in binary format has fewer elements than it says", sqlstate="22P03")
         return counts
 
 
 def _read_elements(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
     """Return the elements as binary values; in the arrays each element follows its length."""
-    first = np.cumsum(counts) - counts
+    first_indexes = np.cumsum(counts) - counts
     starts = np.repeat(positions, counts) + _LENGTH_BYTES
     lengths = np.full(len(starts), _NULL_LENGTH, np.int64)
     if not _fill_equal_lengths(octets, positions, counts, starts, lengths):
-        current_positions, rows = positions.copy(), np.flatnonzero(counts > 0)
-        for place in range(int(counts.max(initial=0))):
-            rows = rows[counts[rows] > place]
-            length = _length(octets, current_positions[rows])
-            starts[first[rows] + place], lengths[first[rows] + place] = (
-                current_positions[rows] + _LENGTH_BYTES,
-                length,
+        current_positions, array_indexes = positions.copy(), np.flatnonzero(counts > 0)
+        for index_in_array in range(int(counts.max(initial=0))):
+            array_indexes = array_indexes[counts[array_indexes] > index_in_array]
+            current_lengths = _read_lengths(octets, current_positions[array_indexes])
+            (
+                starts[first_indexes[array_indexes] + index_in_array],
+                lengths[first_indexes[array_indexes] + index_in_array],
+            ) = (
+                current_positions[array_indexes] + _LENGTH_BYTES,
+                current_lengths,
             )
-            current_positions[rows] += _LENGTH_BYTES + np.maximum(length, 0)
+            current_positions[array_indexes] += _LENGTH_BYTES + np.maximum(current_lengths, 0)
         if (current_positions != octets.ends).any() or (lengths < _NULL_LENGTH).any():
             raise ProtocolError(
                 "a value in binary format does not end where its last element ends", sqlstate="22P03"
@@ -214,7 +231,7 @@ def _read_elements(octets: Octets, positions: Positions, counts: Positions) -> p
     return _gather_elements(octets.buffer, starts, starts + np.maximum(lengths, 0), lengths == _NULL_LENGTH)
 
 
-def _length(octets: Octets, positions: Positions) -> Positions:
+def _read_lengths(octets: Octets, positions: Positions) -> Positions:
     return (octets.words(positions) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
 
 
@@ -227,13 +244,13 @@ def _fill_equal_lengths(
     """
     if not len(starts):
         return bool((positions == octets.ends).all())
-    length = int(_length(octets, starts[:1] - _LENGTH_BYTES)[0])
-    step = _LENGTH_BYTES + length
-    if length < 0 or (positions + counts * step != octets.ends).any():
+    length = int(_read_lengths(octets, starts[:1] - _LENGTH_BYTES)[0])
+    element_size = _LENGTH_BYTES + length
+    if length < 0 or (positions + counts * element_size != octets.ends).any():
         return False
-    index_in_row = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = starts + index_in_row * step
-    if (_length(octets, places - _LENGTH_BYTES) != length).any():
+    index_in_array = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    equal_starts = starts + index_in_array * element_size
+    if (_read_lengths(octets, equal_starts - _LENGTH_BYTES) != length).any():
         return False
-    starts[:], lengths[:] = places, length
+    starts[:], lengths[:] = equal_starts, length
     return True

@@ -15,12 +15,12 @@ from typing import TypeAlias
 class BuiltinType:
     """A built-in type: its SQL name, and the oid of its array type.
 
-    `of` is the oid of the subtype of a range, or of the range type of a multirange. It is 0 for other types.
+    `subtype_oid` is the oid of the subtype of a range, or of the range type of a multirange. It is 0 for other types.
     """
 
     name: str
     array_oid: int
-    of: int = 0
+    subtype_oid: int = 0
 
 
 BUILTIN_TYPES: Mapping[int, BuiltinType] = MappingProxyType(
@@ -108,7 +108,7 @@ BUILTIN_TYPES: Mapping[int, BuiltinType] = MappingProxyType(
 ELEMENT_OIDS: Mapping[int, int] = MappingProxyType({t.array_oid: oid for oid, t in BUILTIN_TYPES.items()})
 """Maps the oid of each built-in array type to the oid of its element type."""
 
-BOX_ARRAY = 1020
+BOX_ARRAY_OID = 1020
 """The oid of the array of boxes, whose elements are separated by semicolons and not by commas (typdelim)."""
 
 
@@ -117,18 +117,18 @@ class DerivedType:
     """A type that is defined by other types or by labels (pg_type).
 
     - `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array.
-    - `of` is the oid of another type: the base type of a domain, the subtype of a range, the range type of a
+    - `underlying_oid` is the oid of another type: the base type of a domain, the subtype of a range, the range type of a
       multirange, or the element type of an array.
-    - `labels` are the labels of an enum, the oldest first. `written` has the transaction that last wrote each label.
+    - `labels` are the labels of an enum, the oldest first. `label_xids` has the transaction that last wrote each label.
     - `fields` has the number and the type oid of each field of a composite type. It is empty if no other type
       contains the composite type.
     """
 
     kind: str
-    of: int = 0
+    underlying_oid: int = 0
     labels: tuple[str, ...] = ()
     fields: tuple[tuple[int, int], ...] = ()
-    written: tuple[int, ...] = ()
+    label_xids: tuple[int, ...] = ()
 
 
 DefinedTypes: TypeAlias = Mapping[int, DerivedType]
@@ -139,9 +139,9 @@ DERIVED_TYPES: DefinedTypes = MappingProxyType(
         **{array: DerivedType("a", element) for array, element in ELEMENT_OIDS.items()},
         # A type over a range type is a multirange. A type over any other type is a range.
         **{
-            oid: DerivedType("m" if BUILTIN_TYPES[t.of].of else "r", t.of)
+            oid: DerivedType("m" if BUILTIN_TYPES[t.subtype_oid].subtype_oid else "r", t.subtype_oid)
             for oid, t in BUILTIN_TYPES.items()
-            if t.of
+            if t.subtype_oid
         },
     }
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import bitmap, offsets_of
+from pgsieve.decoding.binary.octets import pack_bitmap, value_offsets
 
 _NOT_HEX = 0xFF
 _NIBBLES = np.full(256, _NOT_HEX, np.uint8)
@@ -41,22 +41,24 @@ def _from_hex(text: pa.Array) -> pa.Array:
 
     The `\x` before each value has two letters, so the pairs of digits begin at even positions in all values.
     """
-    validity = bitmap(np.asarray(text.is_valid())) if text.null_count else None
+    validity = pack_bitmap(np.asarray(text.is_valid())) if text.null_count else None
     text = text.fill_null(_EMPTY)  # A NULL has no `\x`, but the code below expects one before each value.
-    offsets = offsets_of(text)
-    first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
-    if ((offsets - first) % 2).any():
+    offsets = value_offsets(text)
+    first_offset, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
+    if ((offsets - first_offset) % 2).any():
         raise ValueError("not bytea in hex format")
-    digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)]
-    starts = offsets[:-1] - first
+    digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first_offset)]
+    starts = offsets[:-1] - first_offset
     digits[starts] = digits[starts + 1] = (
         0  # Each `\x` becomes one byte here, and np.delete removes this byte.
     )
     if (digits == _NOT_HEX).any():
         raise ValueError("not bytea in hex format")
     octets = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)
-    ends = ((offsets - first) // 2 - np.arange(len(text) + 1)).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(text), [validity, pa.py_buffer(ends), pa.py_buffer(octets)])
+    octet_offsets = ((offsets - first_offset) // 2 - np.arange(len(text) + 1)).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(text), [validity, pa.py_buffer(octet_offsets), pa.py_buffer(octets)]
+    )
 
 
 def _from_escape(value: bytes) -> bytes:

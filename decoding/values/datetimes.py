@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import bitmap, fixed_width, to_binary
+from pgsieve.decoding.binary.octets import pack_bitmap, read_fixed_width, to_big_endian
 
 _DAY_MICROS = 86_400_000_000
 POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 1970-01-01
@@ -72,29 +72,31 @@ def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert values of the years 1 to 9999 and infinities a column at a time, all other values one by one."""
-    number, least, greatest = _integer_range(target)
+    integer_type, minus_infinity, infinity = _integer_range(target)
     is_regular = pc.match_substring_regex(text, _REGULAR_PATTERN)
     try:
-        result = pc.if_else(is_regular, text, pa.scalar(None, pa.string())).cast(target)
+        regular_values = pc.if_else(is_regular, text, pa.scalar(None, pa.string())).cast(target)
     except pa.ArrowInvalid:
         raise ValueError("not a date or timestamp in ISO format") from None
-    numbers = np.array(result.cast(number).fill_null(0))
+    numbers = np.array(regular_values.cast(integer_type).fill_null(0))
     is_not_regular = pc.invert(is_regular).fill_null(fill_value=False)
-    is_greatest, is_least = (
+    is_infinity, is_minus_infinity = (
         pc.equal(text, "infinity").fill_null(fill_value=False),
         pc.equal(text, "-infinity"),
     )
-    is_least = is_least.fill_null(fill_value=False)
-    numbers[np.asarray(is_greatest)] = greatest
-    numbers[np.asarray(is_least)] = least
-    is_irregular = pc.and_not(is_not_regular, pc.or_(is_greatest, is_least))
-    places = np.flatnonzero(np.asarray(is_irregular))
-    for place, value in zip(places, text.filter(is_irregular).cast(pa.binary()).to_pylist(), strict=True):
-        numbers[place] = _parse(value, target)
+    is_minus_infinity = is_minus_infinity.fill_null(fill_value=False)
+    numbers[np.asarray(is_infinity)] = infinity
+    numbers[np.asarray(is_minus_infinity)] = minus_infinity
+    is_irregular = pc.and_not(is_not_regular, pc.or_(is_infinity, is_minus_infinity))
+    irregular_indexes = np.flatnonzero(np.asarray(is_irregular))
+    for index, value in zip(
+        irregular_indexes, text.filter(is_irregular).cast(pa.binary()).to_pylist(), strict=True
+    ):
+        numbers[index] = _parse_irregular(value, target)
     return pa.array(numbers, mask=np.asarray(text.is_null())).cast(target)
 
 
-def _parse(value: bytes, target: pa.DataType) -> int:
+def _parse_irregular(value: bytes, target: pa.DataType) -> int:
     """Convert one value before year 1 or after 9999 to days or microseconds since 1970-01-01."""
     match = _ISO_PATTERN.fullmatch(value)
     has_zone = pa.types.is_timestamp(target) and target.tz is not None
@@ -115,38 +117,40 @@ def _parse(value: bytes, target: pa.DataType) -> int:
     return micros
 
 
-def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
+def from_binary(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert the bytes of date_send, timestamp_send and timestamptz_send.
 
     These are big-endian numbers of days or microseconds since 2000-01-01. The greatest and the least number stand for
     the infinities (DATEVAL_NOEND, DT_NOEND).
     """
-    number, least, greatest = _integer_range(target)
-    sent, valid = fixed_width(values, f">i{number.bit_width // 8}")
-    kind = np.iinfo(sent.dtype)
-    is_least, is_greatest = sent == kind.min, sent == kind.max
-    epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target) else 1)
-    if ((sent >= kind.max - epoch) & ~is_greatest).any():
+    integer_type, minus_infinity, infinity = _integer_range(target)
+    numbers, is_valid = read_fixed_width(values, f">i{integer_type.bit_width // 8}")
+    limits = np.iinfo(numbers.dtype)
+    is_minus_infinity, is_infinity = numbers == limits.min, numbers == limits.max
+    epoch_offset = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target) else 1)
+    if ((numbers >= limits.max - epoch_offset) & ~is_infinity).any():
         raise ValueError("a timestamp after January 294247")
-    sent += np.where(is_greatest | is_least, 0, epoch).astype(sent.dtype)
-    sent[is_greatest] = greatest
-    sent[is_least] = least
-    validity = None if valid.all() else bitmap(valid)
-    return pa.Array.from_buffers(target, len(sent), [validity, pa.py_buffer(sent)])
+    numbers += np.where(is_infinity | is_minus_infinity, 0, epoch_offset).astype(numbers.dtype)
+    numbers[is_infinity] = infinity
+    numbers[is_minus_infinity] = minus_infinity
+    validity = None if is_valid.all() else pack_bitmap(is_valid)
+    return pa.Array.from_buffers(target, len(numbers), [validity, pa.py_buffer(numbers)])
 
 
-def to_send(values: pa.Array) -> pa.Array:
+def to_binary(values: pa.Array) -> pa.Array:
     """Convert dates or timestamps back to the bytes of their send function."""
-    number, least, greatest = _integer_range(values.type)
-    valid = np.asarray(values.is_valid())
-    integers = np.asarray(values.cast(number).fill_null(0))
-    kind = np.iinfo(integers.dtype)
-    epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(values.type) else 1)
-    is_least, is_greatest = integers == least, integers == greatest
-    sent = integers - np.where(is_least | is_greatest, 0, epoch).astype(integers.dtype)
-    sent[is_least] = kind.min
-    sent[is_greatest] = kind.max
-    return to_binary(sent, valid)
+    integer_type, minus_infinity, infinity = _integer_range(values.type)
+    is_valid = np.asarray(values.is_valid())
+    integers = np.asarray(values.cast(integer_type).fill_null(0))
+    limits = np.iinfo(integers.dtype)
+    epoch_offset = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(values.type) else 1)
+    is_minus_infinity, is_infinity = integers == minus_infinity, integers == infinity
+    sent_numbers = integers - np.where(is_minus_infinity | is_infinity, 0, epoch_offset).astype(
+        integers.dtype
+    )
+    sent_numbers[is_minus_infinity] = limits.min
+    sent_numbers[is_infinity] = limits.max
+    return to_big_endian(sent_numbers, is_valid)
 
 
 def _integer_range(target: pa.DataType) -> tuple[pa.DataType, int, int]:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pgsieve.decoding.binary.octets import Octets, Positions, convert_valid
 from pgsieve.decoding.errors import ProtocolError
 
-_HEADER = 8
+_HEADER_BYTES = 8
 _NEGATIVE, _NAN = 0x4000, 0xC000
 _SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _BASE = 10_000
@@ -42,14 +42,14 @@ _QUADS: Digits = (
 """Maps each digit of base 10000 to its four decimal digits, as text."""
 
 
-def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
+def decimal_from_binary(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert the bytes of numeric_send to decimals.
 
     Raises ValueError for a value that does not fit the decimal type. No value is rounded.
     """
     if target.precision + _padding(target) > _WORD_DIGITS:
-        return decimal_from_text(text_from_send(values), target)
-    return convert_valid(values, lambda sent: _decimals(sent, target))
+        return decimal_from_text(text_from_binary(values), target)
+    return convert_valid(values, lambda sent: _convert_decimals(sent, target))
 
 
 def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
@@ -68,33 +68,33 @@ def _padding(target: pa.DataType) -> int:
     return int(-target.scale % 4)
 
 
-def _decimals(binary: pa.Array, target: pa.DataType) -> pa.Array:
-    octets, head = _read_headers(binary)
-    sign = head >> 16 & 0xFFFF
-    if ((sign != 0) & (sign != _NEGATIVE)).any():
+def _convert_decimals(binary: pa.Array, target: pa.DataType) -> pa.Array:
+    octets, headers = _read_headers(binary)
+    signs = headers >> 16 & 0xFFFF
+    if ((signs != 0) & (signs != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
-    count = (head >> 48).astype(np.int64)
+    digit_counts = (headers >> 48).astype(np.int64)
     # The power of 10000 of the first digit, if one counts from the last group of four decimal places and not from the
     # decimal point.
-    power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
-    total = np.zeros(len(binary), np.int64)
-    for place, digits in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
-        digit = np.where(count > place, digits, 0)
-        exponent = np.clip(power - place, 0, len(_POWERS) - 1)
+    first_powers = (headers >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
+    totals = np.zeros(len(binary), np.int64)
+    for place, digits in enumerate(_iterate_digits(octets, octets.starts, int(digit_counts.max(initial=0)))):
+        digit = np.where(digit_counts > place, digits, 0)
+        exponent = np.clip(first_powers - place, 0, len(_POWERS) - 1)
         # Later digits are less than 10000. So the sum fits in a word if the first digit is below its limit.
-        is_out = (power - place != exponent) & (digit > 0)
-        if (is_out | (digit >= (_FIRST_DIGIT_LIMITS[exponent] if place == 0 else _BASE))).any():
+        is_out_of_range = (first_powers - place != exponent) & (digit > 0)
+        if (is_out_of_range | (digit >= (_FIRST_DIGIT_LIMITS[exponent] if place == 0 else _BASE))).any():
             raise ValueError("a decimal has too few digits")
-        total += digit * _POWERS[exponent]
-    unscaled, remainder = np.divmod(total, 10 ** _padding(target))
+        totals += digit * _POWERS[exponent]
+    unscaled, remainder = np.divmod(totals, 10 ** _padding(target))
     if (unscaled >= 10**target.precision).any() or remainder.any():
         raise ValueError("a decimal has too few digits")
-    unscaled[sign == _NEGATIVE] *= -1
+    unscaled[signs == _NEGATIVE] *= -1
     words = np.stack([unscaled, unscaled >> 63], axis=1)
     return pa.Array.from_buffers(target, len(binary), [None, pa.py_buffer(words)])
 
 
-def text_from_send(values: pa.Array) -> pa.Array:
+def text_from_binary(values: pa.Array) -> pa.Array:
     """Convert the bytes of numeric_send to the text that numeric_out prints."""
     return convert_valid(values, _print_groups)
 
@@ -121,47 +121,47 @@ def _print_groups(binary: pa.Array) -> pa.Array:
     """Print values, those with the same header together (the same number of digits, sign and decimal places)."""
     if not len(binary):
         return pa.array([], pa.string())
-    octets, head = _read_headers(binary)
-    heads, layout = np.unique(head, return_inverse=True)
-    order = np.argsort(layout, kind="stable")
-    members = np.split(octets.starts[order], np.cumsum(np.bincount(layout))[:-1])
-    groups = [_print_group(octets, int(h), m) for h, m in zip(heads, members, strict=True)]
-    inverse = np.empty(len(order), np.int64)
-    inverse[order] = np.arange(len(order))
-    return pa.concat_arrays(groups).take(pa.array(inverse))
+    octets, headers = _read_headers(binary)
+    distinct_headers, group_indexes = np.unique(headers, return_inverse=True)
+    order = np.argsort(group_indexes, kind="stable")
+    starts_by_group = np.split(octets.starts[order], np.cumsum(np.bincount(group_indexes))[:-1])
+    groups = [_print_group(octets, int(h), m) for h, m in zip(distinct_headers, starts_by_group, strict=True)]
+    inverse_order = np.empty(len(order), np.int64)
+    inverse_order[order] = np.arange(len(order))
+    return pa.concat_arrays(groups).take(pa.array(inverse_order))
 
 
 def _read_headers(binary: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
     """Return the bytes and the headers of values."""
     octets = Octets(binary)
-    head = octets.words(octets.starts)
-    if (octets.ends - octets.starts != _HEADER + 2 * (head >> 48).astype(np.int64)).any():
+    headers = octets.words(octets.starts)
+    if (octets.ends - octets.starts != _HEADER_BYTES + 2 * (headers >> 48).astype(np.int64)).any():
         raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
-    return octets, head
+    return octets, headers
 
 
-def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
+def _iterate_digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
     """Yield the first digits of all values, then the second digits, and so on.
 
     After the last digit of a value, the array has any number in the value's place.
     """
     for place in range(count):
         if place % 4 == 0:
-            words = octets.words(starts + _HEADER + 2 * place)
+            words = octets.words(starts + _HEADER_BYTES + 2 * place)
         yield (words >> (48 - 16 * (place % 4)) & 0xFFFF).view(np.int64)
 
 
-def _print_group(octets: Octets, head: int, starts: Positions) -> pa.Array:
+def _print_group(octets: Octets, header: int, starts: Positions) -> pa.Array:
     """Print values that have the same header."""
-    count, sign, places = head >> 48, head >> 16 & 0xFFFF, head & 0xFFFF
-    first = ((head >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
+    digit_count, sign, decimal_places = header >> 48, header >> 16 & 0xFFFF, header & 0xFFFF
+    first_power = ((header >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
     if sign in _SPECIAL:
         return pa.repeat(_SPECIAL[sign], len(starts))
     # The numbers of groups of four decimal digits that are printed before the decimal point, and after it.
-    groups_before_point, groups_after_point = max(first, 0) + 1, -(-places // 4)
+    groups_before_point, groups_after_point = max(first_power, 0) + 1, -(-decimal_places // 4)
     quads = np.full((len(starts), groups_before_point + groups_after_point, 4), ord("0"), np.uint8)
-    for place, digit in enumerate(_digits(octets, starts, count)):
-        index = groups_before_point - 1 - first + place
+    for place, digit in enumerate(_iterate_digits(octets, starts, digit_count)):
+        index = groups_before_point - 1 - first_power + place
         if (digit >= _BASE).any() or sign not in (0, _NEGATIVE):
             raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
         if index < groups_before_point + groups_after_point:
@@ -169,13 +169,13 @@ def _print_group(octets: Octets, head: int, starts: Positions) -> pa.Array:
     digits = quads.reshape(len(starts), -1)
     integral, fraction = (
         digits[:, : 4 * groups_before_point],
-        digits[:, 4 * groups_before_point : 4 * groups_before_point + places],
+        digits[:, 4 * groups_before_point : 4 * groups_before_point + decimal_places],
     )
     is_significant = np.maximum.accumulate(integral != ord("0"), axis=1)
     is_significant[:, -1] = True
     minus, point = (
         np.full((len(starts), int(is_printed)), ord(letter), np.uint8)
-        for is_printed, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
+        for is_printed, letter in ((sign == _NEGATIVE, "-"), (decimal_places > 0, "."))
     )
     letters = np.concatenate([minus, integral, point, fraction], axis=1)
     is_printed_letter = np.ones(letters.shape, np.bool_)

@@ -25,20 +25,20 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.decoding.binary.octets import Octets, convert_valid, fixed_width, gather
+from pgsieve.decoding.binary.octets import Octets, convert_valid, gather, read_fixed_width
 from pgsieve.decoding.errors import ProtocolError
 from pgsieve.decoding.values import numeric, output_containers, output_datetimes, output_values
 from pgsieve.decoding.values.builtin_types import (
-    BOX_ARRAY,
+    BOX_ARRAY_OID,
     DERIVED_TYPES,
     NO_DEFINED_TYPES,
     DefinedTypes,
     DerivedType,
 )
-from pgsieve.decoding.values.output_containers import Split
+from pgsieve.decoding.values.output_containers import Splitter
 from pgsieve.decoding.values.output_numbers import float4_text, float8_text
 
-Output: TypeAlias = Callable[[pa.Array], pa.Array]
+ColumnPrinter: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
 #: A caller adds this entry to the `defined` types of a server from version 19 on. It means that the server pads pg_lsn
@@ -50,44 +50,44 @@ class NoOutputError(Exception):
     """The binary format of a type's values does not determine their text."""
 
 
-def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NO_DEFINED_TYPES) -> pa.Array:
+def print_binary(values: pa.Array, type_oid: int, defined_types: DefinedTypes = NO_DEFINED_TYPES) -> pa.Array:
     """Print binary values of a type as strings; NULL stays NULL.
 
-    `defined` has the users' types that the type may consist of.
+    `defined_types` has the users' types that the type may consist of.
     """
-    if type_oid in PADDED_LSN and type_oid in defined:
-        return _distinct_printer(output_values.padded_lsn)(values)
-    if type_oid in _OUTPUTS:
-        return _OUTPUTS[type_oid](values)
-    derived_type = DERIVED_TYPES.get(type_oid) or defined.get(type_oid)
+    if type_oid in PADDED_LSN and type_oid in defined_types:
+        return _distinct_printer(output_values.print_padded_lsn)(values)
+    if type_oid in _PRINTER_BY_OID:
+        return _PRINTER_BY_OID[type_oid](values)
+    derived_type = DERIVED_TYPES.get(type_oid) or defined_types.get(type_oid)
     if derived_type is None:
         raise NoOutputError
     if derived_type.kind == "e":
         return _print_text(values)
     if derived_type.kind == "d":
-        return text_of(values, derived_type.of, defined)
+        return print_binary(values, derived_type.underlying_oid, defined_types)
     return output_containers.print_values(
-        values, _split_function(type_oid, derived_type), partial(text_of, defined=defined)
+        values, _choose_splitter(type_oid, derived_type), partial(print_binary, defined_types=defined_types)
     )
 
 
-def _split_function(type_oid: int, derived_type: DerivedType) -> Split:
+def _choose_splitter(type_oid: int, derived_type: DerivedType) -> Splitter:
     match derived_type.kind:
         case "a":
-            return partial(output_containers.split_array, delimiter=";" if type_oid == BOX_ARRAY else ",")
+            return partial(output_containers.split_array, delimiter=";" if type_oid == BOX_ARRAY_OID else ",")
         case "c":
             return output_containers.split_composite
         case "r":
-            return partial(output_containers.split_range, subtype=derived_type.of)
+            return partial(output_containers.split_range, subtype_oid=derived_type.underlying_oid)
         case _:
-            return partial(output_containers.split_multirange, range_type=derived_type.of)
+            return partial(output_containers.split_multirange, range_oid=derived_type.underlying_oid)
 
 
 def has_output(type_oid: int) -> bool:
     """Whether the text of a built-in type can be printed from its binary format alone."""
     derived_type = DERIVED_TYPES.get(type_oid)
-    return type_oid in _OUTPUTS or (
-        derived_type is not None and (derived_type.kind != "a" or has_output(derived_type.of))
+    return type_oid in _PRINTER_BY_OID or (
+        derived_type is not None and (derived_type.kind != "a" or has_output(derived_type.underlying_oid))
     )
 
 
@@ -95,37 +95,37 @@ def _print_text(values: pa.Array) -> pa.Array:
     return values.cast(pa.binary()).cast(pa.string())
 
 
-def _distinct_printer(function: Callable[[bytes], str]) -> Output:
-    """Return an output function of columns that calls `function` once for each distinct value."""
+def _distinct_printer(print_value: Callable[[bytes], str]) -> ColumnPrinter:
+    """Return an output function of columns that calls `print_value` once for each distinct value."""
 
-    def output(values: pa.Array) -> pa.Array:
+    def print_column(values: pa.Array) -> pa.Array:
         dictionary = values.cast(pa.binary()).dictionary_encode()
-        return pa.array(map(function, dictionary.dictionary.to_pylist()), pa.string()).take(
+        return pa.array(map(print_value, dictionary.dictionary.to_pylist()), pa.string()).take(
             dictionary.indices
         )
 
-    return output
+    return print_column
 
 
-def _integer_printer(layout: str) -> Output:
-    def output(values: pa.Array) -> pa.Array:
-        numbers, valid = fixed_width(values.cast(pa.binary()), layout)
+def _integer_printer(layout: str) -> ColumnPrinter:
+    def print_column(values: pa.Array) -> pa.Array:
+        numbers, valid = read_fixed_width(values.cast(pa.binary()), layout)
         return pa.array(numbers, mask=~valid).cast(pa.string())
 
-    return output
+    return print_column
 
 
-def _float_printer(layout: str, function: Callable[[float], str]) -> Output:
-    def output(values: pa.Array) -> pa.Array:
-        numbers, valid = fixed_width(values.cast(pa.binary()), layout)
+def _float_printer(layout: str, print_number: Callable[[float], str]) -> ColumnPrinter:
+    def print_column(values: pa.Array) -> pa.Array:
+        numbers, valid = read_fixed_width(values.cast(pa.binary()), layout)
         pairs = zip(numbers.tolist(), valid.tolist(), strict=True)
-        return pa.array([function(n) if is_valid else None for n, is_valid in pairs], pa.string())
+        return pa.array([print_number(n) if is_valid else None for n, is_valid in pairs], pa.string())
 
-    return output
+    return print_column
 
 
 def _print_booleans(values: pa.Array) -> pa.Array:
-    numbers, valid = fixed_width(values.cast(pa.binary()), "u1")
+    numbers, valid = read_fixed_width(values.cast(pa.binary()), "u1")
     return pa.array(["f", "t"]).take(pa.array(np.minimum(numbers, 1), mask=~valid))
 
 
@@ -143,7 +143,7 @@ def _print_after_version(binary: pa.Array) -> pa.Array:
 
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_DASHES = (8, 13, 18, 23)
+_DASH_POSITIONS = (8, 13, 18, 23)
 _UUID_BYTES, _UUID_LETTERS = 16, 36
 
 
@@ -159,62 +159,62 @@ def _print_valid_uuids(binary: pa.Array) -> pa.Array:
     octet_values = np.frombuffer(octets.buffer, np.uint8).reshape(count, _UUID_BYTES)
     letters = np.full((count, _UUID_LETTERS), ord("-"), np.uint8)
     digits = np.stack([_HEX[octet_values >> 4], _HEX[octet_values & 15]], axis=2).reshape(count, -1)
-    letters[:, [place for place in range(_UUID_LETTERS) if place not in _DASHES]] = digits
+    letters[:, [place for place in range(_UUID_LETTERS) if place not in _DASH_POSITIONS]] = digits
     offsets = np.arange(0, _UUID_LETTERS * (count + 1), _UUID_LETTERS, dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(letters)])
 
 
 def _print_vectors(values: pa.Array) -> pa.Array:
-    return output_containers.print_values(values, output_containers.split_vector, text_of)
+    return output_containers.print_values(values, output_containers.split_vector, print_binary)
 
 
-_TEXTS = (19, 25, 114, 142, 1042, 1043, 1790)  # name, text, json, xml, char(n), varchar, refcursor
+_TEXT_OIDS = (19, 25, 114, 142, 1042, 1043, 1790)  # name, text, json, xml, char(n), varchar, refcursor
 
-_OUTPUTS: Mapping[int, Output] = MappingProxyType(
+_PRINTER_BY_OID: Mapping[int, ColumnPrinter] = MappingProxyType(
     {
-        **dict.fromkeys(_TEXTS, _print_text),
+        **dict.fromkeys(_TEXT_OIDS, _print_text),
         16: _print_booleans,
-        17: _distinct_printer(output_values.hexadecimal),
-        18: _distinct_printer(output_values.char),
+        17: _distinct_printer(output_values.print_bytea),
+        18: _distinct_printer(output_values.print_char),
         20: _integer_printer(">i8"),
         21: _integer_printer(">i2"),
         22: _print_vectors,
         23: _integer_printer(">i4"),
         26: _integer_printer(">u4"),
-        27: _distinct_printer(output_values.tid),
+        27: _distinct_printer(output_values.print_tid),
         28: _integer_printer(">u4"),
         29: _integer_printer(">u4"),
         30: _print_vectors,
-        600: _distinct_printer(output_values.point),
-        601: _distinct_printer(output_values.lseg),
-        602: _distinct_printer(output_values.path),
-        603: _distinct_printer(output_values.box),
-        604: _distinct_printer(output_values.polygon),
-        628: _distinct_printer(output_values.line),
-        650: _distinct_printer(output_values.inet),
+        600: _distinct_printer(output_values.print_point),
+        601: _distinct_printer(output_values.print_lseg),
+        602: _distinct_printer(output_values.print_path),
+        603: _distinct_printer(output_values.print_box),
+        604: _distinct_printer(output_values.print_polygon),
+        628: _distinct_printer(output_values.print_line),
+        650: _distinct_printer(output_values.print_inet),
         700: _float_printer(">f4", float4_text),
         701: _float_printer(">f8", float8_text),
-        718: _distinct_printer(output_values.circle),
-        774: _distinct_printer(output_values.macaddr),
-        829: _distinct_printer(output_values.macaddr),
-        869: _distinct_printer(output_values.inet),
-        1082: _distinct_printer(output_datetimes.date),
-        1083: _distinct_printer(output_datetimes.time),
-        1114: _distinct_printer(output_datetimes.timestamp),
-        1184: _distinct_printer(output_datetimes.timestamptz),
-        1186: _distinct_printer(output_datetimes.interval),
-        1266: _distinct_printer(output_datetimes.timetz),
-        1560: _distinct_printer(output_values.bit),
-        1562: _distinct_printer(output_values.bit),
-        1700: numeric.text_from_send,
+        718: _distinct_printer(output_values.print_circle),
+        774: _distinct_printer(output_values.print_macaddr),
+        829: _distinct_printer(output_values.print_macaddr),
+        869: _distinct_printer(output_values.print_inet),
+        1082: _distinct_printer(output_datetimes.print_date),
+        1083: _distinct_printer(output_datetimes.print_time),
+        1114: _distinct_printer(output_datetimes.print_timestamp),
+        1184: _distinct_printer(output_datetimes.print_timestamptz),
+        1186: _distinct_printer(output_datetimes.print_interval),
+        1266: _distinct_printer(output_datetimes.print_timetz),
+        1560: _distinct_printer(output_values.print_bit),
+        1562: _distinct_printer(output_values.print_bit),
+        1700: numeric.text_from_binary,
         2950: _print_uuids,
-        2970: _distinct_printer(output_values.snapshot),
-        3220: _distinct_printer(output_values.lsn),
-        3614: _distinct_printer(output_values.tsvector),
-        3615: _distinct_printer(output_values.tsquery),
+        2970: _distinct_printer(output_values.print_snapshot),
+        3220: _distinct_printer(output_values.print_lsn),
+        3614: _distinct_printer(output_values.print_tsvector),
+        3615: _distinct_printer(output_values.print_tsquery),
         3802: _print_json,
         4072: _print_json,
-        5038: _distinct_printer(output_values.snapshot),
+        5038: _distinct_printer(output_values.print_snapshot),
         5069: _integer_printer(">u8"),
         6437: _integer_printer(">u8"),
     }

@@ -23,14 +23,14 @@ _INTERVAL_INFINITIES = {
 }
 
 
-def _date(days: int) -> tuple[str, str]:
+def _print_date(days: int) -> tuple[str, str]:
     """Return the text of a date, and " BC" or "" for its era; `days` are days since 2000-01-01."""
     year, month, day = calendar_date(days + POSTGRES_EPOCH_DAYS)
     printed_year, era = (year, "") if year > 0 else (1 - year, " BC")
     return f"{printed_year:04}-{month:02}-{day:02}", era
 
 
-def _clock(micros: int) -> str:
+def _print_clock(micros: int) -> str:
     seconds, fraction = divmod(micros, _SECOND)
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{clock}.{fraction:06}".rstrip("0") if fraction else clock
@@ -39,60 +39,60 @@ def _clock(micros: int) -> str:
 def _read_integer(value: bytes, name: str, bits: int) -> int:
     cursor = Cursor(value, name)
     number = cursor.i32(name) if bits == 32 else cursor.i64(name)
-    cursor.end()
+    cursor.expect_end()
     return number
 
 
-def date(value: bytes) -> str:
+def print_date(value: bytes) -> str:
     """Print a date."""
     days = _read_integer(value, "date", 32)
-    return _DATE_INFINITIES[days] if days in _DATE_INFINITIES else "".join(_date(days))
+    return _DATE_INFINITIES[days] if days in _DATE_INFINITIES else "".join(_print_date(days))
 
 
-def timestamp_text(micros: int, zone: str = "") -> str:
+def format_timestamp(micros: int, zone: str = "") -> str:
     """Print a timestamp given in microseconds since 2000-01-01."""
     if micros in _TIMESTAMP_INFINITIES:
         return _TIMESTAMP_INFINITIES[micros]
-    day, era = _date(micros // _DAY)
-    return f"{day} {_clock(micros % _DAY)}{zone}{era}"
+    day, era = _print_date(micros // _DAY)
+    return f"{day} {_print_clock(micros % _DAY)}{zone}{era}"
 
 
-def timestamptz_text(micros: int) -> str:
+def format_timestamptz(micros: int) -> str:
     """Print a timestamp with time zone, given in microseconds since 2000-01-01, in UTC."""
-    return timestamp_text(micros, "+00")
+    return format_timestamp(micros, "+00")
 
 
-def timestamp(value: bytes) -> str:
+def print_timestamp(value: bytes) -> str:
     """Print a timestamp."""
-    return timestamp_text(_read_integer(value, "timestamp", 64))
+    return format_timestamp(_read_integer(value, "timestamp", 64))
 
 
-def timestamptz(value: bytes) -> str:
+def print_timestamptz(value: bytes) -> str:
     """Print a timestamp with time zone, in UTC."""
-    return timestamptz_text(_read_integer(value, "timestamptz", 64))
+    return format_timestamptz(_read_integer(value, "timestamptz", 64))
 
 
-def time(value: bytes) -> str:
+def print_time(value: bytes) -> str:
     """Print a time of day."""
-    return _clock(_read_integer(value, "time", 64))
+    return _print_clock(_read_integer(value, "time", 64))
 
 
-def timetz(value: bytes) -> str:
+def print_timetz(value: bytes) -> str:
     """Print a time of day with its time zone; the bytes have the zone in seconds west of Greenwich."""
     cursor = Cursor(value, "timetz")
-    micros, west = cursor.i64("time"), cursor.i32("zone")
-    cursor.end()
-    minutes, seconds = divmod(abs(west), 60)
-    zone = f"{'-' if west > 0 else '+'}{minutes // 60:02}"
+    micros, seconds_west = cursor.i64("time"), cursor.i32("zone")
+    cursor.expect_end()
+    minutes, seconds = divmod(abs(seconds_west), 60)
+    zone = f"{'-' if seconds_west > 0 else '+'}{minutes // 60:02}"
     zone += f":{minutes % 60:02}" * bool(minutes % 60 or seconds) + f":{seconds:02}" * bool(seconds)
-    return _clock(micros) + zone
+    return _print_clock(micros) + zone
 
 
-def interval(value: bytes) -> str:
+def print_interval(value: bytes) -> str:
     """Print an interval."""
     cursor = Cursor(value, "interval")
     micros, days, months = cursor.i64("time"), cursor.i32("days"), cursor.i32("months")
-    cursor.end()
+    cursor.expect_end()
     if (micros, days, months) in _INTERVAL_INFINITIES:
         return _INTERVAL_INFINITIES[micros, days, months]
     absolute_months = abs(months)
@@ -108,5 +108,5 @@ def interval(value: bytes) -> str:
             parts.append(f"{'+' * (is_after_negative and number > 0)}{number} {unit}{'s' * (number != 1)}")
             is_after_negative = number < 0
     if micros or not parts:
-        parts.append(("-" if micros < 0 else "+" * is_after_negative) + _clock(abs(micros)))
+        parts.append(("-" if micros < 0 else "+" * is_after_negative) + _print_clock(abs(micros)))
     return " ".join(parts)

@@ -29,7 +29,7 @@ _FIRST_TIE_8, _FIRST_TIE_4 = 2.0**50, 2.0**20
 def float8_text(value: float) -> str:
     """Return the text that float8out prints."""
     if value in _SPECIAL_NAMES or math.isnan(value):
-        return _special(value)
+        return _print_special(value)
     magnitude = abs(value)
     shortest = Decimal(repr(magnitude))
     if magnitude >= _FIRST_TIE_8:
@@ -41,7 +41,7 @@ def float8_text(value: float) -> str:
 def float4_text(value: float) -> str:
     """Return the text that float4out prints for a single precision number."""
     if value in _SPECIAL_NAMES or math.isnan(value):
-        return _special(value)
+        return _print_special(value)
     magnitude = np.float32(abs(value))
     shortest = Decimal(str(magnitude))
     if magnitude >= _FIRST_TIE_4:
@@ -56,7 +56,7 @@ def float4_text(value: float) -> str:
     return "-" * (value < 0) + _format(shortest, _WIDTH_4)
 
 
-def _special(value: float) -> str:
+def _print_special(value: float) -> str:
     if value == 0 and math.copysign(1, value) < 0:
         return "-0"
     return _SPECIAL_NAMES.get(value, "NaN")
@@ -69,17 +69,19 @@ def _shortest_between(
 
     `shortest` is the shortest decimal that can be read as the value. It may be in the middle between two numbers.
     """
-    exact = Fraction(value)
-    lower_bound = (exact + Fraction(next_below)) / 2
+    exact_value = Fraction(value)
+    lower_bound = (exact_value + Fraction(next_below)) / 2
     # The greatest number has no next number above. It is assumed to be as far away as the next number below.
-    greatest = exact * 2 - lower_bound if math.isinf(next_above) else (exact + Fraction(next_above)) / 2
-    if lower_bound < shortest < greatest:
+    upper_bound = (
+        exact_value * 2 - lower_bound if math.isinf(next_above) else (exact_value + Fraction(next_above)) / 2
+    )
+    if lower_bound < shortest < upper_bound:
         return shortest
     decimal = Decimal(value)
     for precision in range(len(shortest.normalize().as_tuple().digits), max_digits):
-        roundings = [Context(precision, rounding).plus(decimal) for rounding in (ROUND_FLOOR, ROUND_CEILING)]
-        for candidate in sorted(roundings, key=lambda candidate: abs(Fraction(candidate) - exact)):
-            if lower_bound < candidate < greatest:
+        candidates = [Context(precision, rounding).plus(decimal) for rounding in (ROUND_FLOOR, ROUND_CEILING)]
+        for candidate in sorted(candidates, key=lambda candidate: abs(Fraction(candidate) - exact_value)):
+            if lower_bound < candidate < upper_bound:
                 return candidate
     return Context(max_digits).plus(decimal)
 

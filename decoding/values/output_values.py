@@ -20,50 +20,50 @@ from pgsieve.decoding.values.output_numbers import float8_text
 _IPV4, _IPV6 = 2, 3  # PGSQL_AF_INET, PGSQL_AF_INET6
 
 
-def char(value: bytes) -> str:
+def print_char(value: bytes) -> str:
     r"""Print a "char": the byte 0 as '', a byte outside ASCII as \ooo."""
     octet = Cursor(value, '"char"').u8("a byte")
     return f"\\{octet:03o}" if octet >= 0x80 else chr(octet) if octet else ""
 
 
-def hexadecimal(value: bytes) -> str:
+def print_bytea(value: bytes) -> str:
     r"""Print a bytea with bytea_output hex."""
     return "\\x" + value.hex()
 
 
-def unsigned(value: bytes, width: int) -> str:
+def print_unsigned(value: bytes, width: int) -> str:
     """Print an integer without sign."""
     return str(int.from_bytes(Cursor(value, "integer").byten(width, "an integer")))
 
 
-def lsn(value: bytes) -> str:
+def print_lsn(value: bytes) -> str:
     """Print a pg_lsn."""
     number = Cursor(value, "pg_lsn").u64("an LSN")
     return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
 
 
-def padded_lsn(value: bytes) -> str:
+def print_padded_lsn(value: bytes) -> str:
     """Print a pg_lsn with eight digits after the slash, as servers from 19 on do."""
-    high, _, low = lsn(value).partition("/")
+    high, _, low = print_lsn(value).partition("/")
     return f"{high}/{low:0>8}"
 
 
-def tid(value: bytes) -> str:
+def print_tid(value: bytes) -> str:
     """Print a tid: the number of a tuple's block, and the number of the tuple in the block."""
     cursor = Cursor(value, "tid")
     return f"({cursor.u32('a block')},{cursor.u16('a place')})"
 
 
-def snapshot(value: bytes) -> str:
+def print_snapshot(value: bytes) -> str:
     """Print a pg_snapshot or txid_snapshot."""
     cursor = Cursor(value, "snapshot")
     count = cursor.i32("a count")
-    first, last = cursor.u64("xmin"), cursor.u64("xmax")
-    running = [str(cursor.u64("xid")) for _ in range(cursor.check_count(count, "transactions", item_size=8))]
-    return f"{first}:{last}:{','.join(running)}"
+    xmin, xmax = cursor.u64("xmin"), cursor.u64("xmax")
+    xids = [str(cursor.u64("xid")) for _ in range(cursor.check_count(count, "transactions", item_size=8))]
+    return f"{xmin}:{xmax}:{','.join(xids)}"
 
 
-def bit(value: bytes) -> str:
+def print_bit(value: bytes) -> str:
     """Print a bit string."""
     cursor = Cursor(value, "bit")
     size = cursor.i32("a length")
@@ -71,101 +71,101 @@ def bit(value: bytes) -> str:
     return "".join(f"{octet:08b}" for octet in octets)[:size]
 
 
-def macaddr(value: bytes) -> str:
+def print_macaddr(value: bytes) -> str:
     """Print a macaddr or macaddr8."""
     return value.hex(":")
 
 
-def inet(value: bytes) -> str:
+def print_inet(value: bytes) -> str:
     """Print an inet or cidr with its number of bits; an inet of a single host is printed without it."""
     cursor = Cursor(value, "inet")
     family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
     address = cursor.byten(cursor.u8("a size"), "an address")
-    cursor.end()
+    cursor.expect_end()
     if (family, len(address)) not in ((_IPV4, 4), (_IPV6, 16)):
         cursor.fail("an address of IPv4 or IPv6")
-    text = ".".join(map(str, address)) if family == _IPV4 else _ipv6(address)
+    text = ".".join(map(str, address)) if family == _IPV4 else _print_ipv6(address)
     return f"{text}/{bits}" if is_cidr or bits < 8 * len(address) else text
 
 
-def _ipv6(address: bytes) -> str:
+def _print_ipv6(address: bytes) -> str:
     """Print an IPv6 address.
 
     The longest run of zeros becomes `::`, the first run if several are longest. An embedded IPv4 address is printed
     with dots.
     """
     words = struct.unpack(">8H", address)
-    runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
+    runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zero_pattern(words))]
     size, start = max(runs, default=(0, 0))
     start = -start
-    tail = [f"{word:x}" for word in words]
+    groups = [f"{word:x}" for word in words]
     if size and start == 0 and (size == 6 or (size == 5 and words[5] == 0xFFFF)):
-        tail[6:] = [".".join(map(str, address[12:]))]
+        groups[6:] = [".".join(map(str, address[12:]))]
     if not size:
-        return ":".join(tail)
-    return f"{':'.join(tail[:start])}::{':'.join(tail[start + size :])}"
+        return ":".join(groups)
+    return f"{':'.join(groups[:start])}::{':'.join(groups[start + size :])}"
 
 
-def _zeros(words: tuple[int, ...]) -> str:
+def _zero_pattern(words: tuple[int, ...]) -> str:
     return "".join("1" if word else "0" for word in words)
 
 
 # --- geometric types --------------------------------------------------------------------
 
 
-def _numbers(cursor: Cursor, count: int) -> list[str]:
+def _print_numbers(cursor: Cursor, count: int) -> list[str]:
     return [float8_text(struct.unpack(">d", cursor.byten(8, "a number"))[0]) for _ in range(count)]
 
 
-def _points(cursor: Cursor, count: int) -> str:
-    return ",".join(f"({','.join(_numbers(cursor, 2))})" for _ in range(count))
+def _print_points(cursor: Cursor, count: int) -> str:
+    return ",".join(f"({','.join(_print_numbers(cursor, 2))})" for _ in range(count))
 
 
-def points(value: bytes, count: int, form: str = "{}") -> str:
+def print_geometric(value: bytes, count: int, template: str = "{}") -> str:
     """Print a point, lseg or box."""
-    return form.format(_points(Cursor(value, "geometric"), count))
+    return template.format(_print_points(Cursor(value, "geometric"), count))
 
 
-def line(value: bytes) -> str:
+def print_line(value: bytes) -> str:
     """Print a line's A, B and C."""
-    return "{" + ",".join(_numbers(Cursor(value, "line"), 3)) + "}"
+    return "{" + ",".join(_print_numbers(Cursor(value, "line"), 3)) + "}"
 
 
-def circle(value: bytes) -> str:
+def print_circle(value: bytes) -> str:
     """Print a circle."""
     cursor = Cursor(value, "circle")
-    return f"<{_points(cursor, 1)},{_numbers(cursor, 1)[0]}>"
+    return f"<{_print_points(cursor, 1)},{_print_numbers(cursor, 1)[0]}>"
 
 
-def polygon(value: bytes) -> str:
+def print_polygon(value: bytes) -> str:
     """Print a polygon."""
-    return _path(Cursor(value, "polygon"), "()")
+    return _print_path(Cursor(value, "polygon"), "()")
 
 
-def path(value: bytes) -> str:
+def print_path(value: bytes) -> str:
     """Print a path: a closed path in round brackets, an open path in square brackets."""
     cursor = Cursor(value, "path")
-    return _path(cursor, "()" if cursor.u8("closed or not") else "[]")
+    return _print_path(cursor, "()" if cursor.u8("closed or not") else "[]")
 
 
-def _path(cursor: Cursor, brackets: str) -> str:
+def _print_path(cursor: Cursor, brackets: str) -> str:
     count = cursor.check_count(cursor.i32("a count"), "points", item_size=16)
-    return brackets[0] + _points(cursor, count) + brackets[1]
+    return brackets[0] + _print_points(cursor, count) + brackets[1]
 
 
 # --- text search -------------------------------------------------------------------------
 
 
-def _lexeme(cursor: Cursor) -> str:
+def _print_lexeme(cursor: Cursor) -> str:
     return "'" + cursor.cstr("a lexeme").replace("'", "''").replace("\\", "\\\\") + "'"
 
 
-def tsvector(value: bytes) -> str:
+def print_tsvector(value: bytes) -> str:
     """Print a tsvector: lexemes with their positions and weights."""
     cursor = Cursor(value, "tsvector")
     lexemes = []
     for _ in range(cursor.check_count(cursor.i32("a count"), "lexemes", item_size=3)):
-        lexeme = _lexeme(cursor)
+        lexeme = _print_lexeme(cursor)
         entries = [cursor.u16("a place") for _ in range(cursor.u16("a count"))]
         places = ",".join(f"{entry & 0x3FFF}{'DCBA'[entry >> 14]}".rstrip("D") for entry in entries)
         lexemes.append(f"{lexeme}:{places}" if places else lexeme)
@@ -177,34 +177,34 @@ _NOT, _AND, _OR, _PHRASE = 1, 2, 3, 4
 _PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
 
 
-def tsquery(value: bytes) -> str:
+def print_tsquery(value: bytes) -> str:
     """Print a tsquery. Its bytes have the operator first, then the right operand, then the left operand."""
     cursor = Cursor(value, "tsquery")
-    return _query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
+    return _print_query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
 
 
-def _query(cursor: Cursor, outer: int, *, in_phrase: bool) -> str:
+def _print_query(cursor: Cursor, outer_priority: int, *, in_phrase: bool) -> str:
     kind = cursor.u8("an item")
     if kind == _QUERY_VALUE:
         weights, prefix = cursor.u8("weights"), cursor.u8("prefix or not")
-        lexeme = _lexeme(cursor)
+        lexeme = _print_lexeme(cursor)
         marks = "*" * bool(prefix) + "".join(letter for i, letter in enumerate("ABCD") if weights & 8 >> i)
         return f"{lexeme}:{marks}" if marks else lexeme
     operator = cursor.u8("an operator")
     priority = _PRIORITY.get(operator) or cursor.fail("an operator", bytes_before=1)
     if operator == _NOT:
-        text = "!" + _query(cursor, priority, in_phrase=False)
+        text = "!" + _print_query(cursor, priority, in_phrase=False)
     else:
         sign = {_AND: "&", _OR: "|"}.get(operator, "<->")
         if operator == _PHRASE and (distance := cursor.u16("a distance")) != 1:
             sign = f"<{distance}>"
-        right = _query(cursor, priority, in_phrase=operator == _PHRASE)
-        text = f"{_query(cursor, priority, in_phrase=False)} {sign} {right}"
-    return f"( {text} )" if priority < outer or (operator == _PHRASE and in_phrase) else text
+        right = _print_query(cursor, priority, in_phrase=operator == _PHRASE)
+        text = f"{_print_query(cursor, priority, in_phrase=False)} {sign} {right}"
+    return f"( {text} )" if priority < outer_priority or (operator == _PHRASE and in_phrase) else text
 
 
-point = partial(points, count=1)
-lseg = partial(points, count=2, form="[{}]")
-box = partial(points, count=2)
-xid = partial(unsigned, width=4)
-xid8 = partial(unsigned, width=8)
+print_point = partial(print_geometric, count=1)
+print_lseg = partial(print_geometric, count=2, template="[{}]")
+print_box = partial(print_geometric, count=2)
+print_xid = partial(print_unsigned, width=4)
+print_xid8 = partial(print_unsigned, width=8)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
 
 #: Maps the oid of each of these types to the kind of names that it prints.
-NAMES_OF: Mapping[int, str] = MappingProxyType(
+NAME_KIND_BY_OID: Mapping[int, str] = MappingProxyType(
     {
         24: "function",  # regproc
         1033: "role",  # aclitem
@@ -31,4 +31,4 @@ NAMES_OF: Mapping[int, str] = MappingProxyType(
 )
 
 #: The oids of the types that print names, and of their array types.
-PRINTING_TYPES = frozenset({*NAMES_OF, *(BUILTIN_TYPES[oid].array_oid for oid in NAMES_OF)})
+NAME_TYPE_OIDS = frozenset({*NAME_KIND_BY_OID, *(BUILTIN_TYPES[oid].array_oid for oid in NAME_KIND_BY_OID)})

@@ -2,7 +2,7 @@
 
 In: the oid and the modifier of a type. Out: its Arrow type, its Spark type, and the conversions of its values.
 
-One table (`_TYPES`) has each type's Arrow and Spark type, the conversions of its values from text and from
+One table (`_COLUMN_TYPE_BY_OID`) has each type's Arrow and Spark type, the conversions of its values from text and from
 binary format, and the SQL expression that the initial copy selects. Text, binary format and copy all give the same
 Arrow values. An array of a built-in type becomes an array of the element's type. A user's type, or a type that is not
 in the table, becomes text. docs/types.md shows the table.
@@ -29,7 +29,7 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.decoding.binary.octets import fixed_width, offsets_of
+from pgsieve.decoding.binary.octets import read_fixed_width, value_offsets
 from pgsieve.decoding.errors import (
     TABLE_PLACEHOLDER,
     UnsupportedBinaryError,
@@ -37,9 +37,9 @@ from pgsieve.decoding.errors import (
     ValueNotRepresentableError,
 )
 from pgsieve.decoding.values import bytea, datetimes, numeric
-from pgsieve.decoding.values.arrays import ArraySend, ArrayText, Converter
-from pgsieve.decoding.values.builtin_types import BOX_ARRAY, ELEMENT_OIDS, NO_DEFINED_TYPES, DefinedTypes
-from pgsieve.decoding.values.output import NoOutputError, text_of
+from pgsieve.decoding.values.arrays import ArraySendConverter, ArrayTextConverter, Converter
+from pgsieve.decoding.values.builtin_types import BOX_ARRAY_OID, ELEMENT_OIDS, NO_DEFINED_TYPES, DefinedTypes
+from pgsieve.decoding.values.output import NoOutputError, print_binary
 from pgsieve.decoding.values.quoting import quote_identifier
 
 _COLUMN_EXPRESSION = "{}"
@@ -56,57 +56,57 @@ _MAX_PRECISION = 38  # The greatest precision of decimals in Spark and Arrow.
 class ColumnType:
     """The replica's column for a PostgreSQL type.
 
-    - `arrow` and `spark` are the column's types in these libraries.
-    - `text` converts values from PostgreSQL's text format to `arrow`.
-    - `binary` converts values from PostgreSQL's binary format to `arrow`.
-    - `expression` is the SQL expression that the initial copy selects, and `copy` converts its results to `arrow`.
+    - `arrow_type` and `spark_type` are the column's types in these libraries.
+    - `text_converter` converts values from PostgreSQL's text format to `arrow_type`.
+    - `binary_converter` converts values from PostgreSQL's binary format to `arrow_type`.
+    - `copy_expression` is the SQL expression that the initial copy selects, and `copy_converter` converts its results to `arrow_type`.
     """
 
-    arrow: pa.DataType
-    spark: str
-    text: Converter
-    binary: Converter
-    copy: Converter
-    expression: str
+    arrow_type: pa.DataType
+    spark_type: str
+    text_converter: Converter
+    binary_converter: Converter
+    copy_converter: Converter
+    copy_expression: str
 
 
 @dataclass(frozen=True, slots=True)
-class _FixedWidth:
+class _FixedWidthConverter:
     """Converts numbers in binary format; `layout` is their type in numpy's notation, such as `>i4`."""
 
     layout: str
 
     def __call__(self, values: pa.Array, target: pa.DataType) -> pa.Array:
-        numbers, valid = fixed_width(values.cast(pa.binary()), self.layout)
-        return pa.array(numbers, mask=None if valid.all() else ~valid).cast(target)
+        numbers, is_valid = read_fixed_width(values.cast(pa.binary()), self.layout)
+        return pa.array(numbers, mask=None if is_valid.all() else ~is_valid).cast(target)
 
 
 @dataclass(frozen=True, slots=True)
-class _OutputText:
+class _OutputTextConverter:
     """Converts binary format to the text that the type's output function prints."""
 
     type_oid: int
-    defined: DefinedTypes
+    defined_types: DefinedTypes
 
     def __call__(self, values: pa.Array, _: pa.DataType) -> pa.Array:
-        return text_of(values, self.type_oid, self.defined)
+        return print_binary(values, self.type_oid, self.defined_types)
 
 
 def _parse_boolean(values: pa.Array, _: pa.DataType) -> pa.Array:
     """Convert 't' and 'f', the text of boolout."""
-    valid = np.asarray(values.is_valid())
-    offsets = offsets_of(values)
-    if (np.diff(offsets)[valid] != 1).any():
+    is_valid = np.asarray(values.is_valid())
+    offsets = value_offsets(values)
+    if (np.diff(offsets)[is_valid] != 1).any():
         raise ValueError("not a boolean")
-    if not valid.any():
+    if not is_valid.any():
         return pa.nulls(len(values), pa.bool_())
     octets = np.frombuffer(values.buffers()[2], np.uint8)
     # A NULL after the last value has an offset beyond the last byte. The mode "clip" makes this offset valid.
     letters = np.take(octets, offsets[:-1], mode="clip")
-    true = letters == ord("t")
-    if (valid & ~true & (letters != ord("f"))).any():
+    is_true = letters == ord("t")
+    if (is_valid & ~is_true & (letters != ord("f"))).any():
         raise ValueError("not a boolean")
-    return pa.array(true, mask=None if valid.all() else ~valid)
+    return pa.array(is_true, mask=None if is_valid.all() else ~is_valid)
 
 
 def _parse_number(values: pa.Array, target: pa.DataType) -> pa.Array:
@@ -137,45 +137,47 @@ def _decode_bytea(values: pa.Array, _: pa.DataType) -> pa.Array:
 
 
 def _decode_numeric(values: pa.Array, target: pa.DataType) -> pa.Array:
-    return numeric.decimal_from_send(values, target)
+    return numeric.decimal_from_binary(values, target)
 
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
     return values.cast(target)
 
 
-def _string(
-    type_oid: int, expression: str = _OUTPUT_EXPRESSION, defined: DefinedTypes = NO_DEFINED_TYPES
+def _string_column(
+    type_oid: int, copy_expression: str = _OUTPUT_EXPRESSION, defined_types: DefinedTypes = NO_DEFINED_TYPES
 ) -> ColumnType:
     """Return a column that has the text of the type's output function."""
-    output_text = _OutputText(type_oid, defined)
-    return ColumnType(pa.string(), "string", _decode_text, output_text, _decode_text, expression)
+    output_text = _OutputTextConverter(type_oid, defined_types)
+    return ColumnType(pa.string(), "string", _decode_text, output_text, _decode_text, copy_expression)
 
 
-def _number(
-    arrow: pa.DataType,
-    spark: str,
+def _number_column(
+    arrow_type: pa.DataType,
+    spark_type: str,
     layout: str,
-    text: Converter = _parse_number,
-    expression: str = _COLUMN_EXPRESSION,
+    text_converter: Converter = _parse_number,
+    copy_expression: str = _COLUMN_EXPRESSION,
 ) -> ColumnType:
-    return ColumnType(arrow, spark, text, _FixedWidth(layout), _cast, expression)
-
-
-def _datetime(arrow: pa.DataType, spark: str, send: str) -> ColumnType:
-    # pgsieve reads the copy with ADBC, and ADBC overflows for infinity and distant years. So the copy selects the bytes
-    # of the send function.
     return ColumnType(
-        arrow,
-        spark,
-        datetimes.from_text,
-        datetimes.from_send,
-        datetimes.from_send,
-        f"pg_catalog.{send}({{}})",
+        arrow_type, spark_type, text_converter, _FixedWidthConverter(layout), _cast, copy_expression
     )
 
 
-def _decimal(precision: int, scale: int) -> ColumnType:
+def _datetime_column(arrow_type: pa.DataType, spark_type: str, send_function: str) -> ColumnType:
+    # pgsieve reads the copy with ADBC, and ADBC overflows for infinity and distant years. So the copy selects the bytes
+    # of the send function.
+    return ColumnType(
+        arrow_type,
+        spark_type,
+        datetimes.from_text,
+        datetimes.from_binary,
+        datetimes.from_binary,
+        f"pg_catalog.{send_function}({{}})",
+    )
+
+
+def _decimal_column(precision: int, scale: int) -> ColumnType:
     return ColumnType(
         pa.decimal128(precision, scale),
         f"decimal({precision},{scale})",
@@ -186,48 +188,57 @@ def _decimal(precision: int, scale: int) -> ColumnType:
     )
 
 
-def _array(array_oid: int, element: ColumnType) -> ColumnType:
-    text = ArrayText(element.text, ";" if array_oid == BOX_ARRAY else ",")
-    send = ArraySend(ELEMENT_OIDS[array_oid], element.binary)
-    return ColumnType(pa.list_(element.arrow), f"array<{element.spark}>", text, send, text, _TEXT_EXPRESSION)
+def _array_column(array_oid: int, element: ColumnType) -> ColumnType:
+    text_converter = ArrayTextConverter(element.text_converter, ";" if array_oid == BOX_ARRAY_OID else ",")
+    binary_converter = ArraySendConverter(ELEMENT_OIDS[array_oid], element.binary_converter)
+    return ColumnType(
+        pa.list_(element.arrow_type),
+        f"array<{element.spark_type}>",
+        text_converter,
+        binary_converter,
+        text_converter,
+        _TEXT_EXPRESSION,
+    )
 
 
-_SMALLINT = _number(pa.int16(), "smallint", ">i2")
-_INT = _number(pa.int32(), "int", ">i4")
-_BIGINT = _number(pa.int64(), "bigint", ">i8")
+_SMALLINT = _number_column(pa.int16(), "smallint", ">i2")
+_INT = _number_column(pa.int32(), "int", ">i4")
+_BIGINT = _number_column(pa.int64(), "bigint", ">i8")
 
-_TYPES: Mapping[int, ColumnType] = MappingProxyType(
+_COLUMN_TYPE_BY_OID: Mapping[int, ColumnType] = MappingProxyType(
     {
-        16: _number(pa.bool_(), "boolean", "u1", _parse_boolean),
+        16: _number_column(pa.bool_(), "boolean", "u1", _parse_boolean),
         17: ColumnType(pa.binary(), "binary", _decode_bytea, _cast, _cast, _COLUMN_EXPRESSION),
-        19: _string(19, _COLUMN_EXPRESSION),  # name
+        19: _string_column(19, _COLUMN_EXPRESSION),  # name
         20: _BIGINT,
         21: _SMALLINT,
         23: _INT,
-        25: _string(25, _COLUMN_EXPRESSION),  # text
-        26: _number(pa.int64(), "bigint", ">u4", expression="{}::pg_catalog.int8"),  # oid
-        114: _string(114, _TEXT_EXPRESSION),  # json
-        700: _number(pa.float32(), "float", ">f4"),
-        701: _number(pa.float64(), "double", ">f8"),
-        1042: _string(1042, _COLUMN_EXPRESSION),  # char(n): a cast to text would remove its padding.
-        1043: _string(1043, _COLUMN_EXPRESSION),  # varchar
-        1082: _datetime(pa.date32(), "date", "date_send"),
-        1114: _datetime(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
-        1184: _datetime(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
-        _NUMERIC: _string(_NUMERIC, _TEXT_EXPRESSION),  # without a precision, or with one that is too great
-        2950: _string(2950, _TEXT_EXPRESSION),  # uuid
-        3802: _string(3802, _TEXT_EXPRESSION),  # jsonb
+        25: _string_column(25, _COLUMN_EXPRESSION),  # text
+        26: _number_column(pa.int64(), "bigint", ">u4", copy_expression="{}::pg_catalog.int8"),  # oid
+        114: _string_column(114, _TEXT_EXPRESSION),  # json
+        700: _number_column(pa.float32(), "float", ">f4"),
+        701: _number_column(pa.float64(), "double", ">f8"),
+        1042: _string_column(1042, _COLUMN_EXPRESSION),  # char(n): a cast to text would remove its padding.
+        1043: _string_column(1043, _COLUMN_EXPRESSION),  # varchar
+        1082: _datetime_column(pa.date32(), "date", "date_send"),
+        1114: _datetime_column(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
+        1184: _datetime_column(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
+        _NUMERIC: _string_column(
+            _NUMERIC, _TEXT_EXPRESSION
+        ),  # without a precision, or with one that is too great
+        2950: _string_column(2950, _TEXT_EXPRESSION),  # uuid
+        3802: _string_column(3802, _TEXT_EXPRESSION),  # jsonb
     }
 )
 
 _WIDER_TYPES: Mapping[int, Mapping[str, ColumnType]] = MappingProxyType(
     {
         21: {
-            "int": _number(pa.int32(), "int", ">i2"),
-            "bigint": _number(pa.int64(), "bigint", ">i2"),
+            "int": _number_column(pa.int32(), "int", ">i2"),
+            "bigint": _number_column(pa.int64(), "bigint", ">i2"),
         },
-        23: {"bigint": _number(pa.int64(), "bigint", ">i4")},
-        700: {"double": _number(pa.float64(), "double", ">f4", _parse_widened_real)},
+        23: {"bigint": _number_column(pa.int64(), "bigint", ">i4")},
+        700: {"double": _number_column(pa.float64(), "double", ">f4", _parse_widened_real)},
     }
 )
 """Maps a type to the wider types that a user can choose. string is offered for all types, decimal(p,s) for numeric."""
@@ -247,59 +258,63 @@ def column_type(
     type_oid: int,
     type_modifier: int,
     override: str | None = None,
-    defined: DefinedTypes = NO_DEFINED_TYPES,
+    defined_types: DefinedTypes = NO_DEFINED_TYPES,
 ) -> ColumnType:
     """Return the replica's column for a PostgreSQL type.
 
     `override` is a Spark type that the user chose: string for every type, decimal(p,s) for numeric, a wider
-    type for integers and real, or an array of these. `defined` has users' types; they are needed to print values in
+    type for integers and real, or an array of these. `defined_types` has users' types; they are needed to print values in
     binary format. Raises UnsupportedTypeError if pgsieve does not offer the override for the type.
     """
-    default = _default_type(type_oid, type_modifier, defined)
+    default_type = _default_type(type_oid, type_modifier, defined_types)
     if override is None:
-        return default
+        return default_type
     type_name = "".join(override.lower().split())
-    override_type = _override_type(type_oid, type_modifier, type_name, defined)
+    override_type = _override_type(type_oid, type_modifier, type_name, defined_types)
     if override_type is None:
         raise UnsupportedTypeError(
             f'a column of PostgreSQL type {type_oid} cannot be of Spark type "{override}"',
-            hint=f"offered types: {', '.join(dict.fromkeys([default.spark, *_offered_types(type_oid), 'string']))}",
+            hint=f"offered types: {', '.join(dict.fromkeys([default_type.spark_type, *_offered_types(type_oid), 'string']))}",
         )
     return override_type
 
 
-def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> ColumnType:
+def _default_type(type_oid: int, type_modifier: int, defined_types: DefinedTypes) -> ColumnType:
     if type_oid in ELEMENT_OIDS:
-        return _array(type_oid, _default_type(ELEMENT_OIDS[type_oid], type_modifier, defined))
+        return _array_column(type_oid, _default_type(ELEMENT_OIDS[type_oid], type_modifier, defined_types))
     if type_oid == _NUMERIC and type_modifier >= 4:
         # See numeric_typmod_precision() and numeric_typmod_scale() in utils/adt/numeric.c. From version 15 on the
         # scale is signed.
         precision = (type_modifier - 4) >> 16 & 0xFFFF
         scale = ((type_modifier - 4) & 0x7FF ^ 0x400) - 0x400
         if precision <= _MAX_PRECISION and 0 <= scale <= precision:
-            return _decimal(precision, scale)
-    return _TYPES.get(type_oid) or _string(type_oid, defined=defined)
+            return _decimal_column(precision, scale)
+    return _COLUMN_TYPE_BY_OID.get(type_oid) or _string_column(type_oid, defined_types=defined_types)
 
 
 def _override_type(
-    type_oid: int, type_modifier: int, requested: str, defined: DefinedTypes
+    type_oid: int, type_modifier: int, requested: str, defined_types: DefinedTypes
 ) -> ColumnType | None:
     """Return the column for a Spark type that the user requested, or None if pgsieve does not offer this type."""
-    default = _default_type(type_oid, type_modifier, defined)
+    default_type = _default_type(type_oid, type_modifier, defined_types)
     requested = _SYNONYMS.get(requested, requested)
-    if requested == default.spark:
-        return default
+    if requested == default_type.spark_type:
+        return default_type
     if requested == "string":
-        return _string(type_oid, _TEXT_EXPRESSION if type_oid == _NUMERIC else _OUTPUT_EXPRESSION, defined)
+        return _string_column(
+            type_oid, _TEXT_EXPRESSION if type_oid == _NUMERIC else _OUTPUT_EXPRESSION, defined_types
+        )
     if type_oid in ELEMENT_OIDS:
-        inner = _ARRAY.fullmatch(requested)
-        element = inner and _override_type(ELEMENT_OIDS[type_oid], type_modifier, inner[1], defined)
-        return _array(type_oid, element) if element else None
-    decimal = _DECIMAL.fullmatch(requested) if type_oid == _NUMERIC else None
-    if decimal is not None:
-        precision, scale = int(decimal[1]), int(decimal[2] or 0)
+        array_match = _ARRAY.fullmatch(requested)
+        element = array_match and _override_type(
+            ELEMENT_OIDS[type_oid], type_modifier, array_match[1], defined_types
+        )
+        return _array_column(type_oid, element) if element else None
+    decimal_match = _DECIMAL.fullmatch(requested) if type_oid == _NUMERIC else None
+    if decimal_match is not None:
+        precision, scale = int(decimal_match[1]), int(decimal_match[2] or 0)
         if 1 <= precision <= _MAX_PRECISION and scale <= precision:
-            return _decimal(precision, scale)
+            return _decimal_column(precision, scale)
     return _WIDER_TYPES.get(type_oid, {}).get(requested)
 
 
@@ -314,18 +329,18 @@ def copy_expression(
     quoted_column: str, type_oid: int, type_modifier: int, override: str | None = None
 ) -> str:
     """Return the SQL expression that the initial copy selects for a column; `from_copy` converts its values."""
-    return column_type(type_oid, type_modifier, override).expression.format(quoted_column)
+    return column_type(type_oid, type_modifier, override).copy_expression.format(quoted_column)
 
 
-def from_text(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
+def convert_text(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
     """Convert the text of the type's output function to the column's Arrow type; `values` are binary or string."""
-    return _convert(type.text, values, type, column)
+    return _convert(type.text_converter, values, type, column)
 
 
-def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
+def convert_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
     """Convert the bytes of the type's send function to the column's Arrow type."""
     try:
-        return _convert(type.binary, values, type, column)
+        return _convert(type.binary_converter, values, type, column)
     except NoOutputError:
         raise UnsupportedBinaryError(
             f'column "{column}" has a value in binary format, and only the server can print its type',
@@ -335,21 +350,21 @@ def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  #
         ) from None
 
 
-def from_copy(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
+def convert_copy(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
     """Convert the values of `copy_expression`, as ADBC reads them, to the column's Arrow type."""
-    return _convert(type.copy, values, type, column)
+    return _convert(type.copy_converter, values, type, column)
 
 
 def _convert(converter: Converter, values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002
     try:
-        return converter(values, type.arrow)
+        return converter(values, type.arrow_type)
     except (
         ValueError
     ):  # Arrow's errors are of this class. They quote the value, so the new error has no cause.
         raise ValueNotRepresentableError(
-            f'column "{column}" has a value that Spark type {type.spark} cannot hold',
+            f'column "{column}" has a value that Spark type {type.spark_type} cannot hold',
             hint=f"set `types: {{{TABLE_PLACEHOLDER}.{quote_identifier(column)}: string}}` in pgsieve.yaml for PostgreSQL's own text",
-            row=_first_unconvertible(converter, values, type.arrow),
+            value_index=_first_unconvertible(converter, values, type.arrow_type),
         ) from None
 
 

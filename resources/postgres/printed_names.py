@@ -10,7 +10,7 @@ server's own objects only roles and schemas are covered, because the others cann
 are not covered, because no published value names them.
 """
 
-from pgsieve.decoding.values.printed_names import PRINTING_TYPES
+from pgsieve.decoding.values.printed_names import NAME_TYPE_OIDS
 
 _PRINTING_TYPE_OIDS = ", ".join(map(str, sorted(PRINTING_TYPES)))
 

@@ -26,8 +26,8 @@ from pgsieve.decoding.row_filters.nodes import ColumnValue, Node
 from pgsieve.decoding.row_filters.simplification import choose_implementations
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
 from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS
-from pgsieve.decoding.values.output_datetimes import timestamp_text
-from pgsieve.decoding.values.types import column_type, from_text
+from pgsieve.decoding.values.output_datetimes import format_timestamp
+from pgsieve.decoding.values.types import column_type, convert_text
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.random_filters import DECIMALS, FLOATS, POOLS, SMALL, UNBOUNDED, WIDE, quoted
 from tests.fixtures.tries import budget_seconds, drawn_seed
@@ -179,7 +179,7 @@ def evaluated(
         if is_constant:
             arguments.append(constant_from_text(operand, oid))
         else:
-            column = from_text(pa.array([operand]), column_type(oid, -1), "x")
+            column = convert_text(pa.array([operand]), column_type(oid, -1), "x")
             arguments.append(ColumnValue(f"x{len(row)}", "C", type_oid=oid))
             row += python_values(column, oid)
     program = compile_tree(choose_implementations(builtin_call(name, arguments), major_version))
@@ -204,8 +204,8 @@ def same(result: Any, expected: str | None, type_oid: int) -> bool:
     if type_oid == nodes.TIMESTAMP and isinstance(
         result, int
     ):  # as text: Arrow's timestamps end earlier than the server's
-        return timestamp_text(result - POSTGRES_EPOCH_DAYS * DAY) == expected
-    (value,) = python_values(from_text(pa.array([expected]), column_type(type_oid, -1), "x"), type_oid)
+        return format_timestamp(result - POSTGRES_EPOCH_DAYS * DAY) == expected
+    (value,) = python_values(convert_text(pa.array([expected]), column_type(type_oid, -1), "x"), type_oid)
     return value == result or (value != value and result != result)  # noqa: PLR0124 - both are NaN
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.decoding.values.replica_output import value_texts
+from pgsieve.decoding.values.replica_output import list_texts
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 
@@ -78,7 +78,7 @@ _MOVES = (
 def _rows(replica: PgsieveReplica, table: str) -> list[tuple[str | None, ...]]:
     path = replica.lake.paths.replica("sub", "public", table)
     made = DeltaTable(path).to_pyarrow_table()
-    return sorted(zip(*(value_texts(column) for column in made.columns), strict=True))
+    return sorted(zip(*(list_texts(column) for column in made.columns), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges, former_key_u
 from pgsieve.assets.steps.records.failures import name_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.values.replica_output import value_texts
+from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.lake import Lake
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
@@ -103,7 +103,7 @@ class ConflictSearch:
 
     def _refuse(self, conflict: KeyConflict | None) -> None:
         if conflict is not None and conflict.first_lsn >= former_key_until(self.definition):
-            values = (value_texts(column)[0] for column in conflict.key.columns)
+            values = (list_texts(column)[0] for column in conflict.key.columns)
             key = dict(zip(self.definition.key, values, strict=True))
             kind = INSERT_EXISTS if conflict.inserts else UPDATE_EXISTS
             raise KeyConflictError(self.pending.name, kind, key, conflict.commit_lsn)

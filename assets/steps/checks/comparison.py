@@ -34,14 +34,14 @@ from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_column, select_living
 from pgsieve.decoding.checksums.segments import (
     Checksums,
-    ChosenSegments,
     RowHash,
+    SegmentSelection,
     add_query_result,
-    array_hashes,
     checksums_query,
     hash_expression,
+    hash_values,
 )
-from pgsieve.decoding.values.replica_output import value_texts
+from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -110,7 +110,7 @@ class TableSides:
         )
         reader, segments = (
             self._local_reader(int(size * segment_share)),
-            ChosenSegments(self.row_hash, differing_segments),
+            SegmentSelection(self.row_hash, differing_segments),
         )
         difference = (
             self._compare_by_spark(segments) if reader is None else self._compare_in_process(reader, segments)
@@ -188,7 +188,7 @@ class TableSides:
         queries = self.make_chunks([*self.select_list, _hash_column(segments.row_hash)]).queries
         return [segments.query(rows, names) for rows in queries]
 
-    def _compare_by_spark(self, segments: ChosenSegments | None) -> Difference:
+    def _compare_by_spark(self, segments: SegmentSelection | None) -> Difference:
         """Compare the rows by Spark."""
         publisher_rows, replica = self.read_frames(segments)
         differences = find_differing_rows(publisher_rows, replica, [c.name for c in self.columns])
@@ -204,7 +204,7 @@ class TableSides:
             replica_row_count + int(counts["surplus"]), replica_row_count, int(counts["rows"]), sample
         )
 
-    def _compare_in_process(self, reader: LocalRecords, segments: ChosenSegments | None) -> Difference:
+    def _compare_in_process(self, reader: LocalRecords, segments: SegmentSelection | None) -> Difference:
         """Compare few rows in this process."""
         schema = replica_schema(self.columns)
         batches = [
@@ -228,7 +228,7 @@ def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:
     """Rows with their values as text, as PostgreSQL prints them. Python could not represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
-    texts = zip(*(value_texts(differences[name]) for name in names), strict=True)
+    texts = zip(*(list_texts(differences[name]) for name in names), strict=True)
     return [
         {**dict(zip(names, row, strict=True)), "count": count}
         for row, count in zip(texts, counts, strict=True)
@@ -247,4 +247,4 @@ def has_same_hashes(connection: psycopg.Connection[Any], seed: int) -> bool:
     sample = bytes(range(47))
     row = connection.execute(f"SELECT {hash_expression('%s::bytea', seed)}", [sample]).fetchone()
     assert row is not None
-    return bool(row[0] % 2**64 == int(array_hashes(pa.array([sample], pa.binary()), seed)[0]))
+    return bool(row[0] % 2**64 == int(hash_values(pa.array([sample], pa.binary()), seed)[0]))

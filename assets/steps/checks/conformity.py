@@ -33,7 +33,7 @@ from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
-from pgsieve.decoding.values.replica_output import value_texts
+from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.case_mappings import add_case_mappings

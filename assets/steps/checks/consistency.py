@@ -127,7 +127,7 @@ class SubscriptionAtLsn:
             return lock_errors[name].message
         types = self.subscription.column_types(self.tables[name])
         published_columns = tuple(
-            (self.subscription.replica_name(name), kind.spark) for name, kind in types.items()
+            (self.subscription.replica_name(name), kind.spark_type) for name, kind in types.items()
         )
         if state.definition is None or state.definition.table_columns != published_columns:
             return ALTERED_PROBLEM

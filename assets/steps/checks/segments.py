@@ -44,12 +44,12 @@ def compute_replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksum
     def sum_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         totals = Checksums()
         for batch in batches:
-            totals.add(row_hash.hashes(batch))
-        segments = np.flatnonzero(totals.rows)
-        sums = totals.sums[segments]
+            totals.add(row_hash.compute_hashes(batch))
+        segments = np.flatnonzero(totals.row_counts)
+        sums = totals.hash_sums[segments]
         high, low = ((sums >> np.uint64(32)).view(np.int64), (sums & np.uint64(2**32 - 1)).view(np.int64))
         yield pa.RecordBatch.from_arrays(
-            [pa.array(column) for column in (segments, totals.rows[segments], high, low)],
+            [pa.array(column) for column in (segments, totals.row_counts[segments], high, low)],
             names=["segment", "rows", "high", "low"],
         )
 

@@ -196,7 +196,7 @@ class SnapshotCopy:
             seconds=time.monotonic() - start_time,
             version=written_replica.version,
             row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
-            columns=tuple((name, kind.spark) for name, kind in types.items()),
+            columns=tuple((name, kind.spark_type) for name, kind in types.items()),
             published={self.subscription.replica_name(name): name for name in replicated.columns},
             problem=problem,
             overtaken=written_replica.overtaken,

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.records.columns import write_ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
-from pgsieve.decoding.values.replica_output import value_texts
-from pgsieve.decoding.values.types import ColumnType, from_copy
+from pgsieve.decoding.values.replica_output import list_texts
+from pgsieve.decoding.values.types import ColumnType, convert_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Executors, OnProgress
@@ -118,7 +118,7 @@ def read_with_retries(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.
 
 def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
     """The columns of a replica as an Arrow schema."""
-    return pa.schema([(column.name, column.type.arrow) for column in columns])
+    return pa.schema([(column.name, column.type.arrow_type) for column in columns])
 
 
 def copied_batches(
@@ -129,11 +129,11 @@ def copied_batches(
     for rows in read_chunk(conninfo, snapshot, query):
         try:
             arrays = [
-                from_copy(rows.column(index), column.type, column.name)
+                convert_copy(rows.column(index), column.type, column.name)
                 for index, column in enumerate(columns)
             ]
         except ValueNotRepresentableError as error:
-            raise error.with_key(_key(rows.slice(error.row, 1), columns)) from None
+            raise error.with_key(_key(rows.slice(error.value_index, 1), columns)) from None
         yield pa.RecordBatch.from_arrays(arrays, names=names)
     reach(Failpoint.CHUNK_COPIED)
 
@@ -143,6 +143,7 @@ def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str
     key = {column.name: (row.column(index), column) for index, column in enumerate(columns) if column.is_key}
     with suppress(ValueNotRepresentableError):
         return {
-            name: value_texts(from_copy(value, column.type, name))[0] for name, (value, column) in key.items()
+            name: list_texts(convert_copy(value, column.type, name))[0]
+            for name, (value, column) in key.items()
         }
     return {}

@@ -342,7 +342,7 @@ def _with_columns_of(
 def _arrow_schema(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:
     """The columns of a table's replica as an Arrow schema."""
     types = subscription.column_types(replicated)
-    return pa.schema([(subscription.replica_name(name), kind.arrow) for name, kind in types.items()])
+    return pa.schema([(subscription.replica_name(name), kind.arrow_type) for name, kind in types.items()])
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:

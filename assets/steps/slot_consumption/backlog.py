@@ -119,6 +119,6 @@ def find_first_row(messages: pa.Array, end: int) -> int:
         assert isinstance(begin, Begin)
         return begin.final_lsn >= end
 
-    begin_rows = np.flatnonzero(Octets(messages).kinds() == Begin.tag).tolist()
+    begin_rows = np.flatnonzero(Octets(messages).first_bytes() == Begin.tag).tolist()
     index = bisect_left(begin_rows, True, key=is_later)
     return int(begin_rows[index]) if index < len(begin_rows) else len(messages)

@@ -308,7 +308,7 @@ class WaitingTransactions:
 
     def add(self, messages: pa.Array) -> None:
         """Add messages that have arrived."""
-        kind = Octets(messages).kinds()
+        kind = Octets(messages).first_bytes()
         self.truncates |= bool(np.any(kind == Truncate.tag))
         xids, relation_ids = begun_xids_and_changed_relations(messages)
         self.transactions |= xids

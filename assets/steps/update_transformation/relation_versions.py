@@ -27,7 +27,7 @@ from pgsieve.decoding.publications.catalog import PublishedRelation
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import parse_published_filter
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.values.types import from_text
+from pgsieve.decoding.values.types import convert_text
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _types(
     columns: RelationColumns, added: Sequence[AddedColumn], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
     """The columns of the replica, each with the Arrow type in which its values arrive."""
-    types_by_name = {name: kind.arrow for name, kind in zip(columns.names, columns.types, strict=True)}
+    types_by_name = {name: kind.arrow_type for name, kind in zip(columns.names, columns.types, strict=True)}
     types_by_name |= {column.name: column.value.type for column in added}
     types = [(name, types_by_name[name]) for name, _ in definition.table_columns]
     return [*types, *metadata_arrow_types(definition)]
@@ -158,7 +158,7 @@ def arriving_columns(
     Raises SchemaChangedError if the version fits neither the present nor the former definition.
     """
     columns, added = _typed_columns(subscription, part, definition)
-    types_by_name = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
+    types_by_name = {name: kind.spark_type for name, kind in zip(columns.names, columns.types, strict=True)}
     types_by_name |= {column.name: column.spark for column in added}
     if any(types_by_name.get(name) != spark for name, spark in definition.table_columns):
         raise _copy_needed(part, "its columns changed")
@@ -214,8 +214,8 @@ def _present_columns(
         kind = subscription.column_type(
             table, column.name, column.type_oid, column.type_modifier, part.defined
         )
-        array = from_text(pa.array([value], pa.string()), kind, column.name)
-        added_columns.append(AddedColumn(column.name, kind.spark, array))
+        array = convert_text(pa.array([value], pa.string()), kind, column.name)
+        added_columns.append(AddedColumn(column.name, kind.spark_type, array))
     return names, added_columns
 
 

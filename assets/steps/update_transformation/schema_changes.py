@@ -35,7 +35,7 @@ from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import ColumnSource, SchemaChangedError, refuse_ambiguity
-from pgsieve.decoding.values.types import ColumnType, from_text
+from pgsieve.decoding.values.types import ColumnType, convert_text
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.rewriting import RowChange
@@ -247,9 +247,11 @@ def _has_changes(row: Mapping[str, Any]) -> bool:
 
 def _projection(sources: Sequence[ColumnSource], types: Mapping[str, ColumnType]) -> Projection:
     """Make the projection that computes the new columns from their sources."""
-    schema = pa.schema([(source.column, types[source.column].arrow) for source in sources])
+    schema = pa.schema([(source.column, types[source.column].arrow_type) for source in sources])
     added_values = {
-        source.column: from_text(pa.array([source.value], pa.string()), types[source.column], source.column)
+        source.column: convert_text(
+            pa.array([source.value], pa.string()), types[source.column], source.column
+        )
         for source in sources
         if source.former is None
     }

@@ -74,7 +74,7 @@ def test_reads_every_kind_of_bytes(wrap):
     content = cursor.byten(2, "c")
     assert content == b"cd"
     assert type(content) is bytes
-    cursor.end()
+    cursor.expect_end()
 
 
 @pytest.mark.parametrize(("data", "text"), [(b"\0", ""), (b"a\0b\0", "a"), ("é名\0".encode(), "é名")])
@@ -157,7 +157,7 @@ def test_end_refuses_bytes_left_over():
     with pytest.raises(
         ProtocolError, match="at offset 1: expected the end of the message, but 1 bytes remain"
     ):
-        cursor.end()
+        cursor.expect_end()
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\0", "\ud800"])
@@ -173,4 +173,4 @@ def test_strings_and_sized_bytes_round_trip(text, content):
     out.length_prefixed(content, "content")
     cursor = Cursor(out.getvalue(), "LogicalMessage")
     assert (cursor.cstr("prefix"), cursor.length_prefixed("content")) == (text, content)
-    cursor.end()
+    cursor.expect_end()

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.binary.octets import Octets, convert_valid, fixed_width, gather, to_binary
+from pgsieve.decoding.binary.octets import Octets, convert_valid, gather, read_fixed_width, to_big_endian
 from pgsieve.decoding.errors import ProtocolError
 
 MESSAGES = pa.array([b"Iab", b"", b"U", b"D12345678"], pa.binary())
@@ -16,7 +16,7 @@ def test_values_are_contiguous_whatever_slice_is_taken() -> None:
     octets = Octets(MESSAGES.slice(2))
     assert (octets.starts.tolist(), octets.ends.tolist()) == ([0, 1], [1, 10])
     assert octets.buffer.to_pybytes() == b"UD12345678"
-    assert [chr(kind) for kind in octets.kinds()] == ["U", "D"]
+    assert [chr(kind) for kind in octets.first_bytes()] == ["U", "D"]
 
 
 def test_a_word_is_eight_bytes_from_any_position_on_with_zeros_beyond_the_end() -> None:
@@ -39,11 +39,11 @@ def test_a_message_that_is_null_is_an_error() -> None:
 
 def test_numbers_of_one_width_round_trip() -> None:
     sent = pa.array([b"\x00\x00\x00\x07", None, b"\xff\xff\xff\xff"], pa.binary())
-    numbers, valid = fixed_width(sent, ">i4")
+    numbers, valid = read_fixed_width(sent, ">i4")
     assert (numbers.tolist(), valid.tolist()) == ([7, 0, -1], [True, False, True])
-    assert to_binary(numbers, valid).equals(sent)
+    assert to_big_endian(numbers, valid).equals(sent)
     with pytest.raises(ProtocolError, match="does not have 4 bytes"):
-        fixed_width(pa.array([b"\x00\x07"], pa.binary()), ">i4")
+        read_fixed_width(pa.array([b"\x00\x07"], pa.binary()), ">i4")
 
 
 def test_values_between_others_are_gathered() -> None:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import (
-    SEGMENTS,
+    SEGMENT_COUNT,
     Checksums,
-    ChosenSegments,
     RowHash,
+    SegmentSelection,
     add_query_result,
-    array_hashes,
     checksums_query,
     hash_expression,
+    hash_values,
 )
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -44,7 +44,7 @@ def test_values_of_any_lengths_have_the_servers_hashes(
     expected = [number % 2**64 for (number,) in connection.execute(query, [values])]
     # A sliced array does not begin where its buffer does.
     sliced = pa.array([b"before", *values, b"behind"], pa.binary())[1:-1]
-    assert array_hashes(sliced, seed).tolist() == expected
+    assert hash_values(sliced, seed).tolist() == expected
 
 
 def test_values_of_every_length_up_to_several_blocks_have_the_servers_hashes(
@@ -91,17 +91,17 @@ def test_segments_have_the_servers_checksums_in_any_order_of_rows(
     add_query_result(publisher, pa.RecordBatch.from_arrays(columns, names))
     shuffled = r.sample(rows, len(rows))
     for part in (shuffled[::2], shuffled[1::2]):
-        replica.add(row_hash.hashes(_batch(part)))
+        replica.add(row_hash.compute_hashes(_batch(part)))
     assert not publisher.differing_segments(replica).any()
-    assert publisher.rows.sum() == len(rows)
-    replica.add(row_hash.hashes(_batch([(0, "one more")])))
+    assert publisher.row_counts.sum() == len(rows)
+    replica.add(row_hash.compute_hashes(_batch([(0, "one more")])))
     differing = publisher.differing_segments(replica)
     assert differing.sum() == 1
-    chosen = ChosenSegments(row_hash, differing)
-    assert chosen.select(_batch([*rows, (0, "one more")])).num_rows == replica.rows[differing].sum()
+    chosen = SegmentSelection(row_hash, differing)
+    assert chosen.select(_batch([*rows, (0, "one more")])).num_rows == replica.row_counts[differing].sum()
     inside = chosen.query(f"select a, b, {row_hash.expression} as hash from {given_rows}", ["a", "b"])
-    assert len(connection.execute(inside, lists).fetchall()) == publisher.rows[differing].sum()
-    assert len(differing) == SEGMENTS
+    assert len(connection.execute(inside, lists).fetchall()) == publisher.row_counts[differing].sum()
+    assert len(differing) == SEGMENT_COUNT
 
 
 def test_values_swapped_between_two_rows_are_noticed() -> None:
@@ -110,6 +110,6 @@ def test_values_swapped_between_two_rows_are_noticed() -> None:
         tuple(SentColumn.for_column(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), 1
     )
     one, other = Checksums(), Checksums()
-    one.add(row_hash.hashes(_batch([(1, "x"), (2, "y")])))
-    other.add(row_hash.hashes(_batch([(1, "y"), (2, "x")])))
+    one.add(row_hash.compute_hashes(_batch([(1, "x"), (2, "y")])))
+    other.add(row_hash.compute_hashes(_batch([(1, "y"), (2, "x")])))
     assert one.differing_segments(other).any()

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgsieve.decoding.errors import PgsieveError, ProtocolError, ValueNotRepresentableError
-from pgsieve.decoding.values.types import column_type, from_binary, from_text
+from pgsieve.decoding.values.types import column_type, convert_binary, convert_text
 
 INT4, TEXT, INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 23, 25, 1007, 1009, 1020
 
@@ -51,28 +51,28 @@ def converted(convert, values, oid):
 @example([None, ["\\", '\\"', None], [], ["NULL", "null", "", "\\\\"], None])
 def test_strings(arrays):
     texts = [None if a is None else printed(a) for a in arrays]
-    assert converted(from_text, texts, TEXT_ARRAY) == arrays
+    assert converted(convert_text, texts, TEXT_ARRAY) == arrays
     values = [
         None if a is None else sent([e and e.encode() if e else e if e is None else b"" for e in a], TEXT)
         for a in arrays
     ]
-    assert converted(from_binary, values, TEXT_ARRAY) == arrays
+    assert converted(convert_binary, values, TEXT_ARRAY) == arrays
     semicolons = [None if a is None else printed(a, ";") for a in arrays]
-    assert converted(from_text, semicolons, BOX_ARRAY) == arrays
+    assert converted(convert_text, semicolons, BOX_ARRAY) == arrays
 
 
 @given(st.lists(st.none() | st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=6))
 def test_numbers(arrays):
     texts = [None if a is None else printed([None if e is None else str(e) for e in a]) for a in arrays]
-    assert converted(from_text, texts, INT4_ARRAY) == arrays
+    assert converted(convert_text, texts, INT4_ARRAY) == arrays
     values = [
         None if a is None else sent([None if e is None else struct.pack(">i", e) for e in a], INT4)
         for a in arrays
     ]
-    assert converted(from_binary, values, INT4_ARRAY) == arrays
+    assert converted(convert_binary, values, INT4_ARRAY) == arrays
     # A slice of a longer array: its bytes do not begin at the begin of its buffer.
     one_less = pa.array(values, pa.binary()).slice(1)
-    assert from_binary(one_less, column_type(INT4_ARRAY, -1), "c").to_pylist() == arrays[1:]
+    assert convert_binary(one_less, column_type(INT4_ARRAY, -1), "c").to_pylist() == arrays[1:]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_numbers(arrays):
 )
 def test_an_array_that_no_list_can_hold_names_the_override(value):
     with pytest.raises(ValueNotRepresentableError, match=r'"c".*\n.*c: string') as caught:
-        converted(from_text, [b"{1}", value.encode()], INT4_ARRAY)
+        converted(convert_text, [b"{1}", value.encode()], INT4_ARRAY)
     assert not value or value not in str(caught.value)
 
 
@@ -89,7 +89,7 @@ def test_an_array_that_no_list_can_hold_names_the_override(value):
 )
 def test_a_binary_array_that_no_list_can_hold_is_refused(value):
     with pytest.raises(ValueNotRepresentableError):
-        converted(from_binary, [sent([], INT4), value], INT4_ARRAY)
+        converted(convert_binary, [sent([], INT4), value], INT4_ARRAY)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_binary_array_that_no_list_can_hold_is_refused(value):
 )
 def test_bytes_that_are_no_array(value):
     with pytest.raises(ProtocolError):
-        converted(from_binary, [value], INT4_ARRAY)
+        converted(convert_binary, [value], INT4_ARRAY)
 
 
 @settings(max_examples=300)
@@ -116,7 +116,7 @@ def test_a_text_that_is_not_an_array_is_pgsieves_own_error(values):
     """Whatever is accepted as arrays gives as many lists."""
     texts = [value.encode() for value in values]
     try:
-        array = converted(from_text, texts, TEXT_ARRAY)
+        array = converted(convert_text, texts, TEXT_ARRAY)
     except PgsieveError as error:
         assert isinstance(error, ValueNotRepresentableError)  # noqa: PT017 - either outcome will do
     else:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pgsieve.decoding.values import catalog_names
 from pgsieve.decoding.values.catalog_names import KEYWORDS, TYPE_NAMES
-from pgsieve.decoding.values.output_datetimes import timestamptz_text
+from pgsieve.decoding.values.output_datetimes import format_timestamptz
 from pgsieve.decoding.values.quoting import quote_identifier, quote_literal, quote_qualified
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
@@ -96,4 +96,4 @@ def test_times_are_printed_as_the_server_prints_them(session, times):
             for data in sent:
                 copy.write_row([data])
         rows = cursor.execute("SELECT t::text FROM times ORDER BY n").fetchall()
-    assert [timestamptz_text(time) for time in [*times, -(2**63), 2**63 - 1]] == [text for (text,) in rows]
+    assert [format_timestamptz(time) for time in [*times, -(2**63), 2**63 - 1]] == [text for (text,) in rows]

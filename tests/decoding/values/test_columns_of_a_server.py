@@ -35,7 +35,7 @@ from pgsieve.decoding.protocol.messages import (
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES, ELEMENT_OIDS
 from pgsieve.decoding.values.output import has_output
-from pgsieve.decoding.values.types import column_type, copy_expression, from_copy, from_text
+from pgsieve.decoding.values.types import column_type, convert_copy, convert_text, copy_expression
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import samples
@@ -153,7 +153,7 @@ class Columns:
             ).fetchall()
         kind = column_type(oid, modifier)
         texts = pa.array([e for is_null, elements in rows if not is_null for e in elements], pa.string())
-        elements = from_text(texts, kind, name)
+        elements = convert_text(texts, kind, name)
         ends = np.cumsum([0 if is_null else len(items) for is_null, items in rows]).tolist()
         return [
             None if is_null else elements[end - len(items) : end]
@@ -179,19 +179,19 @@ def test_copy_and_stream_in_both_formats_give_the_same_columns(database):
     )
     in_text, in_binary, copied = table.streamed(binary=False), table.streamed(binary=True), table.copied()
     for place, (name, sample, kind) in enumerate(zip(table.names, table.samples, table.kinds, strict=True)):
-        of_copy = from_copy(copied.column(name).combine_chunks(), kind, name)
+        of_copy = convert_copy(copied.column(name).combine_chunks(), kind, name)
         of_text, of_binary = (pc.struct_field(streamed, name) for streamed in (in_text, in_binary))
-        what = f"{sample.type} as {kind.spark}, seed {SEED}"
+        what = f"{sample.type} as {kind.spark_type}, seed {SEED}"
         for column in (of_copy, of_text, of_binary):
-            assert column.type == kind.arrow, what
+            assert column.type == kind.arrow_type, what
             column.validate(full=True)
             assert column.null_count == sum(row[place] is None for row in table.rows), what
         assert same(of_copy, of_text), (what, difference(of_copy, of_text))
         assert same(of_binary, of_text), (what, difference(of_binary, of_text))
-        if kind.spark == "string":
+        if kind.spark_type == "string":
             values = [table.printed.get_value(row, place + 1) for row in range(ROWS)]
             assert of_text.to_pylist() == [None if v is None else v.decode() for v in values], what
-        if pa.types.is_list(kind.arrow) and sample.override is None:
+        if pa.types.is_list(kind.arrow_type) and sample.override is None:
             element, modifier = ELEMENT_OIDS[table.catalog[place][0]], table.catalog[place][1]
             expected = table.unnested(name, element, modifier)
             elements = [None if not v.is_valid else v.values for v in of_text]
@@ -216,7 +216,7 @@ def test_types_whose_binary_format_gives_no_text_are_refused(database):
     in_text, copied = table.streamed(binary=False), table.copied()
     _, messages = changes_of(stream(database, "unprinted", binary=True))
     for place, (name, kind) in enumerate(zip(table.names, table.kinds, strict=True)):
-        of_copy = from_copy(copied.column(name).combine_chunks(), kind, name)
+        of_copy = convert_copy(copied.column(name).combine_chunks(), kind, name)
         assert same(of_copy, pc.struct_field(in_text, name)), table.samples[place].type
         columns = RelationColumns(("id", *table.names), (column_type(23, -1), *table.kinds))
         with pytest.raises(UnsupportedBinaryError, match=f'"{name}".*\n.*without `binary`'):
@@ -239,7 +239,7 @@ def test_arrays_that_no_list_can_hold(database):
                 decode_changes(messages, columns, new_columns={name})
     for name, kind in zip(table.names, table.kinds, strict=True):
         with pytest.raises(ValueNotRepresentableError, match=f'"{name}".*\n.*{name}: string'):
-            from_copy(copied.column(name).combine_chunks(), kind, name)
+            convert_copy(copied.column(name).combine_chunks(), kind, name)
 
 
 class NeverNull(random.Random):
@@ -300,7 +300,7 @@ def test_rows_of_a_replica_have_the_servers_bytes_and_hashes(database):
     table = Columns(database, "hashed", everything, r)
     copied = table.copied()
     arrays = [
-        from_copy(copied.column(name).combine_chunks(), kind, name)
+        convert_copy(copied.column(name).combine_chunks(), kind, name)
         for name, kind in zip(table.names, table.kinds, strict=True)
     ]
     columns = [
@@ -324,4 +324,4 @@ def test_rows_of_a_replica_have_the_servers_bytes_and_hashes(database):
         row_hash = RowHash(tuple(columns[i] for i in chosen), r.getrandbits(64))
         batch = pa.RecordBatch.from_arrays([arrays[i] for i in chosen], [f"c{i}" for i in chosen])
         hashes = read(database, f"SELECT {row_hash.expression} FROM hashed ORDER BY id").column(0)
-        assert np.asarray(hashes).view(np.uint64).tolist() == row_hash.hashes(batch).tolist(), SEED
+        assert np.asarray(hashes).view(np.uint64).tolist() == row_hash.compute_hashes(batch).tolist(), SEED

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.values.replica_output import value_texts
-from pgsieve.decoding.values.types import column_type, from_text
+from pgsieve.decoding.values.replica_output import list_texts
+from pgsieve.decoding.values.types import column_type, convert_text
 
 
 @pytest.mark.parametrize(
@@ -28,16 +28,16 @@ from pgsieve.decoding.values.types import column_type, from_text
 )
 def test_each_type_is_printed_as_by_its_output_function(type_oid: int, texts: list[str]) -> None:
     kind = column_type(type_oid, -1)
-    values = from_text(pa.array([text.encode() for text in texts], pa.binary()), kind, "c")
-    assert value_texts(values) == texts
-    assert value_texts(pa.chunked_array([values.slice(1), values.slice(0, 1)])) == [*texts[1:], texts[0]]
-    assert value_texts(pa.nulls(1, values.type)) == ["null"]
+    values = convert_text(pa.array([text.encode() for text in texts], pa.binary()), kind, "c")
+    assert list_texts(values) == texts
+    assert list_texts(pa.chunked_array([values.slice(1), values.slice(0, 1)])) == [*texts[1:], texts[0]]
+    assert list_texts(pa.nulls(1, values.type)) == ["null"]
 
 
 def test_decimals_have_all_places_of_their_scale() -> None:
     values = pa.array([Decimal("0.0000000001"), Decimal(-2)], pa.decimal128(20, 10))
-    assert value_texts(values) == ["0.0000000001", "-2.0000000000"]
+    assert list_texts(values) == ["0.0000000001", "-2.0000000000"]
 
 
 def test_empty_columns_have_no_text() -> None:
-    assert value_texts(pa.chunked_array([], pa.int32())) == []
+    assert list_texts(pa.chunked_array([], pa.int32())) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.decoding.values.builtin_types import BOX_ARRAY, BUILTIN_TYPES, DERIVED_TYPES
+from pgsieve.decoding.values.builtin_types import BOX_ARRAY_OID, BUILTIN_TYPES, DERIVED_TYPES
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,9 +36,9 @@ def test_builtin_types_are_those_of_the_server(server: str, request: pytest.Fixt
         version = connection.info.server_version
     types = {oid: t for oid, t in BUILTIN_TYPES.items() if version >= 190000 or oid not in OF_19}
     assert {oid: (array, of) for oid, array, of, _, _ in rows} == {
-        oid: (t.array_oid, t.of) for oid, t in types.items()
+        oid: (t.array_oid, t.subtype_oid) for oid, t in types.items()
     }
-    assert [array for _, array, _, _, delimiter in rows if delimiter != ","] == [BOX_ARRAY]
+    assert [array for _, array, _, _, delimiter in rows if delimiter != ","] == [BOX_ARRAY_OID]
     names = {oid: name.removesuffix(" without time zone") for oid, _, _, name, _ in rows}
     assert names == {oid: t.name.removesuffix("(n)") for oid, t in types.items()}
     assert {DERIVED_TYPES[oid].kind for oid, t in BUILTIN_TYPES.items() if "multirange" in t.name} == {"m"}

@@ -32,7 +32,7 @@ _ALL = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(_METADAT
 _LIVES = {"_deleted": False, "_filtered": False, "_deleted_at": None}
 _ENDED = {**_LIVES, "_deleted": True}
 _DEFINITION = Definition(
-    (*_SPARK, *((name, metadata_type(kind).spark) for name, kind in _METADATA)),
+    (*_SPARK, *((name, metadata_type(kind).spark_type) for name, kind in _METADATA)),
     ("k",),
     Layout(1, (), 3, ()),
     metadata=tuple(_METADATA),

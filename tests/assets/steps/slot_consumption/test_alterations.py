@@ -206,7 +206,7 @@ def test_a_recorded_catalog_decides_as_the_catalog_itself(published) -> None:
     # The catalog has no labels and fields, because they are in the layouts; it decodes no values.
     assert recorded.types.keys() == catalog.types.keys()
     assert all(
-        (t.kind, t.of) == (recorded.types[oid].kind, recorded.types[oid].of)
+        (t.kind, t.underlying_oid) == (recorded.types[oid].kind, recorded.types[oid].underlying_oid)
         for oid, t in catalog.types.items()
     )
     assert "w" not in {table.name for table in recorded.tables.values()}

@@ -59,7 +59,7 @@ def row_filter(text: str) -> RowFilter:
 _ROWS, _GROUP, _END = 90, 8, 500
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = RelationColumns(("a", "b"), (column_type(_INT, -1), column_type(_TEXT, -1)))
-_SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow for t in COLUMNS.types), strict=True))
+_SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow_type for t in COLUMNS.types), strict=True))
 
 #: Row filters for all operations: none, filters that are evaluated column by column, and filters that are evaluated row by row.
 FILTERS: dict[str, Filters] = {
@@ -199,7 +199,7 @@ def test_spark_makes_and_counts_the_same_changes(
     session, (table, stored) = engine().session, messages
     # Commit times are times in Spark; in these messages they are 0.
     lake = Lake(tmp_path.as_uri(), lambda: session)
-    columns = [(name, kind.spark) for name, kind in zip(COLUMNS.names, COLUMNS.types, strict=True)]
+    columns = [(name, kind.spark_type) for name, kind in zip(COLUMNS.names, COLUMNS.types, strict=True)]
     frame = session.createDataFrame(table).repartition(3)
     places = [(405, 3, _AT), (407, 1, _AT)]
     for number, text in enumerate(["", "a + 1 > 40 OR a < 20", "a < 0"]):
@@ -302,7 +302,7 @@ def test_a_value_that_does_not_fit_is_reported_with_a_key_beyond_pythons_range(
     tmp_path: Path, key: str
 ) -> None:
     columns = RelationColumns(("k", "n"), (column_type(1082, -1), column_type(_INT, -1)))
-    schema = changes_schema(zip(columns.names, (t.arrow for t in columns.types), strict=True))
+    schema = changes_schema(zip(columns.names, (t.arrow_type for t in columns.types), strict=True))
     change = Insert(0, (Text(key.encode()), Text(b"NaN")))
     _, stored = change_log(tmp_path, [change] * 12)
     made = Transformation(columns, schema, ["k"], frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS))

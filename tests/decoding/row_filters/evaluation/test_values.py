@@ -12,7 +12,7 @@ import pytest
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.evaluation.values import constant_value, python_values, rank_function
 from pgsieve.decoding.row_filters.nodes import Infinity, Interval
-from pgsieve.decoding.values.types import column_type, from_text
+from pgsieve.decoding.values.types import column_type, convert_text
 
 MONTH = 30 * 86_400_000_000
 
@@ -33,7 +33,7 @@ MONTH = 30 * 86_400_000_000
     ],
 )
 def test_a_column(type_oid: int, modifier: int, texts: list[str | None], expected: list[object]) -> None:
-    column = from_text(pa.array(texts, pa.string()), column_type(type_oid, modifier), "x")
+    column = convert_text(pa.array(texts, pa.string()), column_type(type_oid, modifier), "x")
     values = python_values(column, type_oid)
     assert (values, list(map(str, values))) == (expected, list(map(str, expected)))
 
