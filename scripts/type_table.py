@@ -99,7 +99,7 @@ def _row(oid: int, name: str, modifier: int = -1) -> str:
     array_oid = BUILTIN_TYPES[oid].array_oid
     kind = column_type(oid, modifier)
     binary = "as text" if oid == _ACLITEM else "yes" if has_output(oid) else "no"
-    cells = (oid, name, f"`{kind.spark}`", f"`{kind.arrow}`", binary, array_oid)
+    cells = (oid, name, f"`{kind.spark_type}`", f"`{kind.arrow_type}`", binary, array_oid)
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

@@ -64,7 +64,7 @@ def decode_batch(
     """
     data = batch.column("data")
     try:
-        changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
+        changes = decode_changes(data, columns, old_columns=names, new_columns=names, fill_unsent=True)
     except ValueNotRepresentableError as error:
         raise error.with_key(_key_texts(data.slice(error.value_index, 1), columns, key)) from None
     return pa.RecordBatch.from_arrays(

@@ -34,7 +34,7 @@ from pgsieve.decoding.changes.metadata_columns import MetadataColumns
 from pgsieve.decoding.changes.sent_as import NOTHING, Origin, SentAs
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
-from pgsieve.decoding.row_filters.evaluation.verdicts import Verdicts, compile_filters
+from pgsieve.decoding.row_filters.evaluation.verdicts import VerdictFunction, compile_filters
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
@@ -46,7 +46,7 @@ _Codes: TypeAlias = npt.NDArray[np.int32]
 #: Maps insert, update and delete to row filters, of which one must match; or to None if all rows are sent.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
 #: Maps insert, update and delete to the function that evaluates their filters on a batch of rows, or to None.
-_Conditions: TypeAlias = Mapping[str, Verdicts | None]
+_Conditions: TypeAlias = Mapping[str, VerdictFunction | None]
 #: A function that returns the filter columns of a batch of messages. If they are not decoded yet, it calls the function
 #: that it gets as the second argument.
 Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
@@ -143,7 +143,7 @@ class Transformation:
         return sent_codes
 
 
-def _condition(filters: Sequence[RowFilter]) -> Verdicts:
+def _condition(filters: Sequence[RowFilter]) -> VerdictFunction:
     """Compile row filters, of which one must match; the errors of their evaluation have the text of the filters."""
     verdicts = compile_filters(*(row_filter.tree for row_filter in filters))
 
@@ -194,7 +194,7 @@ def _sent_codes(
     return sent_codes
 
 
-def _match_mask(verdicts: Verdicts | None, rows: pa.StructArray, is_evaluated: _Mask) -> _Mask:
+def _match_mask(verdicts: VerdictFunction | None, rows: pa.StructArray, is_evaluated: _Mask) -> _Mask:
     """Return the mask of the rows that match; only the rows in the mask `is_evaluated` are evaluated."""
     if verdicts is None:
         return is_evaluated

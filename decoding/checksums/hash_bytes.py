@@ -32,53 +32,74 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
     sizes = octets.ends - octets.starts
     order = np.argsort(-sizes, kind="stable")
     starts, sizes = octets.starts[order], sizes[order]
-    a = (sizes + _INITIAL_STATE).astype(np.uint32)
-    b, c = a.copy(), a.copy()
+    a_words = (sizes + _INITIAL_STATE).astype(np.uint32)
+    b_words, c_words = a_words.copy(), a_words.copy()
     if seed:
-        a += np.uint32(seed >> 32)
-        b += np.uint32(seed & 0xFFFFFFFF)
-        _mix(a, b, c)
+        a_words += np.uint32(seed >> 32)
+        b_words += np.uint32(seed & 0xFFFFFFFF)
+        _mix(a_words, b_words, c_words)
     block_counts = sizes // _BLOCK_BYTES
     # The number of values with a first block, with a second block, and so on.
     counts_by_block = len(block_counts) - np.searchsorted(
         block_counts[::-1], np.arange(1, block_counts.max(initial=0) + 1)
     )
-    for block_index, count in enumerate(counts_by_block.tolist()):
-        _add_block(octets, starts[:count], block_index, a[:count], b[:count], c[:count])
-        _mix(a[:count], b[:count], c[:count])
-    _add_remainder(octets, starts + block_counts * _BLOCK_BYTES, sizes - block_counts * _BLOCK_BYTES, a, b, c)
-    _finalize(a, b, c)
+    for block_index, value_count in enumerate(counts_by_block.tolist()):
+        _add_block(
+            octets,
+            starts[:value_count],
+            block_index,
+            a_words[:value_count],
+            b_words[:value_count],
+            c_words[:value_count],
+        )
+        _mix(a_words[:value_count], b_words[:value_count], c_words[:value_count])
+    _add_remainder(
+        octets,
+        starts + block_counts * _BLOCK_BYTES,
+        sizes - block_counts * _BLOCK_BYTES,
+        a_words,
+        b_words,
+        c_words,
+    )
+    _finalize(a_words, b_words, c_words)
     hashes = np.empty(len(order), np.uint64)
-    hashes[order] = b.astype(np.uint64) << np.uint64(32) | c
+    hashes[order] = b_words.astype(np.uint64) << np.uint64(32) | c_words
     return hashes
 
 
 def _add_block(
-    octets: Octets, starts: Positions, block_index: int, a: StateWords, b: StateWords, c: StateWords
+    octets: Octets,
+    starts: Positions,
+    block_index: int,
+    a_words: StateWords,
+    b_words: StateWords,
+    c_words: StateWords,
 ) -> None:
     """Add the twelve bytes of one block."""
     offset, size = block_index * _BLOCK_BYTES, octets.buffer.size
     # The element n of this view is the word that begins at byte n. So one lookup reads the words of all values.
     words = np.ndarray((size - offset - 7,), "<u8", octets.buffer, offset, (1,))[starts].view("<u4")
-    a += words[0::2]
-    b += words[1::2]
-    c += np.ndarray((size - offset - 11,), "<u4", octets.buffer, offset + 8, (1,))[starts]
+    a_words += words[0::2]
+    b_words += words[1::2]
+    c_words += np.ndarray((size - offset - 11,), "<u4", octets.buffer, offset + 8, (1,))[starts]
 
 
 def _add_remainder(
     octets: Octets,
     positions: Positions,
-    remaining_bytes: Positions,
-    a: StateWords,
-    b: StateWords,
-    c: StateWords,
+    remaining_byte_counts: Positions,
+    a_words: StateWords,
+    b_words: StateWords,
+    c_words: StateWords,
 ) -> None:
-    """Add the bytes after the last full block, at most eleven; the lowest byte of `c` is reserved for the length."""
-    words = _keep_first_bytes(octets.words(positions).byteswap(), np.minimum(remaining_bytes, 8))
-    a += words.astype(np.uint32)
-    b += (words >> np.uint64(32)).astype(np.uint32)
-    words = _keep_first_bytes(octets.words(positions + 8).byteswap(), np.maximum(remaining_bytes - 8, 0))
-    c += (words << np.uint64(8)).astype(np.uint32)
+    """Add the bytes after the last full block, at most eleven; the lowest byte of `c_words` is reserved for the length."""
+    words = _keep_first_bytes(octets.words(positions).byteswap(), np.minimum(remaining_byte_counts, 8))
+    a_words += words.astype(np.uint32)
+    b_words += (words >> np.uint64(32)).astype(np.uint32)
+    words = _keep_first_bytes(
+        octets.words(positions + 8).byteswap(), np.maximum(remaining_byte_counts - 8, 0)
+    )
+    c_words += (words << np.uint64(8)).astype(np.uint32)
 
 
 def _keep_first_bytes(words: Words, byte_counts: Positions) -> Words:
@@ -91,18 +112,18 @@ def _rotate(words: StateWords, bits: int) -> StateWords:
     return words << np.uint32(bits) | words >> np.uint32(32 - bits)
 
 
-def _mix(a: StateWords, b: StateWords, c: StateWords) -> None:
+def _mix(a_words: StateWords, b_words: StateWords, c_words: StateWords) -> None:
     """Mix the three words of each value in place."""
     for bits in _MIX_ROTATIONS:
-        a -= c
-        a ^= _rotate(c, bits)
-        c += b
-        a, b, c = b, c, a
+        a_words -= c_words
+        a_words ^= _rotate(c_words, bits)
+        c_words += b_words
+        a_words, b_words, c_words = b_words, c_words, a_words
 
 
-def _finalize(a: StateWords, b: StateWords, c: StateWords) -> None:
+def _finalize(a_words: StateWords, b_words: StateWords, c_words: StateWords) -> None:
     """Mix the three words of each value for the last time, in place."""
     for bits in (14, 11, 25, 16, 4, 14, 24):
-        c ^= b
-        c -= _rotate(b, bits)
-        a, b, c = b, c, a
+        c_words ^= b_words
+        c_words -= _rotate(b_words, bits)
+        a_words, b_words, c_words = b_words, c_words, a_words

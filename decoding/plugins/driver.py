@@ -144,7 +144,7 @@ class PluginDriver:
         self._order.check(message)
         match message:
             case Relation() | Type():
-                self._relations.add(message, self._order.block)
+                self._relations.add(message, self._order.block_xid)
             case Begin():
                 txn = Transaction(message.xid, message.final_lsn, commit_time=message.commit_time)
                 self._open = _OpenTransaction(txn, "begin")
@@ -198,7 +198,7 @@ class PluginDriver:
         return self._open
 
     def _relations_of(self, message: BufferedChange) -> tuple[PublishedRelation, ...]:
-        block = self._order.block
+        block = self._order.block_xid
         match message:
             case LogicalMessage():
                 return ()
@@ -208,7 +208,7 @@ class PluginDriver:
                 )
             case _:
                 relation = self._relations.get(message.relation_id, block)
-                relation.check(message)
+                relation.check_row_widths(message)
                 return (relation,)
 
     # transactions

@@ -209,7 +209,7 @@ class Pgoutput:
         xid: int | None,
     ) -> None:
         """Write the Type and Relation messages of a relation, unless the plugin has already written the same ones."""
-        message, types = relation.message, relation.types
+        message, types = relation.message, relation.type_messages
         last_description = descriptions.get(message.relation_id)
         if last_description is not None and last_description[0] is message:
             return

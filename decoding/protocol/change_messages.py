@@ -32,7 +32,7 @@ _PART_OF_KEY = 1
 _CASCADE = 1
 _RESTART_IDENTITY = 2
 _TRANSACTIONAL = 1
-_COLUMN_SIZE = (
+_MIN_COLUMN_BYTES = (
     10  # A column has at least this number of bytes: flags, an empty name, type oid, type modifier.
 )
 
@@ -56,12 +56,12 @@ class RelationColumn:
             type_modifier=cursor.i32("type modifier"),
         )
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write one column of a Relation message."""
-        out.u8(_PART_OF_KEY if self.is_key else 0, "column flags")
-        out.cstr(self.name, "column name")
-        out.u32(self.type_oid, "column type")
-        out.i32(self.type_modifier, "type modifier")
+        writer.u8(_PART_OF_KEY if self.is_key else 0, "column flags")
+        writer.cstr(self.name, "column name")
+        writer.u32(self.type_oid, "column type")
+        writer.i32(self.type_modifier, "type modifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +89,21 @@ class Relation:
         identity = chr(cursor.u8("replica identity"))
         if identity not in REPLICA_IDENTITIES:
             cursor.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}", bytes_before=1)
-        count = cursor.check_count(cursor.i16("number of columns"), "columns", item_size=_COLUMN_SIZE)
+        count = cursor.check_count(cursor.i16("number of columns"), "columns", item_size=_MIN_COLUMN_BYTES)
         columns = tuple([RelationColumn.read(cursor) for _ in range(count)])
         return cls(relation_id, namespace, name, identity, columns, xid)
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.relation_id, "relation id")
-        out.cstr(self.namespace, "namespace")
-        out.cstr(self.name, "relation name")
+        writer.u32(self.relation_id, "relation id")
+        writer.cstr(self.namespace, "namespace")
+        writer.cstr(self.name, "relation name")
         if len(self.replica_identity) != 1 or self.replica_identity not in REPLICA_IDENTITIES:
-            out.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}")
-        out.u8(ord(self.replica_identity), "replica identity")
-        out.i16(len(self.columns), "number of columns")
+            writer.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}")
+        writer.u8(ord(self.replica_identity), "replica identity")
+        writer.i16(len(self.columns), "number of columns")
         for column in self.columns:
-            column.write(out)
+            column.write(writer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class Type:
         """Read the bytes after the type byte."""
         return cls(cursor.u32("type oid"), cursor.cstr("namespace"), cursor.cstr("type name"), xid)
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.type_oid, "type oid")
-        out.cstr(self.namespace, "namespace")
-        out.cstr(self.name, "type name")
+        writer.u32(self.type_oid, "type oid")
+        writer.cstr(self.namespace, "namespace")
+        writer.cstr(self.name, "type name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ class Insert:
         """Read the bytes after the type byte."""
         return cls(cursor.u32("relation id"), read_new(cursor), xid)
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.relation_id, "relation id")
-        write_new(out, self.new)
+        writer.u32(self.relation_id, "relation id")
+        write_new(writer, self.new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +172,12 @@ class Update:
         """Read the bytes after the type byte."""
         return cls(cursor.u32("relation id"), *read_old_and_new(cursor), xid)
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.relation_id, "relation id")
+        writer.u32(self.relation_id, "relation id")
         if self.old is not None:
-            write_old(out, self.old)
-        write_new(out, self.new)
+            write_old(writer, self.old)
+        write_new(writer, self.new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,10 @@ class Delete:
         """Read the bytes after the type byte."""
         return cls(cursor.u32("relation id"), read_old(cursor), xid)
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.relation_id, "relation id")
-        write_old(out, self.old)
+        writer.u32(self.relation_id, "relation id")
+        write_old(writer, self.old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +221,14 @@ class Truncate:
         relation_ids = tuple([cursor.u32("relation id") for _ in range(count)])
         return cls(relation_ids, bool(options & _CASCADE), bool(options & _RESTART_IDENTITY), xid)
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.i32(len(self.relation_ids), "number of relations")
+        writer.i32(len(self.relation_ids), "number of relations")
         cascade = _CASCADE if self.cascade else 0
         restart_identity = _RESTART_IDENTITY if self.restart_identity else 0
-        out.u8(cascade | restart_identity, "truncate options")
+        writer.u8(cascade | restart_identity, "truncate options")
         for relation_id in self.relation_ids:
-            out.u32(relation_id, "relation id")
+            writer.u32(relation_id, "relation id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +257,9 @@ class LogicalMessage:
             xid=xid,
         )
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u8(_TRANSACTIONAL if self.transactional else 0, "message flags")
-        out.u64(self.lsn, "message LSN")
-        out.cstr(self.prefix, "message prefix")
-        out.length_prefixed(self.content, "length of the message content")
+        writer.u8(_TRANSACTIONAL if self.transactional else 0, "message flags")
+        writer.u64(self.lsn, "message LSN")
+        writer.cstr(self.prefix, "message prefix")
+        writer.length_prefixed(self.content, "length of the message content")

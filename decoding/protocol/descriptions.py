@@ -28,7 +28,7 @@ from pgsieve.decoding.protocol.messages import decode
 
 _RELATION, _TYPE, _TRUNCATE = b"RYT"
 _CHANGES = np.frombuffer(b"IUD", np.uint8)
-_SHORTEST_CHANGE = 5  # bytes: type byte, relation id
+_MIN_CHANGE_BYTES = 5  # bytes: type byte, relation id
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
 
@@ -53,13 +53,13 @@ class RelationDescriptions:
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
-    _types: dict[int, bytes] = field(default_factory=dict)
-    _stale: set[int] = field(default_factory=set)
-    _arrivals: int = 0
+    _type_messages: dict[int, bytes] = field(default_factory=dict)
+    _stale_ids: set[int] = field(default_factory=set)
+    _arrival_count: int = 0
 
     def begin_slice(self) -> None:
         """Mark all relations as stale, so that each relation is described again before its next change."""
-        self._stale = set(self._descriptions)
+        self._stale_ids = set(self._descriptions)
 
     def read_descriptions(self, data: pa.Array) -> dict[int, Description]:
         """Read the Relation and Type messages in a binary array of messages.
@@ -72,66 +72,70 @@ class RelationDescriptions:
             self._read_description(data[int(index)].as_py(), descriptions)
         return descriptions
 
-    def _read_description(self, raw: bytes, descriptions: dict[int, Description]) -> None:
-        message = decode(raw)
+    def _read_description(self, message_bytes: bytes, descriptions: dict[int, Description]) -> None:
+        message = decode(message_bytes)
         if isinstance(message, Type):
-            self._types[message.type_oid] = raw
+            self._type_messages[message.type_oid] = message_bytes
         elif isinstance(message, Relation):
-            oids = dict.fromkeys(c.type_oid for c in message.columns)
-            types = (self._types[oid] for oid in oids if oid in self._types)
-            self._arrivals += 1
-            descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
+            type_oids = dict.fromkeys(c.type_oid for c in message.columns)
+            type_messages = (self._type_messages[oid] for oid in type_oids if oid in self._type_messages)
+            self._arrival_count += 1
+            descriptions[message.relation_id] = Description(
+                self._arrival_count, (*type_messages, message_bytes)
+            )
 
-    def record_replayed(self, relations: Mapping[int, Description]) -> None:
+    def record_replayed_descriptions(self, description_by_relation: Mapping[int, Description]) -> None:
         """Record the descriptions in a streamed or prepared transaction that has just been written to the output.
 
         Such a transaction is written later than it arrived. So the output may now have an older description after
         the valid one. The description that arrived last is valid.
         """
-        for relation_id, description in relations.items():
+        for relation_id, description in description_by_relation.items():
             last_description = self._descriptions.get(relation_id)
             if last_description is None or last_description.arrival < description.arrival:
                 self._descriptions[relation_id] = description
-        self._stale.update(relations)
+        self._stale_ids.update(description_by_relation)
 
     def insert_missing(self, data: pa.Array) -> Iterator[pa.Array]:
         """Yield messages of ordinary transactions (not streamed or prepared), and insert missing descriptions."""
         octets = Octets(data)
         kind = octets.first_bytes()
         is_description = (kind == _RELATION) | (kind == _TYPE)
-        first_uses = self._first_uses(octets, kind, data) if self._stale else {}
+        first_uses = self._find_first_uses(octets, kind, data) if self._stale_ids else {}
         begin = 0
         for index in sorted({*map(int, np.flatnonzero(is_description)), *first_uses}):
-            missing = [i for i in first_uses.get(index, ()) if i in self._stale]
-            if missing:
+            missing_ids = [i for i in first_uses.get(index, ()) if i in self._stale_ids]
+            if missing_ids:
                 yield data.slice(begin, index - begin)
                 begin = index
-                yield pa.array([m for i in missing for m in self._descriptions[i].messages], data.type)
-                self._stale.difference_update(missing)
+                yield pa.array([m for i in missing_ids for m in self._descriptions[i].messages], data.type)
+                self._stale_ids.difference_update(missing_ids)
             if is_description[index]:
                 descriptions: dict[int, Description] = {}
                 self._read_description(data[index].as_py(), descriptions)
                 self._descriptions.update(descriptions)
-                self._stale.difference_update(descriptions)
+                self._stale_ids.difference_update(descriptions)
         yield data.slice(begin) if begin else data
 
-    def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
+    def _find_first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
         """Find the first message that changes a stale relation.
 
         Maps the position of a message to the stale relations that it changes or truncates. A TRUNCATE counts even
         if an earlier message changes the relation.
         """
-        uses: dict[int, list[int]] = {}
+        used_ids_by_index: dict[int, list[int]] = {}
         changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))
-        if (octets.ends[changes] - octets.starts[changes] < _SHORTEST_CHANGE).any():
+        if (octets.ends[changes] - octets.starts[changes] < _MIN_CHANGE_BYTES).any():
             raise ProtocolError("a change ends before its relation", sqlstate="08P01")
         relation_ids = octets.words(octets.starts[changes]) >> 24 & 0xFFFFFFFF
-        changed_ids, first = np.unique(relation_ids, return_index=True)
-        for relation_id, index in zip(changed_ids.tolist(), changes[first].tolist(), strict=True):
-            if relation_id in self._stale:
-                uses.setdefault(index, []).append(relation_id)
+        changed_ids, first_indexes = np.unique(relation_ids, return_index=True)
+        for relation_id, index in zip(changed_ids.tolist(), changes[first_indexes].tolist(), strict=True):
+            if relation_id in self._stale_ids:
+                used_ids_by_index.setdefault(index, []).append(relation_id)
         for index in map(int, np.flatnonzero(kind == _TRUNCATE)):
             message = decode(data[index].as_py())
             assert isinstance(message, Truncate)
-            uses.setdefault(index, []).extend(i for i in message.relation_ids if i in self._stale)
-        return uses
+            used_ids_by_index.setdefault(index, []).extend(
+                i for i in message.relation_ids if i in self._stale_ids
+            )
+        return used_ids_by_index

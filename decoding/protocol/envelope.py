@@ -52,12 +52,12 @@ class XLogData:
         send_time = cursor.i64("send time")
         return cls(data_start, wal_end, send_time, cursor.byten(cursor.remaining, "data"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u64(self.data_start, "start of the data")
-        out.u64(self.wal_end, "end of WAL")
-        out.i64(self.send_time, "send time")
-        out.byten(self.data)
+        writer.u64(self.data_start, "start of the data")
+        writer.u64(self.wal_end, "end of WAL")
+        writer.i64(self.send_time, "send time")
+        writer.byten(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +79,26 @@ class PrimaryKeepalive:
         wal_end, send_time = cursor.u64("end of WAL"), cursor.i64("send time")
         return cls(wal_end, send_time, bool(cursor.flags("reply request", allowed=_REPLY_REQUESTED)))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u64(self.wal_end, "end of WAL")
-        out.i64(self.send_time, "send time")
-        out.u8(_REPLY_REQUESTED if self.reply_requested else 0, "reply request")
+        writer.u64(self.wal_end, "end of WAL")
+        writer.i64(self.send_time, "send time")
+        writer.u8(_REPLY_REQUESTED if self.reply_requested else 0, "reply request")
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
     """An envelope from the client that says how far it has come.
 
-    `flushed` is the end LSN of the last commit that the client has stored durably. The slot no longer needs the
+    `flushed_lsn` is the end LSN of the last commit that the client has stored durably. The slot no longer needs the
     WAL before it.
     """
 
     tag: ClassVar[int] = ord("r")
 
-    written: int
-    flushed: int
-    applied: int
+    written_lsn: int
+    flushed_lsn: int
+    applied_lsn: int
     client_time: int
     reply_requested: bool
 
@@ -106,20 +106,20 @@ class StandbyStatusUpdate:
     def read(cls, cursor: Cursor) -> StandbyStatusUpdate:
         """Read the bytes after the type byte."""
         return cls(
-            written=cursor.u64("written LSN"),
-            flushed=cursor.u64("flushed LSN"),
-            applied=cursor.u64("applied LSN"),
+            written_lsn=cursor.u64("written LSN"),
+            flushed_lsn=cursor.u64("flushed LSN"),
+            applied_lsn=cursor.u64("applied LSN"),
             client_time=cursor.i64("client time"),
             reply_requested=bool(cursor.flags("reply request", allowed=_REPLY_REQUESTED)),
         )
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u64(self.written, "written LSN")
-        out.u64(self.flushed, "flushed LSN")
-        out.u64(self.applied, "applied LSN")
-        out.i64(self.client_time, "client time")
-        out.u8(_REPLY_REQUESTED if self.reply_requested else 0, "reply request")
+        writer.u64(self.written_lsn, "written LSN")
+        writer.u64(self.flushed_lsn, "flushed LSN")
+        writer.u64(self.applied_lsn, "applied LSN")
+        writer.i64(self.client_time, "client time")
+        writer.u8(_REPLY_REQUESTED if self.reply_requested else 0, "reply request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +129,22 @@ class OtherEnvelope:
     tag: int
     content: bytes
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        if self.tag in _READERS:
-            out.fail("a type byte of an unknown envelope")
-        out.byten(self.content)
+        if self.tag in _READER_BY_TAG:
+            writer.fail("a type byte of an unknown envelope")
+        writer.byten(self.content)
 
 
 KnownEnvelope: TypeAlias = XLogData | PrimaryKeepalive | StandbyStatusUpdate
 Envelope: TypeAlias = KnownEnvelope | OtherEnvelope
 
-_READERS: dict[int, Callable[[Cursor], KnownEnvelope]] = {
+_READER_BY_TAG: dict[int, Callable[[Cursor], KnownEnvelope]] = {
     XLogData.tag: XLogData.read,
     PrimaryKeepalive.tag: PrimaryKeepalive.read,
     StandbyStatusUpdate.tag: StandbyStatusUpdate.read,
 }
-_NAMES: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(KnownEnvelope)}
+_NAME_BY_TAG: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(KnownEnvelope)}
 
 
 def decode_envelope(data: bytes | bytearray | memoryview) -> Envelope:
@@ -156,20 +156,20 @@ def decode_envelope(data: bytes | bytearray | memoryview) -> Envelope:
             sqlstate=PROTOCOL_VIOLATION,
         )
     tag = octets[0]
-    if tag not in _READERS:
+    if tag not in _READER_BY_TAG:
         return OtherEnvelope(tag, octets[1:])
-    cursor = Cursor(octets, _NAMES[tag], offset=1)
-    envelope = _READERS[tag](cursor)
+    cursor = Cursor(octets, _NAME_BY_TAG[tag], offset=1)
+    envelope = _READER_BY_TAG[tag](cursor)
     cursor.expect_end()
     return envelope
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
     """Encode the content of one CopyData message."""
-    out = Writer(type(envelope).__name__)
-    out.u8(envelope.tag, "type byte")
-    envelope.write(out)
-    return out.getvalue()
+    writer = Writer(type(envelope).__name__)
+    writer.u8(envelope.tag, "type byte")
+    envelope.write(writer)
+    return writer.getvalue()
 
 
 def xlog_data_columns(
@@ -188,9 +188,9 @@ def xlog_data_columns(
     offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(octets)]
     parts = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, buffers)
-    words = Octets(parts)
-    headers = words.starts[::2]
-    is_xlog_data = words.words(headers) >> 56 == XLogData.tag
-    return words.words(headers[is_xlog_data] + 1).view(np.int64), parts.take(
+    part_octets = Octets(parts)
+    header_starts = part_octets.starts[::2]
+    is_xlog_data = part_octets.words(header_starts) >> 56 == XLogData.tag
+    return part_octets.words(header_starts[is_xlog_data] + 1).view(np.int64), parts.take(
         pa.array(np.flatnonzero(is_xlog_data) * 2 + 1)
     )

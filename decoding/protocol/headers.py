@@ -28,7 +28,7 @@ _BEGIN, _COMMIT, _MESSAGE = b"BCM"
 # Sizes in bytes. A message with a relation id has at least _RELATION_SIZE bytes, and a logical decoding message has
 # at least _SHORTEST_MESSAGE bytes.
 _BEGIN_SIZE, _COMMIT_SIZE, _RELATION_SIZE = 21, 26, 5
-_SHORTEST_MESSAGE = 15
+_MIN_MESSAGE_BYTES = 15
 
 
 def _lookup_table(letters: bytes) -> npt.NDArray[np.bool_]:
@@ -77,12 +77,12 @@ class HeaderScanner:
     def __init__(self) -> None:
         # The transaction that is open when the next batch begins, and the number of its changes in earlier batches.
         # If no transaction is open, the LSN is 0.
-        self._lsn = self._time = self._xid = self._changes = 0
+        self._open_lsn = self._open_time = self._open_xid = self._open_change_count = 0
 
     @property
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open: its Begin was scanned, and its Commit was not."""
-        return self._lsn != 0
+        return self._open_lsn != 0
 
     def scan(self, data: pa.Array) -> MessageHeaders:
         """Return the headers of the next batch of messages (binary or large_binary)."""
@@ -101,46 +101,48 @@ class HeaderScanner:
         positions = starts[begins]
         # Element 0 of these arrays is the transaction that the previous batch left open. Element n is the n-th
         # transaction that begins in this batch.
-        lsns = np.append(self._lsn, _signed(octets.words(positions + 1)))
-        times = np.append(self._time, _signed(octets.words(positions + 9)) + _POSTGRES_EPOCH_MICROS)
-        xids = np.append(self._xid, _signed(octets.words(positions + 17) >> np.uint64(32)))
+        lsns = np.append(self._open_lsn, _signed(octets.words(positions + 1)))
+        commit_times = np.append(
+            self._open_time, _signed(octets.words(positions + 9)) + _POSTGRES_EPOCH_MICROS
+        )
+        xids = np.append(self._open_xid, _signed(octets.words(positions + 17) >> np.uint64(32)))
         _require(lsns[1:] > 0, kind[begins], "has no final LSN")
         transaction_index = np.cumsum(kind == _BEGIN)
 
         # Begin and Commit must alternate. All other messages must be between Begin and Commit, except logical
         # decoding messages that are not transactional.
-        depth = (1 if self._lsn else 0) + transaction_index - np.cumsum(kind == _COMMIT)
-        inside = depth + (kind == _COMMIT) == 1
-        outside, logical_messages = ~inside, np.flatnonzero((kind == _MESSAGE) & ~inside)
-        _require(depth >> 1 == 0, kind, "opens or ends a transaction out of turn")
-        _require(sizes[logical_messages] >= _SHORTEST_MESSAGE, kind[logical_messages], "is too short")
+        open_count = (1 if self._open_lsn else 0) + transaction_index - np.cumsum(kind == _COMMIT)
+        is_inside = open_count + (kind == _COMMIT) == 1
+        is_outside, outside_messages = ~is_inside, np.flatnonzero((kind == _MESSAGE) & ~is_inside)
+        _require(open_count >> 1 == 0, kind, "opens or ends a transaction out of turn")
+        _require(sizes[outside_messages] >= _MIN_MESSAGE_BYTES, kind[outside_messages], "is too short")
         is_not_transactional = np.zeros(len(kind), np.bool_)
-        is_not_transactional[logical_messages] = (head[logical_messages] >> 48 & 0xFF) == 0
-        _require(inside | is_not_transactional, kind, "came outside of a transaction")
+        is_not_transactional[outside_messages] = (head[outside_messages] >> 48 & 0xFF) == 0
+        _require(is_inside | is_not_transactional, kind, "came outside of a transaction")
 
-        commit_lsn, commit_time, xid = (fields[transaction_index] for fields in (lsns, times, xids))
-        ends = np.zeros(len(kind), np.int64)
+        commit_lsn, commit_time, xid = (fields[transaction_index] for fields in (lsns, commit_times, xids))
+        end_lsn = np.zeros(len(kind), np.int64)
         positions = starts[commits]
         begin_lsn = _signed(octets.words(positions + 2))
         _require(begin_lsn == commit_lsn[commits], kind[commits], "does not match its Begin")
-        ends[commits] = _signed(octets.words(positions + 10))
+        end_lsn[commits] = _signed(octets.words(positions + 10))
 
-        change = _IS_CHANGE[kind]
-        changes = np.cumsum(change)
-        earlier_changes = np.append(-self._changes, changes[begins])[transaction_index]
-        ordinal = 2 * (changes - earlier_changes) + ~change
+        is_change = _IS_CHANGE[kind]
+        change_counts = np.cumsum(is_change)
+        earlier_change_counts = np.append(-self._open_change_count, change_counts[begins])[transaction_index]
+        ordinal = 2 * (change_counts - earlier_change_counts) + ~is_change
         # A message outside transactions has an LSN of its own, and no commit time and transaction id.
-        commit_lsn[outside] = _signed(octets.words(starts[outside] + 2))
-        commit_time[outside] = xid[outside] = ordinal[outside] = 0
+        commit_lsn[is_outside] = _signed(octets.words(starts[is_outside] + 2))
+        commit_time[is_outside] = xid[is_outside] = ordinal[is_outside] = 0
 
         if len(kind):
-            is_open = bool(depth[-1])
-            self._lsn, self._time, self._xid = (
-                (int(lsns[-1]), int(times[-1]), int(xids[-1])) if is_open else (0, 0, 0)
+            is_open = bool(open_count[-1])
+            self._open_lsn, self._open_time, self._open_xid = (
+                (int(lsns[-1]), int(commit_times[-1]), int(xids[-1])) if is_open else (0, 0, 0)
             )
-            self._changes = int(changes[-1] - earlier_changes[-1]) if is_open else 0
+            self._open_change_count = int(change_counts[-1] - earlier_change_counts[-1]) if is_open else 0
         relation_id = np.where(has_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
-        return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, ends)
+        return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, end_lsn)
 
 
 def begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]]:
@@ -163,5 +165,5 @@ def _signed(words: Words) -> npt.NDArray[np.int64]:
 def _require(condition: npt.NDArray[np.bool_], kind: npt.NDArray[Any], failure: str) -> None:
     """Raise ProtocolError if the condition is false for a message; the error has the type of the first such message."""
     if not condition.all():
-        first = int(kind[int(np.argmin(condition))])
-        raise ProtocolError(f"message of type {chr(first)!r} {failure}", sqlstate="08P01")
+        wrong_kind = int(kind[int(np.argmin(condition))])
+        raise ProtocolError(f"message of type {chr(wrong_kind)!r} {failure}", sqlstate="08P01")

@@ -44,19 +44,19 @@ _TransactionMessage: TypeAlias = (
 class MessageOrder:
     """Checks the messages of one session, one after the other."""
 
-    __slots__ = ("_open", "_prepared", "_previous", "_streams")
+    __slots__ = ("_open_message", "_prepared_xids", "_previous_message", "_stream_xids")
 
     def __init__(self) -> None:
-        self._open: Begin | BeginPrepare | StreamStart | None = None
-        self._previous: Message | None = None
+        self._open_message: Begin | BeginPrepare | StreamStart | None = None
+        self._previous_message: Message | None = None
         #: The xids of streamed transactions, and of prepared transactions, that have begun and not ended.
-        self._streams: set[int] = set()
-        self._prepared: set[int] = set()
+        self._stream_xids: set[int] = set()
+        self._prepared_xids: set[int] = set()
 
     @property
-    def block(self) -> int | None:
+    def block_xid(self) -> int | None:
         """The xid of the streamed transaction whose block is open, or None."""
-        return self._open.xid if isinstance(self._open, StreamStart) else None
+        return self._open_message.xid if isinstance(self._open_message, StreamStart) else None
 
     def check(self, message: Message) -> None:
         """Check the session's next message."""
@@ -69,75 +69,88 @@ class MessageOrder:
                 self._end_stream(message)
             case CommitPrepared() | RollbackPrepared():
                 self._expect_none_open(message)
-                self._expect_new(message, self._streams)
-                self._prepared.discard(message.xid)
+                self._expect_new_xid(message, self._stream_xids)
+                self._prepared_xids.discard(message.xid)
             case Origin():
-                is_first = not isinstance(self._previous, StreamStart) or self._previous.first_segment
-                if self._previous is not self._open or self._open is None or not is_first:
+                is_first = (
+                    not isinstance(self._previous_message, StreamStart)
+                    or self._previous_message.first_segment
+                )
+                if (
+                    self._previous_message is not self._open_message
+                    or self._open_message is None
+                    or not is_first
+                ):
                     self._fail(message, "directly after the begin of a transaction")
             case LogicalMessage(transactional=False):
                 self._expect_none_open(message)
             case _:
-                if self._open is None:
+                if self._open_message is None:
                     self._fail(message, "within a transaction")
-        self._previous = message
+        self._previous_message = message
 
     def _begin(self, message: Begin | BeginPrepare | StreamStart) -> None:
         self._expect_none_open(message)
-        self._expect_new(message, self._prepared)
+        self._expect_new_xid(message, self._prepared_xids)
         if not isinstance(message, StreamStart) or message.first_segment:
-            self._expect_new(message, self._streams)
-        elif message.xid not in self._streams:
+            self._expect_new_xid(message, self._stream_xids)
+        elif message.xid not in self._stream_xids:
             self._fail(message, f"after the first block: the stream of {message.xid} has not begun")
         if isinstance(message, StreamStart):
-            self._streams.add(message.xid)
-        self._open = message
+            self._stream_xids.add(message.xid)
+        self._open_message = message
 
     def _end(self, message: Commit | Prepare | StreamStop) -> None:
-        match message, self._open:
-            case Commit(commit_lsn=lsn), Begin() as begun:
-                matches = lsn == begun.final_lsn
-            case Prepare(), BeginPrepare() as begun:
+        match message, self._open_message:
+            case Commit(commit_lsn=lsn), Begin() as begin_message:
+                is_match = lsn == begin_message.final_lsn
+            case Prepare(), BeginPrepare() as begin_message:
                 prepare_fields = (message.prepare_lsn, message.end_lsn, message.xid, message.gid)
-                matches = prepare_fields == (begun.prepare_lsn, begun.end_lsn, begun.xid, begun.gid)
+                is_match = prepare_fields == (
+                    begin_message.prepare_lsn,
+                    begin_message.end_lsn,
+                    begin_message.xid,
+                    begin_message.gid,
+                )
             case StreamStop(), StreamStart():
-                matches = True
+                is_match = True
             case Prepare(), None:
                 # PostgreSQL 18 sends no Begin Prepare for a transaction that locked rows and changed nothing.
-                self._expect_new(message, self._prepared | self._streams)
-                matches = True
+                self._expect_new_xid(message, self._prepared_xids | self._stream_xids)
+                is_match = True
             case _:
                 self._fail(message, "at the end of a transaction or block of its kind")
-        if not matches:
+        if not is_match:
             self._fail(message, "with the LSN and the transaction of its begin")
         if isinstance(message, Prepare):
-            self._prepared.add(message.xid)
-        self._open = None
+            self._prepared_xids.add(message.xid)
+        self._open_message = None
 
     def _end_stream(self, message: StreamCommit | StreamAbort | StreamPrepare) -> None:
         self._expect_none_open(message)
         if isinstance(message, StreamAbort):
             # The stream may be unknown: the server also sends Stream Abort for a transaction without any block.
             if message.subxid == message.xid:
-                self._streams.discard(message.xid)
+                self._stream_xids.discard(message.xid)
             return
-        if message.xid not in self._streams:
+        if message.xid not in self._stream_xids:
             self._fail(message, f"after a block: the stream of {message.xid} has not begun")
-        self._streams.remove(message.xid)
+        self._stream_xids.remove(message.xid)
         if isinstance(message, StreamPrepare):
-            self._prepared.add(message.xid)
+            self._prepared_xids.add(message.xid)
 
-    def _expect_new(self, message: _TransactionMessage, begun: set[int]) -> None:
-        if message.xid in begun:
+    def _expect_new_xid(self, message: _TransactionMessage, begun_xids: set[int]) -> None:
+        if message.xid in begun_xids:
             self._fail(message, f"after the end of transaction {message.xid}, which has begun before")
 
     def _expect_none_open(self, message: Message) -> None:
-        if self._open is not None:
+        if self._open_message is not None:
             self._fail(
-                message, f"after the end of the transaction or block that {type(self._open).__name__} began"
+                message,
+                f"after the end of the transaction or block that {type(self._open_message).__name__} began",
             )
 
-    def _fail(self, message: Message, expected: str) -> NoReturn:
+    def _fail(self, message: Message, place: str) -> NoReturn:
         raise ProtocolError(
-            f"unexpected {type(message).__name__} message: it comes {expected}", sqlstate=PROTOCOL_VIOLATION
+            f"unexpected {type(message).__name__} message: it comes {place}", sqlstate=PROTOCOL_VIOLATION
         )

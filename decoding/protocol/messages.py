@@ -115,7 +115,7 @@ TransactionMessage: TypeAlias = (
 )
 Message: TypeAlias = ChangeMessage | TransactionMessage
 
-_CHANGES: dict[int, Callable[[Cursor, int | None], ChangeMessage]] = {
+_CHANGE_READERS: dict[int, Callable[[Cursor, int | None], ChangeMessage]] = {
     Relation.tag: Relation.read,
     Type.tag: Type.read,
     Insert.tag: Insert.read,
@@ -124,7 +124,7 @@ _CHANGES: dict[int, Callable[[Cursor, int | None], ChangeMessage]] = {
     Truncate.tag: Truncate.read,
     LogicalMessage.tag: LogicalMessage.read,
 }
-_TRANSACTIONS: dict[int, Callable[[Cursor], TransactionMessage]] = {
+_TRANSACTION_READERS: dict[int, Callable[[Cursor], TransactionMessage]] = {
     Begin.tag: Begin.read,
     Commit.tag: Commit.read,
     Origin.tag: Origin.read,
@@ -138,10 +138,10 @@ _TRANSACTIONS: dict[int, Callable[[Cursor], TransactionMessage]] = {
     RollbackPrepared.tag: RollbackPrepared.read,
     StreamPrepare.tag: StreamPrepare.read,
 }
-_TRANSACTIONS_PARALLEL = _TRANSACTIONS | {StreamAbort.tag: StreamAbort.read_parallel}
-_NAMES: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(Message)}
+_PARALLEL_TRANSACTION_READERS = _TRANSACTION_READERS | {StreamAbort.tag: StreamAbort.read_parallel}
+_NAME_BY_TAG: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(Message)}
 
-_UNIX_EPOCH_MICROS = 946_684_800_000_000
+_POSTGRES_EPOCH_MICROS = 946_684_800_000_000
 """2000-01-01 00:00 UTC in Unix time: POSTGRES_EPOCH_JDATE, src/include/datatype/timestamp.h."""
 
 
@@ -161,16 +161,16 @@ def decode(
             sqlstate=PROTOCOL_VIOLATION,
         )
     tag = octets[0]
-    cursor = Cursor(octets, _NAMES.get(tag, "pgoutput"), offset=1)
+    cursor = Cursor(octets, _NAME_BY_TAG.get(tag, "pgoutput"), offset=1)
     message: Message
-    if tag in _CHANGES:
+    if tag in _CHANGE_READERS:
         xid = cursor.valid_xid("xid of the streamed transaction") if streaming else None
-        message = _CHANGES[tag](cursor, xid)
-    elif tag in _TRANSACTIONS:
-        message = (_TRANSACTIONS_PARALLEL if parallel else _TRANSACTIONS)[tag](cursor)
+        message = _CHANGE_READERS[tag](cursor, xid)
+    elif tag in _TRANSACTION_READERS:
+        message = (_PARALLEL_TRANSACTION_READERS if parallel else _TRANSACTION_READERS)[tag](cursor)
     else:
         cursor.fail(
-            f"a message type byte of {bytes(sorted(_NAMES)).decode()}, not 0x{tag:02x}", bytes_before=1
+            f"a message type byte of {bytes(sorted(_NAME_BY_TAG)).decode()}, not 0x{tag:02x}", bytes_before=1
         )
     cursor.expect_end()
     return message
@@ -182,12 +182,12 @@ def encode(message: Message) -> bytes:
     A change with an `xid` is encoded as it is between Stream Start and Stream Stop: with the transaction id after
     the type byte.
     """
-    out = Writer(type(message).__name__)
-    out.u8(message.tag, "message type byte")
+    writer = Writer(type(message).__name__)
+    writer.u8(message.tag, "message type byte")
     if isinstance(message, ChangeMessage) and message.xid is not None:
-        out.valid_xid(message.xid, "xid of the streamed transaction")
-    message.write(out)
-    return out.getvalue()
+        writer.valid_xid(message.xid, "xid of the streamed transaction")
+    message.write(writer)
+    return writer.getvalue()
 
 
 class Decoder:
@@ -211,9 +211,9 @@ class Decoder:
     def decode(self, data: bytes | bytearray | memoryview) -> Message:
         """Decode the session's next message."""
         message = decode(data, streaming=self._streaming, parallel=self._parallel)
-        inside = isinstance(message, StreamStop | Origin | ChangeMessage)
-        outside = not isinstance(message, StreamStop)
-        if not (inside if self._streaming else outside):
+        is_allowed_inside = isinstance(message, StreamStop | Origin | ChangeMessage)
+        is_allowed_outside = not isinstance(message, StreamStop)
+        if not (is_allowed_inside if self._streaming else is_allowed_outside):
             place = "inside" if self._streaming else "outside"
             raise ProtocolError(
                 f"unexpected {type(message).__name__} message {place} a streamed block",
@@ -226,9 +226,9 @@ class Decoder:
 
 def timestamp_to_unix_micros(timestamp: int) -> int:
     """Convert a time of a message, in microseconds since 2000-01-01 UTC, to microseconds since 1970-01-01 UTC."""
-    return timestamp + _UNIX_EPOCH_MICROS
+    return timestamp + _POSTGRES_EPOCH_MICROS
 
 
 def timestamp_from_unix_micros(micros: int) -> int:
     """Convert microseconds since 1970-01-01 UTC to microseconds since 2000-01-01 UTC."""
-    return micros - _UNIX_EPOCH_MICROS
+    return micros - _POSTGRES_EPOCH_MICROS

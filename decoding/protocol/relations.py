@@ -41,7 +41,7 @@ class PublishedRelation:
     """A published relation: its Relation message, and its columns' Type messages and type names."""
 
     message: Relation
-    types: tuple[Type, ...]
+    type_messages: tuple[Type, ...]
     type_names: tuple[str, ...]
 
     @property
@@ -49,7 +49,7 @@ class PublishedRelation:
         """The name of the schema; messages have an empty name instead of pg_catalog."""
         return self.message.namespace or _CATALOG
 
-    def check(self, change: Insert | Update | Delete) -> None:
+    def check_row_widths(self, change: Insert | Update | Delete) -> None:
         """Raise ProtocolError if a row of a change has more or fewer values than the relation has columns."""
         rows = [] if isinstance(change, Delete) else [change.new]
         if not isinstance(change, Insert) and change.old is not None:
@@ -89,12 +89,12 @@ class RelationCache:
         if isinstance(message, Type):
             scope.types[message.type_oid] = message
             return
-        types = {**self._session.types, **scope.types}
-        oids = [column.type_oid for column in message.columns]
+        type_messages = {**self._session.types, **scope.types}
+        type_oids = [column.type_oid for column in message.columns]
         scope.relations[message.relation_id] = PublishedRelation(
             message,
-            tuple(types[oid] for oid in dict.fromkeys(oids) if oid in types),
-            tuple(self._type_name(oid, types.get(oid)) for oid in oids),
+            tuple(type_messages[oid] for oid in dict.fromkeys(type_oids) if oid in type_messages),
+            tuple(self._type_name(oid, type_messages.get(oid)) for oid in type_oids),
         )
 
     def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:

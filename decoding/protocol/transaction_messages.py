@@ -41,11 +41,11 @@ class Begin:
         """Read the bytes after the type byte."""
         return cls(cursor.valid_lsn("final LSN"), cursor.i64("commit time"), cursor.u32("xid"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.valid_lsn(self.final_lsn, "final LSN")
-        out.i64(self.commit_time, "commit time")
-        out.u32(self.xid, "xid")
+        writer.valid_lsn(self.final_lsn, "final LSN")
+        writer.i64(self.commit_time, "commit time")
+        writer.u32(self.xid, "xid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Commit:
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u8(_NO_FLAGS, "flags")
-        out.u64(self.commit_lsn, "commit LSN")
-        out.u64(self.end_lsn, "end LSN")
-        out.i64(self.commit_time, "commit time")
+        writer.u8(_NO_FLAGS, "flags")
+        writer.u64(self.commit_lsn, "commit LSN")
+        writer.u64(self.end_lsn, "end LSN")
+        writer.i64(self.commit_time, "commit time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class Origin:
         """Read the bytes after the type byte; the LSN may be zero, as it is in a streamed transaction."""
         return cls(cursor.u64("origin commit LSN"), cursor.cstr("origin name"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u64(self.commit_lsn, "origin commit LSN")
-        out.cstr(self.name, "origin name")
+        writer.u64(self.commit_lsn, "origin commit LSN")
+        writer.cstr(self.name, "origin name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ class StreamStart:
         xid = cursor.valid_xid("xid")
         return cls(xid, bool(cursor.flags("first segment", allowed=_FIRST_SEGMENT)))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.valid_xid(self.xid, "xid")
-        out.u8(_FIRST_SEGMENT if self.first_segment else 0, "first segment")
+        writer.valid_xid(self.xid, "xid")
+        writer.u8(_FIRST_SEGMENT if self.first_segment else 0, "first segment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class StreamStop:
         """Read nothing: the type byte is the message."""
         return cls()
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write nothing."""
 
 
@@ -146,13 +146,13 @@ class StreamCommit:
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(xid, cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.xid, "xid")
-        out.u8(_NO_FLAGS, "flags")
-        out.u64(self.commit_lsn, "commit LSN")
-        out.u64(self.end_lsn, "end LSN")
-        out.i64(self.commit_time, "commit time")
+        writer.u32(self.xid, "xid")
+        writer.u8(_NO_FLAGS, "flags")
+        writer.u64(self.commit_lsn, "commit LSN")
+        writer.u64(self.end_lsn, "end LSN")
+        writer.i64(self.commit_time, "commit time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +184,13 @@ class StreamAbort:
         xid, subxid = cursor.u32("xid"), cursor.u32("subtransaction xid")
         return cls(xid, subxid, AbortInfo(cursor.u64("abort LSN"), cursor.i64("abort time")))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u32(self.xid, "xid")
-        out.u32(self.subxid, "subtransaction xid")
+        writer.u32(self.xid, "xid")
+        writer.u32(self.subxid, "subtransaction xid")
         if self.abort is not None:
-            out.u64(self.abort.lsn, "abort LSN")
-            out.i64(self.abort.time, "abort time")
+            writer.u64(self.abort.lsn, "abort LSN")
+            writer.i64(self.abort.time, "abort time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +210,10 @@ class BeginPrepare:
         """Read the bytes after the type byte; unlike other two-phase messages, this one has no flags."""
         return cls(*_read_prepared(cursor, "prepare"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
         fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
-        _write_prepared(out, "prepare", fields)
+        _write_prepared(writer, "prepare", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +234,11 @@ class Prepare:
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u8(_NO_FLAGS, "flags")
+        writer.u8(_NO_FLAGS, "flags")
         fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
-        _write_prepared(out, "prepare", fields, Writer.valid_xid)
+        _write_prepared(writer, "prepare", fields, Writer.valid_xid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +259,11 @@ class CommitPrepared:
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "commit"))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u8(_NO_FLAGS, "flags")
+        writer.u8(_NO_FLAGS, "flags")
         fields = (self.commit_lsn, self.end_lsn, self.commit_time, self.xid, self.gid)
-        _write_prepared(out, "commit", fields)
+        _write_prepared(writer, "commit", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +296,15 @@ class RollbackPrepared:
             gid=cursor.cstr("gid"),
         )
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u8(_NO_FLAGS, "flags")
-        out.valid_lsn(self.prepare_end_lsn, "prepare end LSN")
-        out.valid_lsn(self.rollback_end_lsn, "rollback end LSN")
-        out.i64(self.prepare_time, "prepare time")
-        out.i64(self.rollback_time, "rollback time")
-        out.u32(self.xid, "xid")
-        out.cstr(self.gid, "gid")
+        writer.u8(_NO_FLAGS, "flags")
+        writer.valid_lsn(self.prepare_end_lsn, "prepare end LSN")
+        writer.valid_lsn(self.rollback_end_lsn, "rollback end LSN")
+        writer.i64(self.prepare_time, "prepare time")
+        writer.i64(self.rollback_time, "rollback time")
+        writer.u32(self.xid, "xid")
+        writer.cstr(self.gid, "gid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +325,11 @@ class StreamPrepare:
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
-    def write(self, out: Writer) -> None:
+    def write(self, writer: Writer) -> None:
         """Write the bytes after the type byte."""
-        out.u8(_NO_FLAGS, "flags")
+        writer.u8(_NO_FLAGS, "flags")
         fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
-        _write_prepared(out, "prepare", fields, Writer.valid_xid)
+        _write_prepared(writer, "prepare", fields, Writer.valid_xid)
 
 
 def _read_prepared(
@@ -350,14 +350,14 @@ def _read_prepared(
 
 
 def _write_prepared(
-    out: Writer,
+    writer: Writer,
     event: str,
     fields: _PreparedFields,
     write_xid: Callable[[Writer, int, str], None] = Writer.u32,
 ) -> None:
     event_lsn, end_lsn, event_time, xid, gid = fields
-    out.valid_lsn(event_lsn, f"{event} LSN")
-    out.valid_lsn(end_lsn, "end LSN")
-    out.i64(event_time, f"{event} time")
-    write_xid(out, xid, "xid")
-    out.cstr(gid, "gid")
+    writer.valid_lsn(event_lsn, f"{event} LSN")
+    writer.valid_lsn(end_lsn, "end LSN")
+    writer.i64(event_time, f"{event} time")
+    write_xid(writer, xid, "xid")
+    writer.cstr(gid, "gid")

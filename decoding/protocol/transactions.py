@@ -66,13 +66,13 @@ class Spool(Protocol):
     The number of a transaction is the assembler's own. It is not the transaction id.
     """
 
-    def append(self, number: int, messages: pa.RecordBatch) -> None:
+    def append(self, spool_id: int, messages: pa.RecordBatch) -> None:
         """Store more messages of a transaction."""
 
-    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+    def read(self, spool_id: int) -> Iterator[pa.RecordBatch]:
         """Return the stored messages of a transaction; nothing if the transaction has none."""
 
-    def drop(self, number: int) -> None:
+    def drop(self, spool_id: int) -> None:
         """Delete the stored messages of a transaction, if it has any."""
 
 
@@ -80,19 +80,23 @@ class Spool(Protocol):
 class _SpooledTransaction:
     """A transaction in the spool.
 
-    - `aborted` has the ids of its subtransactions that were rolled back.
-    - `relations` maps a relation id to the description of the relation (its Relation and Type messages) that came
+    - `aborted_xids` has the ids of its subtransactions that were rolled back.
+    - `xid_and_description_by_relation` maps a relation id to the description of the relation (its Relation and Type messages) that came
       in this transaction, and to the id of the subtransaction in which the description came.
     """
 
-    number: int
-    aborted: set[int] = field(default_factory=set)
-    relations: dict[int, tuple[int, Description]] = field(default_factory=dict)
+    spool_id: int
+    aborted_xids: set[int] = field(default_factory=set)
+    xid_and_description_by_relation: dict[int, tuple[int, Description]] = field(default_factory=dict)
 
     @property
     def valid_descriptions(self) -> dict[int, Description]:
         """The descriptions by relation id, without the descriptions that came in aborted subtransactions."""
-        return {i: description for i, (xid, description) in self.relations.items() if xid not in self.aborted}
+        return {
+            i: description
+            for i, (xid, description) in self.xid_and_description_by_relation.items()
+            if xid not in self.aborted_xids
+        }
 
 
 class TransactionAssembler:
@@ -104,43 +108,43 @@ class TransactionAssembler:
     def __init__(self, spool: Spool, *, parallel: bool = False) -> None:
         self._spool = spool
         self._parallel = parallel
-        self._number = 0
-        self._streams: dict[int, _SpooledTransaction] = {}
-        self._block: int | None = None  # The xid of the open block's transaction.
-        self._preparing: tuple[BeginPrepare, _SpooledTransaction] | None = None
-        self._prepared: dict[tuple[int, str], tuple[Prepare, _SpooledTransaction]] = {}
-        self._relations = RelationDescriptions()
+        self._last_spool_id = 0
+        self._transaction_by_stream_xid: dict[int, _SpooledTransaction] = {}
+        self._block_xid: int | None = None  # The xid of the open block's transaction.
+        self._transaction_in_preparation: tuple[BeginPrepare, _SpooledTransaction] | None = None
+        self._prepared_by_xid_and_gid: dict[tuple[int, str], tuple[Prepare, _SpooledTransaction]] = {}
+        self._descriptions = RelationDescriptions()
 
     @property
     def prepared_transactions(self) -> tuple[Prepare, ...]:
         """The prepared transactions that have not ended, in the order of PREPARE."""
-        return tuple(prepare for prepare, _ in self._prepared.values())
+        return tuple(prepare for prepare, _ in self._prepared_by_xid_and_gid.values())
 
-    def messages_of(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
+    def read_prepared_messages(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
         """Return the messages of one of the `prepared_transactions`, as batches of `SPOOL_SCHEMA`."""
-        return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
+        return self._spool.read(self._prepared_by_xid_and_gid[prepare.xid, prepare.gid][1].spool_id)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
         """Add a prepared transaction that an earlier session has received.
 
-        `messages` is the result of `messages_of` in the earlier session.
+        `messages` is the result of `read_prepared_messages` in the earlier session.
         """
         transaction = self._new_transaction()
         for batch in messages:
-            self._spool.append(transaction.number, batch)
+            self._spool.append(transaction.spool_id, batch)
         self._keep_prepared(prepare, transaction)
 
     @property
     def is_in_block(self) -> bool:
         """Whether the session is within a streamed block, or between Begin Prepare and Prepare."""
-        return self._block is not None or self._preparing is not None
+        return self._block_xid is not None or self._transaction_in_preparation is not None
 
     def begin_slice(self) -> None:
         """Begin a slice: a part of the session that is read without the earlier parts.
 
         The descriptions of relations are repeated before their next changes, so that the slice has all of them.
         """
-        self._relations.begin_slice()
+        self._descriptions.begin_slice()
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
         """Add the session's next messages, and yield the messages of all transactions that are now committed."""
@@ -159,162 +163,169 @@ class TransactionAssembler:
 
         If the description of a relation is missing before the relation's changes, it is inserted.
         """
-        if self._block is not None:
-            self._spool_block(self._streams[self._block], self._block, data)
-        elif self._preparing is not None:
-            begin, spooled = self._preparing
-            for valid_descriptions in self._relations.insert_missing(data):
-                self._append(spooled, np.full(len(valid_descriptions), begin.xid), valid_descriptions)
+        if self._block_xid is not None:
+            self._spool_block(self._transaction_by_stream_xid[self._block_xid], self._block_xid, data)
+        elif self._transaction_in_preparation is not None:
+            begin, transaction = self._transaction_in_preparation
+            for described_messages in self._descriptions.insert_missing(data):
+                self._append(transaction, np.full(len(described_messages), begin.xid), described_messages)
         else:
-            yield from self._relations.insert_missing(data)
+            yield from self._descriptions.insert_missing(data)
 
-    def _spool_block(self, spooled: _SpooledTransaction, top: int, data: pa.Array) -> None:
-        """Spool messages of a block, without their transaction ids; `top` is the id of the block's transaction."""
-        messages, xids = _strip_xids(data, top)
-        by_xid = pc.unique(pa.array(xids))
-        for xid in by_xid.to_pylist():
-            part = messages if len(by_xid) == 1 else messages.filter(pa.array(xids == xid))
-            descriptions = self._relations.read_descriptions(part)
-            spooled.relations.update((i, (xid, description)) for i, description in descriptions.items())
-        self._append(spooled, xids, messages)
+    def _spool_block(self, transaction: _SpooledTransaction, top_xid: int, data: pa.Array) -> None:
+        """Spool messages of a block, without their transaction ids; `top_xid` is the id of the block's transaction."""
+        messages, xids = _strip_xids(data, top_xid)
+        distinct_xids = pc.unique(pa.array(xids))
+        for xid in distinct_xids.to_pylist():
+            part = messages if len(distinct_xids) == 1 else messages.filter(pa.array(xids == xid))
+            descriptions = self._descriptions.read_descriptions(part)
+            transaction.xid_and_description_by_relation.update(
+                (i, (xid, description)) for i, description in descriptions.items()
+            )
+        self._append(transaction, xids, messages)
 
-    def _append(self, spooled: _SpooledTransaction, xids: npt.NDArray[np.int64], data: pa.Array) -> None:
+    def _append(self, transaction: _SpooledTransaction, xids: npt.NDArray[np.int64], data: pa.Array) -> None:
         columns = [pa.array(xids, pa.int64()), data.cast(pa.binary())]
-        self._spool.append(spooled.number, pa.RecordBatch.from_arrays(columns, schema=SPOOL_SCHEMA))
+        self._spool.append(transaction.spool_id, pa.RecordBatch.from_arrays(columns, schema=SPOOL_SCHEMA))
 
-    def _handle_boundary(self, raw: bytes) -> Iterator[pa.Array]:
-        message = decode(raw, parallel=self._parallel)
-        if self._block is not None and not isinstance(message, StreamStop):
+    def _handle_boundary(self, message_bytes: bytes) -> Iterator[pa.Array]:
+        message = decode(message_bytes, parallel=self._parallel)
+        if self._block_xid is not None and not isinstance(message, StreamStop):
             _fail(message, "inside a streamed block")
-        if self._preparing is not None and not isinstance(message, Prepare):
+        if self._transaction_in_preparation is not None and not isinstance(message, Prepare):
             _fail(message, "inside a transaction that is being prepared")
         match message:
             case StreamStart():
-                self._start(message)
+                self._start_block(message)
             case StreamStop():
-                if self._block is None:
+                if self._block_xid is None:
                     _fail(message, "outside a streamed block")
-                self._block = None
+                self._block_xid = None
             case StreamAbort():
                 self._abort(message)
             case StreamCommit():
-                spooled = self._end_stream(message)
+                transaction = self._end_stream(message)
                 begin = Begin(message.commit_lsn, message.commit_time, message.xid)
-                yield from self._replay(spooled, begin, message.end_lsn)
+                yield from self._replay(transaction, begin, message.end_lsn)
             case BeginPrepare():
                 # pgsieve reads the spooled messages apart from the messages before and after them. So each of
                 # these parts needs its own descriptions.
-                self._relations.begin_slice()
-                self._preparing = message, self._new_transaction()
+                self._descriptions.begin_slice()
+                self._transaction_in_preparation = message, self._new_transaction()
             case Prepare():
                 # The server sends no Begin Prepare for a transaction that changed nothing, but rolled back to a
                 # savepoint.
-                begun, spooled = self._preparing or (message, self._new_transaction())
-                if (begun.xid, begun.gid) != (message.xid, message.gid):
+                begin_message, transaction = self._transaction_in_preparation or (
+                    message,
+                    self._new_transaction(),
+                )
+                if (begin_message.xid, begin_message.gid) != (message.xid, message.gid):
                     _fail(message, "of another transaction than its Begin Prepare")
-                self._keep_prepared(message, spooled)
-                self._preparing = None
-                self._relations.begin_slice()
+                self._keep_prepared(message, transaction)
+                self._transaction_in_preparation = None
+                self._descriptions.begin_slice()
             case StreamPrepare():
-                spooled = self._compact(self._end_stream(message))
-                self._keep_prepared(_to_prepare(message), spooled)
+                transaction = self._compact(self._end_stream(message))
+                self._keep_prepared(_to_prepare(message), transaction)
                 # The server does not send these descriptions again. From version 19 on, it does not even send them
                 # again after ROLLBACK PREPARED.
-                self._relations.record_replayed(spooled.valid_descriptions)
+                self._descriptions.record_replayed_descriptions(transaction.valid_descriptions)
             case CommitPrepared():
                 # The transaction may be unknown here: if it changed nothing, servers before 17 send no Prepare.
-                if waiting := self._prepared.pop((message.xid, message.gid), None):
+                if prepared := self._prepared_by_xid_and_gid.pop((message.xid, message.gid), None):
                     begin = Begin(message.commit_lsn, message.commit_time, message.xid)
-                    yield from self._replay(waiting[1], begin, message.end_lsn)
-                    self._relations.begin_slice()
+                    yield from self._replay(prepared[1], begin, message.end_lsn)
+                    self._descriptions.begin_slice()
             case RollbackPrepared():
                 self._roll_back(message)
             case _:  # pragma: no branch - assemble passes only the kinds above
                 _fail(message, "here")
 
     def _new_transaction(self) -> _SpooledTransaction:
-        self._number += 1
-        return _SpooledTransaction(self._number)
+        self._last_spool_id += 1
+        return _SpooledTransaction(self._last_spool_id)
 
-    def _start(self, message: StreamStart) -> None:
+    def _start_block(self, message: StreamStart) -> None:
         if message.first_segment:
-            if message.xid in self._streams:
+            if message.xid in self._transaction_by_stream_xid:
                 _fail(message, "of a transaction that is streamed already")
-            self._streams[message.xid] = self._new_transaction()
-        elif message.xid not in self._streams:
+            self._transaction_by_stream_xid[message.xid] = self._new_transaction()
+        elif message.xid not in self._transaction_by_stream_xid:
             _fail(message, "of a transaction whose first block was never received")
-        self._block = message.xid
+        self._block_xid = message.xid
 
     def _end_stream(self, message: StreamCommit | StreamPrepare) -> _SpooledTransaction:
-        if message.xid not in self._streams:
+        if message.xid not in self._transaction_by_stream_xid:
             _fail(message, "of a transaction whose first block was never received")
-        return self._streams.pop(message.xid)
+        return self._transaction_by_stream_xid.pop(message.xid)
 
     def _abort(self, message: StreamAbort) -> None:
-        spooled = self._streams.get(message.xid)
-        if spooled is None:
+        transaction = self._transaction_by_stream_xid.get(message.xid)
+        if transaction is None:
             return  # The server has sent no block.
         if message.subxid == message.xid:
-            del self._streams[message.xid]
-            self._spool.drop(spooled.number)
+            del self._transaction_by_stream_xid[message.xid]
+            self._spool.drop(transaction.spool_id)
         else:
-            spooled.aborted.add(message.subxid)
+            transaction.aborted_xids.add(message.subxid)
 
-    def _keep_prepared(self, prepare: Prepare, spooled: _SpooledTransaction) -> None:
+    def _keep_prepared(self, prepare: Prepare, transaction: _SpooledTransaction) -> None:
         """Keep a prepared transaction until COMMIT PREPARED or ROLLBACK PREPARED.
 
         After a restart a server sends prepared transactions again. In that case the new copy replaces the old one.
         """
-        replaced_copy = self._prepared.pop((prepare.xid, prepare.gid), None)
+        replaced_copy = self._prepared_by_xid_and_gid.pop((prepare.xid, prepare.gid), None)
         if replaced_copy is not None:
-            self._spool.drop(replaced_copy[1].number)
-        self._prepared[prepare.xid, prepare.gid] = prepare, spooled
+            self._spool.drop(replaced_copy[1].spool_id)
+        self._prepared_by_xid_and_gid[prepare.xid, prepare.gid] = prepare, transaction
 
     def _roll_back(self, message: RollbackPrepared) -> None:
         """Drop a prepared transaction.
 
         Nothing is dropped if the transaction is unknown, or if a later transaction with the same gid is kept.
         """
-        prepare, spooled = self._prepared.get((message.xid, message.gid), (None, None))
-        if prepare is None or spooled is None:
+        prepare, transaction = self._prepared_by_xid_and_gid.get((message.xid, message.gid), (None, None))
+        if prepare is None or transaction is None:
             return
         if (prepare.end_lsn, prepare.prepare_time) == (message.prepare_end_lsn, message.prepare_time):
-            del self._prepared[message.xid, message.gid]
-            self._spool.drop(spooled.number)
+            del self._prepared_by_xid_and_gid[message.xid, message.gid]
+            self._spool.drop(transaction.spool_id)
 
-    def _compact(self, spooled: _SpooledTransaction) -> _SpooledTransaction:
+    def _compact(self, transaction: _SpooledTransaction) -> _SpooledTransaction:
         """Copy a transaction of the spool without its aborted subtransactions, and drop the original."""
-        if not spooled.aborted:
-            return spooled
-        compacted = self._new_transaction()
-        compacted.relations = {i: (0, description) for i, description in spooled.valid_descriptions.items()}
-        for batch in self._remaining_messages(spooled):
-            self._spool.append(compacted.number, batch)
-        self._spool.drop(spooled.number)
-        return compacted
+        if not transaction.aborted_xids:
+            return transaction
+        compacted_transaction = self._new_transaction()
+        compacted_transaction.xid_and_description_by_relation = {
+            i: (0, description) for i, description in transaction.valid_descriptions.items()
+        }
+        for batch in self._remaining_messages(transaction):
+            self._spool.append(compacted_transaction.spool_id, batch)
+        self._spool.drop(transaction.spool_id)
+        return compacted_transaction
 
-    def _remaining_messages(self, spooled: _SpooledTransaction) -> Iterator[pa.RecordBatch]:
-        aborted = pa.array(sorted(spooled.aborted), pa.int64())
-        for batch in self._spool.read(spooled.number):
-            remaining = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted)))
-            if remaining.num_rows:
-                yield remaining
+    def _remaining_messages(self, transaction: _SpooledTransaction) -> Iterator[pa.RecordBatch]:
+        aborted_xids = pa.array(sorted(transaction.aborted_xids), pa.int64())
+        for batch in self._spool.read(transaction.spool_id):
+            remaining_messages = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted_xids)))
+            if remaining_messages.num_rows:
+                yield remaining_messages
 
-    def _replay(self, spooled: _SpooledTransaction, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
+    def _replay(self, transaction: _SpooledTransaction, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
         """Yield the messages of a committed transaction, between Begin and Commit; nothing if it has no messages."""
         has_begun = False
-        for batch in self._remaining_messages(spooled):
+        for batch in self._remaining_messages(transaction):
             if not has_begun:
-                yield _array(encode(begin))
+                yield _to_array(encode(begin))
                 has_begun = True
             yield batch.column("data")
         if has_begun:
-            yield _array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
-        self._spool.drop(spooled.number)
-        self._relations.record_replayed(spooled.valid_descriptions)
+            yield _to_array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
+        self._spool.drop(transaction.spool_id)
+        self._descriptions.record_replayed_descriptions(transaction.valid_descriptions)
 
 
-def _array(message: bytes) -> pa.Array:
+def _to_array(message: bytes) -> pa.Array:
     return pa.array([message], pa.binary())
 
 
@@ -322,10 +333,10 @@ def _to_prepare(message: StreamPrepare) -> Prepare:
     return Prepare(message.prepare_lsn, message.end_lsn, message.prepare_time, message.xid, message.gid)
 
 
-def _strip_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def _strip_xids(data: pa.Array, top_xid: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return the messages of a block without their transaction ids, and these ids.
 
-    An Origin message has no transaction id. The result has `top` for it, the id of the streamed transaction.
+    An Origin message has no transaction id. The result has `top_xid` for it, the id of the streamed transaction.
     """
     octets = Octets(data)
     head = octets.words(octets.starts)
@@ -334,19 +345,19 @@ def _strip_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int6
     sizes = octets.ends - octets.starts
     if not np.isin(kind, _BLOCK_KINDS).all() or (sizes[has_xid] <= _XID_BYTES).any():
         raise ProtocolError("a message does not belong in a streamed block", sqlstate=PROTOCOL_VIOLATION)
-    xids = np.where(has_xid, head >> 24 & 0xFFFFFFFF, top).astype(np.int64)
+    xids = np.where(has_xid, head >> 24 & 0xFFFFFFFF, top_xid).astype(np.int64)
     if not xids.all():
         raise ProtocolError(
             "a message in a streamed block has no transaction id", sqlstate=PROTOCOL_VIOLATION
         )
     is_kept = np.ones(octets.buffer.size, np.bool_)
-    with_xid = octets.starts[has_xid]
+    starts_with_xid = octets.starts[has_xid]
     for byte in range(1, 1 + _XID_BYTES):
-        is_kept[with_xid + byte] = False
+        is_kept[starts_with_xid + byte] = False
     offsets = np.zeros(len(data) + 1, np.int32)
     np.cumsum(sizes - _XID_BYTES * has_xid, out=offsets[1:])
-    remaining = np.frombuffer(octets.buffer, np.uint8)[is_kept]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(remaining)]
+    remaining_octets = np.frombuffer(octets.buffer, np.uint8)[is_kept]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(remaining_octets)]
     return pa.Array.from_buffers(pa.binary(), len(data), buffers, 0), xids
 
 

@@ -78,7 +78,7 @@ _KIND_BYTES: dict[type[ColumnValue], int] = {
     Text: KIND_TEXT,
     Binary: KIND_BINARY,
 }
-_OLD_IMAGE: dict[int, type[OldKey | OldRow]] = {OLD_KEY: OldKey, OLD_ROW: OldRow}
+_OLD_TUPLE_CLASSES: dict[int, type[OldKey | OldRow]] = {OLD_KEY: OldKey, OLD_ROW: OldRow}
 
 
 def read_tuple(cursor: Cursor) -> TupleData:
@@ -87,13 +87,13 @@ def read_tuple(cursor: Cursor) -> TupleData:
     return tuple([_read_column(cursor) for _ in range(count)])
 
 
-def write_tuple(out: Writer, columns: TupleData) -> None:
+def write_tuple(writer: Writer, columns: TupleData) -> None:
     """Write one TupleData."""
-    out.i16(len(columns), "number of columns")
+    writer.i16(len(columns), "number of columns")
     for column in columns:
-        out.u8(_KIND_BYTES[type(column)], "kind of value")
+        writer.u8(_KIND_BYTES[type(column)], "kind of value")
         if isinstance(column, Text | Binary):
-            out.length_prefixed(column.content, "length of a value")
+            writer.length_prefixed(column.content, "length of a value")
 
 
 def read_new(cursor: Cursor) -> TupleData:
@@ -103,24 +103,24 @@ def read_new(cursor: Cursor) -> TupleData:
     return read_tuple(cursor)
 
 
-def write_new(out: Writer, columns: TupleData) -> None:
+def write_new(writer: Writer, columns: TupleData) -> None:
     """Write the mark 'N' and the new tuple."""
-    out.u8(NEW_TUPLE, "'N'")
-    write_tuple(out, columns)
+    writer.u8(NEW_TUPLE, "'N'")
+    write_tuple(writer, columns)
 
 
 def read_old(cursor: Cursor) -> OldKey | OldRow:
     """Read the mark 'K' or 'O', and the old tuple after it."""
-    old_tuple_class = _OLD_IMAGE.get(cursor.u8("'K' or 'O'"))
+    old_tuple_class = _OLD_TUPLE_CLASSES.get(cursor.u8("'K' or 'O'"))
     if old_tuple_class is None:
         cursor.fail("'K' or 'O', the mark of an old key or an old row", bytes_before=1)
     return old_tuple_class(read_tuple(cursor))
 
 
-def write_old(out: Writer, old: OldKey | OldRow) -> None:
+def write_old(writer: Writer, old: OldKey | OldRow) -> None:
     """Write the mark 'K' or 'O', and the old tuple."""
-    out.u8(OLD_KEY if isinstance(old, OldKey) else OLD_ROW, "'K' or 'O'")
-    write_tuple(out, old.columns)
+    writer.u8(OLD_KEY if isinstance(old, OldKey) else OLD_ROW, "'K' or 'O'")
+    write_tuple(writer, old.columns)
 
 
 def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]:
@@ -128,7 +128,7 @@ def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]
     mark = cursor.u8("'K', 'O' or 'N'")
     if mark == NEW_TUPLE:
         return None, read_tuple(cursor)
-    old_tuple_class = _OLD_IMAGE.get(mark)
+    old_tuple_class = _OLD_TUPLE_CLASSES.get(mark)
     if old_tuple_class is None:
         cursor.fail("'K', 'O' or 'N', the mark of a tuple", bytes_before=1)
     return old_tuple_class(read_tuple(cursor)), read_new(cursor)

@@ -93,39 +93,39 @@ def decode_changes(
     *,
     old_columns: Collection[str] | None = None,
     new_columns: Collection[str] | None = None,
-    complete: bool = False,
+    fill_unsent: bool = False,
 ) -> DecodedChanges:
     """Decode Insert, Update and Delete messages (binary or large_binary) of one relation version, in order.
 
     `old_columns` and `new_columns` are the columns to decode into `old` and `new`; None means all columns.
 
-    With `complete`, a value of `new` that was not sent is taken from `old`. A NULL in `old` is not taken. An
+    With `fill_unsent`, a value of `new` that was not sent is taken from `old`. A NULL in `old` is not taken. An
     unsent value is never NULL, so such a column is outside of the old key.
     """
-    octets, count, width = Octets(data), len(data), len(columns.names)
-    operation, mark = _headers(octets, width)
-    is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
+    octets, count, column_count = Octets(data), len(data), len(columns.names)
+    operations, marks = _read_headers(octets, column_count)
+    is_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
     old_indexes, new_indexes = _column_indexes(columns, old_columns), _column_indexes(columns, new_columns)
     positions = octets.starts + _HEADER_BYTES
     old_cells: list[_Cells] = []
     if is_old.any():
-        with_old = np.flatnonzero(is_old)
-        old_cells, after = _walk(octets, positions, with_old, width, old_indexes)
-        positions[with_old] = after
+        old_rows = np.flatnonzero(is_old)
+        old_cells, end_positions = _walk_tuples(octets, positions, old_rows, column_count, old_indexes)
+        positions[old_rows] = end_positions
         if any(np.any(cells.has_kind(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
-        updates = np.flatnonzero(is_old & (operation == _UPDATE))
-        second_headers = octets.words(positions[updates])
-        _require((second_headers >> 56 == _NEW).all(), "has no new tuple")
-        _require((second_headers >> 40 & 0xFFFF == width).all(), f"does not have {width} columns")
+        updates = np.flatnonzero(is_old & (operations == _UPDATE))
+        new_headers = octets.words(positions[updates])
+        _require((new_headers >> 56 == _NEW).all(), "has no new tuple")
+        _require((new_headers >> 40 & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
         positions[updates] += _TUPLE_HEADER_BYTES
-    is_new = operation != _DELETE
+    is_new = operations != _DELETE
     new_cells: list[_Cells] = []
     if is_new.any():
-        with_new = np.flatnonzero(is_new)
-        new_cells, after = _walk(octets, positions, with_new, width, new_indexes)
-        positions[with_new] = after
-    if complete and old_cells and new_cells:
+        new_rows = np.flatnonzero(is_new)
+        new_cells, end_positions = _walk_tuples(octets, positions, new_rows, column_count, new_indexes)
+        positions[new_rows] = end_positions
+    if fill_unsent and old_cells and new_cells:
         old_cells_by_index = dict(zip(old_indexes, old_cells, strict=True))
         new_cells = [
             _fill_unchanged(cells, old_cells_by_index.get(index))
@@ -134,38 +134,41 @@ def decode_changes(
     # Positions only increase. So if the last position in a message is the message's end, all values were inside.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
-    struct = partial(_struct, columns, octets.buffer)
+    build_struct = partial(_build_struct, columns, octets.buffer)
     return DecodedChanges(
-        operation=_letters(operation, np.ones(count, np.bool_)),
-        old_kind=_letters(mark, is_old),
-        old=struct(old_indexes, old_cells, is_old),
-        new=struct(new_indexes, new_cells, is_new),
-        unchanged=_unchanged_columns(count, [columns.names[index] for index in new_indexes], new_cells),
+        operation=_letter_strings(operations, np.ones(count, np.bool_)),
+        old_kind=_letter_strings(marks, is_old),
+        old=build_struct(old_indexes, old_cells, is_old),
+        new=build_struct(new_indexes, new_cells, is_new),
+        unchanged=_list_unchanged_columns(count, [columns.names[index] for index in new_indexes], new_cells),
     )
 
 
-def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
+def _read_headers(octets: Octets, column_count: int) -> tuple[Marks, Marks]:
     """Return the type byte of each message, and the mark of its first tuple ('K', 'O' or 'N').
 
-    Raises ProtocolError if the messages do not all change the same relation with `width` columns.
+    Raises ProtocolError if the messages do not all change the same relation with `column_count` columns.
     """
-    head = octets.words(octets.starts)
-    operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
-    is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
-    _require(((operation == _INSERT) | (operation == _UPDATE) | (operation == _DELETE)).all(), "is no change")
-    relation = head >> 24 & 0xFFFFFFFF
-    _require((relation == relation[:1]).all(), "is of another relation than the first")
+    words = octets.words(octets.starts)
+    operations, marks = (words >> 56).astype(np.uint8), (words >> 16).astype(np.uint8)
+    is_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
     _require(
-        (is_old & (operation != _INSERT) | (mark == _NEW) & (operation != _DELETE)).all(),
+        ((operations == _INSERT) | (operations == _UPDATE) | (operations == _DELETE)).all(), "is no change"
+    )
+    relation_ids = words >> 24 & 0xFFFFFFFF
+    _require((relation_ids == relation_ids[:1]).all(), "is of another relation than the first")
+    _require(
+        (is_old & (operations != _INSERT) | (marks == _NEW) & (operations != _DELETE)).all(),
         "has no tuple that its type allows",
     )
-    _require((head & 0xFFFF == width).all(), f"does not have {width} columns")
+    _require((words & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
     # A value has at least one byte. Without this check, a short message that claims to have many columns could make
     # pgsieve allocate much memory.
     _require(
-        (octets.ends - octets.starts >= _HEADER_BYTES + width).all(), f"is too short for {width} columns"
+        (octets.ends - octets.starts >= _HEADER_BYTES + column_count).all(),
+        f"is too short for {column_count} columns",
     )
-    return operation, mark
+    return operations, marks
 
 
 def _require(condition: bool | np.bool_, failure: str) -> None:
@@ -178,8 +181,8 @@ def _column_indexes(columns: RelationColumns, names: Collection[str] | None) -> 
     return [index for index, name in enumerate(columns.names) if names is None or name in names]
 
 
-def _walk(
-    octets: Octets, positions: Positions, rows: Positions, width: int, column_indexes: Sequence[int]
+def _walk_tuples(
+    octets: Octets, positions: Positions, rows: Positions, column_count: int, column_indexes: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
     """Move over one tuple in each of the messages with the indexes `rows`.
 
@@ -187,59 +190,59 @@ def _walk(
     in `column_indexes`, and the positions after the tuples. In the cells, the other messages have empty values at
     their end, with the mark of NULL.
     """
-    count = len(positions)
-    places = {column: place for place, column in enumerate(column_indexes)}
-    is_every_row = len(rows) == count
-    bounds = np.empty((len(column_indexes), count, 2), np.int32)
+    message_count = len(positions)
+    place_by_column = {column: place for place, column in enumerate(column_indexes)}
+    is_every_row = len(rows) == message_count
+    bounds = np.empty((len(column_indexes), message_count, 2), np.int32)
     if not is_every_row:
         bounds[:] = octets.ends[:, np.newaxis]
     marks: list[Marks | int | None] = [
-        None if is_every_row else np.full(count, _NULL, np.uint8) for _ in column_indexes
+        None if is_every_row else np.full(message_count, _NULL, np.uint8) for _ in column_indexes
     ]
     ends = positions[rows]
-    for first in range(0, len(rows), _ROWS_PER_WALK):
-        batch: slice | Positions = slice(first, first + _ROWS_PER_WALK)
+    for first_row in range(0, len(rows), _ROWS_PER_WALK):
+        batch: slice | Positions = slice(first_row, first_row + _ROWS_PER_WALK)
         positions_in_batch = ends[batch]
         if not is_every_row:
             batch = rows[batch]
-        for column in range(width):
-            start, end, mark = _step(octets, positions_in_batch)
-            place = places.get(column)
+        for column in range(column_count):
+            start, end, mark = _locate_values(octets, positions_in_batch)
+            place = place_by_column.get(column)
             if place is not None:
                 bounds[place, batch, 0] = start
                 bounds[place, batch, 1] = end
-                marks[place] = _add_marks(marks[place], mark, batch, count)
+                marks[place] = _add_marks(marks[place], mark, batch, message_count)
             positions_in_batch = end
-        ends[first : first + _ROWS_PER_WALK] = positions_in_batch
+        ends[first_row : first_row + _ROWS_PER_WALK] = positions_in_batch
     return [
         _Cells(bounds[place].reshape(-1), _TEXT if mark is None else mark) for place, mark in enumerate(marks)
     ], ends
 
 
 def _add_marks(
-    marks_so_far: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int
+    marks_so_far: Marks | int | None, batch_marks: Marks | int, batch: slice | Positions, message_count: int
 ) -> Marks | int:
     """Return the marks of all rows up to this batch; one mark if all are the same."""
-    if marks_so_far is None and isinstance(mark, int):
-        return mark
-    if isinstance(marks_so_far, int) and isinstance(mark, int) and marks_so_far == mark:
+    if marks_so_far is None and isinstance(batch_marks, int):
+        return batch_marks
+    if isinstance(marks_so_far, int) and isinstance(batch_marks, int) and marks_so_far == batch_marks:
         return marks_so_far
     if not isinstance(marks_so_far, np.ndarray):
-        marks_so_far = np.full(count, _NULL if marks_so_far is None else marks_so_far, np.uint8)
-    marks_so_far[batch] = mark
+        marks_so_far = np.full(message_count, _NULL if marks_so_far is None else marks_so_far, np.uint8)
+    marks_so_far[batch] = batch_marks
     return marks_so_far
 
 
-def _step(octets: Octets, positions: Positions) -> tuple[Positions, Positions, Marks | int]:
+def _locate_values(octets: Octets, positions: Positions) -> tuple[Positions, Positions, Marks | int]:
     """Return the start, the end and the mark of the value at each position; one mark if all are the same."""
     # Each value begins with a byte for its kind. If the value was sent, four bytes with its length follow.
     words = octets.words(positions)
-    mark = int(words[0] >> 56) if len(words) else _TEXT
-    if mark in (_TEXT, _BINARY):
-        remainder = words - np.uint64(mark << 56)
+    first_mark = int(words[0] >> 56) if len(words) else _TEXT
+    if first_mark in (_TEXT, _BINARY):
+        remainder = words - np.uint64(first_mark << 56)
         if not len(positions) or remainder.max() >> 56 == 0:
             start = positions + 5
-            return start, start + (remainder >> 24).view(np.int64), mark
+            return start, start + (remainder >> 24).view(np.int64), first_mark
     marks = (words >> 56).astype(np.uint8)
     is_sent = (marks == _TEXT) | (marks == _BINARY)
     if not (is_sent | (marks == _NULL) | (marks == _UNCHANGED)).all():
@@ -248,19 +251,19 @@ def _step(octets: Octets, positions: Positions) -> tuple[Positions, Positions, M
     return start, start + np.where(is_sent, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
 
 
-def _fill_unchanged(new: _Cells, old: _Cells | None) -> _Cells:
+def _fill_unchanged(new_cells: _Cells, old_cells: _Cells | None) -> _Cells:
     """Return the new values; a value that was not sent is replaced by the value in the same message's old tuple."""
-    if old is None:
-        return new
-    is_filled = new.has_kind(_UNCHANGED) & (old.has_kind(_TEXT) | old.has_kind(_BINARY))
+    if old_cells is None:
+        return new_cells
+    is_filled = new_cells.has_kind(_UNCHANGED) & (old_cells.has_kind(_TEXT) | old_cells.has_kind(_BINARY))
     if not np.any(is_filled):
-        return new
-    is_filled = np.broadcast_to(is_filled, len(new.bounds) // 2)
-    bounds = np.where(np.repeat(is_filled, 2), old.bounds, new.bounds)
-    return _Cells(bounds, np.where(is_filled, old.marks, new.marks).astype(np.uint8))
+        return new_cells
+    is_filled = np.broadcast_to(is_filled, len(new_cells.bounds) // 2)
+    bounds = np.where(np.repeat(is_filled, 2), old_cells.bounds, new_cells.bounds)
+    return _Cells(bounds, np.where(is_filled, old_cells.marks, new_cells.marks).astype(np.uint8))
 
 
-def _struct(
+def _build_struct(
     columns: RelationColumns,
     buffer: pa.Buffer,
     column_indexes: Sequence[int],
@@ -268,37 +271,37 @@ def _struct(
     is_present: Mask,
 ) -> pa.StructArray:
     """Convert the cells of several columns to one array of structs, which are null where `is_present` is false."""
-    kind = pa.struct(
+    struct_type = pa.struct(
         [pa.field(columns.names[index], columns.types[index].arrow_type) for index in column_indexes]
     )
     if not is_present.any():
-        return pa.nulls(len(is_present), kind)
+        return pa.nulls(len(is_present), struct_type)
     children = [
-        _values(buffer, cell, columns.types[index], columns.names[index])
+        _convert_values(buffer, cell, columns.types[index], columns.names[index])
         for index, cell in zip(column_indexes, cells, strict=True)
     ]
     validity = None if is_present.all() else pack_bitmap(is_present)
-    return pa.Array.from_buffers(kind, len(is_present), [validity], children=children)
+    return pa.Array.from_buffers(struct_type, len(is_present), [validity], children=children)
 
 
-def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa.Array:
+def _convert_values(buffer: pa.Buffer, cells: _Cells, column_type: ColumnType, name: str) -> pa.Array:
     """Convert a column's values, in text and in binary format, to one array."""
     values = gather(buffer, cells.bounds)
     if isinstance(cells.marks, int) and cells.marks == _TEXT:
-        return convert_text(values, kind, name)
-    text, binary = (np.broadcast_to(cells.has_kind(mark), len(values)) for mark in (_TEXT, _BINARY))
-    if not binary.any():
-        return convert_text(_null_unsent(values, text), kind, name)
-    if not text.any():
-        return convert_binary(_null_unsent(values, binary), kind, name)
-    both = pa.concat_arrays(
+        return convert_text(values, column_type, name)
+    is_text, is_binary = (np.broadcast_to(cells.has_kind(mark), len(values)) for mark in (_TEXT, _BINARY))
+    if not is_binary.any():
+        return convert_text(_null_unsent(values, is_text), column_type, name)
+    if not is_text.any():
+        return convert_binary(_null_unsent(values, is_binary), column_type, name)
+    converted_values = pa.concat_arrays(
         [
-            convert_text(values.filter(pa.array(text)), kind, name),
-            convert_binary(values.filter(pa.array(binary)), kind, name),
+            convert_text(values.filter(pa.array(is_text)), column_type, name),
+            convert_binary(values.filter(pa.array(is_binary)), column_type, name),
         ]
     )
-    places = np.where(text, np.cumsum(text) - 1, np.count_nonzero(text) + np.cumsum(binary) - 1)
-    return both.take(pa.array(places, mask=~(text | binary)))
+    places = np.where(is_text, np.cumsum(is_text) - 1, np.count_nonzero(is_text) + np.cumsum(is_binary) - 1)
+    return converted_values.take(pa.array(places, mask=~(is_text | is_binary)))
 
 
 def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
@@ -308,7 +311,7 @@ def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), [pack_bitmap(is_sent), *values.buffers()[1:]])
 
 
-def _letters(letters: Marks, is_present: Mask) -> pa.Array:
+def _letter_strings(letters: Marks, is_present: Mask) -> pa.Array:
     """Return an array of strings with one letter each, or empty strings where `is_present` is false."""
     offsets = np.zeros(len(letters) + 1, np.int32)
     np.cumsum(is_present, out=offsets[1:])
@@ -317,21 +320,21 @@ def _letters(letters: Marks, is_present: Mask) -> pa.Array:
     )
 
 
-def _unchanged_columns(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
+def _list_unchanged_columns(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
     """Return a list for each message: the columns whose value was not sent because it did not change."""
-    kind = pa.list_(pa.string())
+    list_type = pa.list_(pa.string())
     masks = {
         name: np.broadcast_to(cell.has_kind(_UNCHANGED), count)
         for name, cell in zip(names, cells, strict=bool(cells))
         if np.any(cell.has_kind(_UNCHANGED))
     }
     if not masks:
-        return pa.nulls(count, kind)
-    unsent = np.stack(list(masks.values()), axis=1)
-    sizes = unsent.sum(axis=1)
+        return pa.nulls(count, list_type)
+    is_unsent = np.stack(list(masks.values()), axis=1)
+    sizes = is_unsent.sum(axis=1)
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
-    unsent_names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(unsent)[1]))
+    unsent_names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(is_unsent)[1]))
     return pa.Array.from_buffers(
-        kind, count, [pack_bitmap(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
+        list_type, count, [pack_bitmap(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
     )

@@ -69,12 +69,12 @@ def parse_row_filter(
     expression: str,
     columns: Mapping[str, FilterColumn],
     relation: str,
-    mappings: CaseMappings = ascii_only_mappings,
+    case_mappings: CaseMappings = ascii_only_mappings,
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
     """Return the filter as a server of this version, with this encoding and case mappings, evaluates it."""
-    return _Analysis(expression, columns, relation, mappings, encoding, major_version).row_filter()
+    return _Analysis(expression, columns, relation, case_mappings, encoding, major_version).analyse()
 
 
 _SYSTEM_COLUMNS = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
@@ -88,17 +88,17 @@ class _Analysis:
     _expression: str
     _columns: Mapping[str, FilterColumn]
     _relation: str
-    _mappings: CaseMappings
+    _case_mappings: CaseMappings
     _encoding: str
-    _version: int
+    _major_version: int
 
-    def row_filter(self) -> RowFilter:
+    def analyse(self) -> RowFilter:
         """Return the parsed filter. Its columns are all columns in the text, even if the simplified tree has fewer."""
         try:
-            tree = self._condition(grammar.parse(self._expression))
+            tree = self._analyse_condition(grammar.parse(self._expression))
             require_same_result(tree, self._encoding)
             return RowFilter(
-                self._expression, simplification.simplify(tree, self._version), column_names(tree)
+                self._expression, simplification.simplify(tree, self._major_version), column_names(tree)
             )
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
@@ -135,14 +135,14 @@ class _Analysis:
 
     # The parts of a tree.
 
-    def _left(self, parent: exp.Expr) -> exp.Expr:
-        return grammar.operand(parent, parent.this)
+    def _left_operand(self, parent: exp.Expr) -> exp.Expr:
+        return grammar.unwrap_operand(parent, parent.this)
 
-    def _right(self, parent: exp.Expr) -> exp.Expr:
-        return grammar.operand(parent, parent.expression, right=True)
+    def _right_operand(self, parent: exp.Expr) -> exp.Expr:
+        return grammar.unwrap_operand(parent, parent.expression, is_right=True)
 
-    def _condition(self, part: exp.Expr) -> Node:
-        node = self._node(part)
+    def _analyse_condition(self, part: exp.Expr) -> Node:
+        node = self._analyse_part(part)
         if node.type_oid == UNKNOWN:
             node = self._apply_rule(part, partial(type_rules.coerce, node, BOOL))
         if node.type_oid != BOOL:
@@ -153,7 +153,7 @@ class _Analysis:
             )
         return node
 
-    def _node(self, part: exp.Expr) -> Node:
+    def _analyse_part(self, part: exp.Expr) -> Node:
         part = grammar.strip_parentheses(part)
         handler = _HANDLERS.get(type(part))
         unhandled = {name for name, value in part.args.items() if value} - operators.supported_arguments(
@@ -163,8 +163,8 @@ class _Analysis:
             self._refuse(part, "it has no exact counterpart in pgsieve")
         return self._apply_rule(part, partial(handler, self, part))
 
-    def _nodes(self, parts: Sequence[exp.Expr]) -> list[Node]:
-        return [self._node(part) for part in parts]
+    def _analyse_parts(self, parts: Sequence[exp.Expr]) -> list[Node]:
+        return [self._analyse_part(part) for part in parts]
 
     def _row_fields(self, part: exp.Expr) -> _Row | None:
         """Return the fields of ROW(a, b) or (a, b); None if the part is not a row constructor."""
@@ -172,11 +172,11 @@ class _Analysis:
         is_row = isinstance(part, exp.Tuple) or (
             isinstance(part, exp.Anonymous) and grammar.function_name(part) == "row"
         )
-        return tuple(self._nodes(part.expressions)) if is_row else None
+        return tuple(self._analyse_parts(part.expressions)) if is_row else None
 
     # Leaves.
 
-    def column(self, part: exp.Column) -> Node:
+    def analyse_column(self, part: exp.Column) -> Node:
         identifier, table = part.this, part.args.get("table")
         if not isinstance(identifier, exp.Identifier):
             self._refuse(part, "it is not a column")
@@ -186,8 +186,8 @@ class _Analysis:
         )
         if name in _SYSTEM_COLUMNS:
             self._refuse(part, "system columns are not allowed in a row filter")
-        wrong_relation = qualifier and not f".{self._relation}".endswith(f".{qualifier}")
-        if name not in self._columns or wrong_relation:
+        is_wrong_relation = qualifier and not f".{self._relation}".endswith(f".{qualifier}")
+        if name not in self._columns or is_wrong_relation:
             raise UndefinedColumnError(
                 f"row filter of {self._relation}: column {part.sql(dialect='postgres')} does not exist",
                 sqlstate="42703",
@@ -196,25 +196,25 @@ class _Analysis:
         digits = type_rules.column_digits(column.type_oid, column.type_modifier)
         return ColumnValue(name, column.collation, type_oid=column.type_oid, digits=digits)
 
-    def literal(self, part: exp.Literal) -> Node:
+    def analyse_literal(self, part: exp.Literal) -> Node:
         if part.is_string:
             return Constant(part.this, type_oid=UNKNOWN)
         return number_constant(part.this)
 
-    def boolean(self, part: exp.Boolean) -> Node:
+    def analyse_boolean(self, part: exp.Boolean) -> Node:
         return Constant(bool(part.this), type_oid=BOOL)
 
-    def null(self, _part: exp.Null) -> Node:
+    def analyse_null(self, _part: exp.Null) -> Node:
         return Constant(None, type_oid=UNKNOWN)
 
-    def type_of(self, part: exp.DataType) -> tuple[int, tuple[int, ...]]:
+    def resolve_type(self, part: exp.DataType) -> tuple[int, tuple[int, ...]]:
         """Return the oid and the modifier of a cast's type."""
         if part.this == exp.DType.ARRAY and part.expressions:
-            element_oid, modifier = self.type_of(part.expressions[0])
+            element_oid, modifier = self.resolve_type(part.expressions[0])
             if modifier:
                 self._refuse(part, "a type modifier on an array is not supported")
-            return type_rules.array_type_of(element_oid), ()
-        type_oid = operators.TYPES.get(part.this)
+            return type_rules.find_array_type(element_oid), ()
+        type_oid = operators.TYPE_OIDS.get(part.this)
         parameters = [str(parameter.this) for parameter in part.expressions]
         if type_oid is None or part.args.get("nested") or not all(p.isdecimal() for p in parameters):
             self._refuse(part, "the type has no exact counterpart in pgsieve")
@@ -223,17 +223,17 @@ class _Analysis:
             modifier = (1,)  # character means character(1); bpchar has no length limit
         return type_oid, modifier
 
-    def cast(self, part: exp.Cast) -> Node:
-        type_oid, modifier = self.type_of(part.to)
+    def analyse_cast(self, part: exp.Cast) -> Node:
+        type_oid, modifier = self.resolve_type(part.to)
         if isinstance(part.this, exp.Array) and not part.this.expressions and type_oid in ELEMENT_OIDS:
-            return type_rules.array((), ELEMENT_OIDS[type_oid])
+            return type_rules.make_array((), ELEMENT_OIDS[type_oid])
         if modifier and type_oid in STRINGS:
             require_characters(self._encoding)
         # Precedence needs no check here: nothing binds tighter than ::, and CAST(… AS …) encloses its operand.
-        return type_rules.cast(self._node(part.this), type_oid, modifier)
+        return type_rules.make_cast(self._analyse_part(part.this), type_oid, modifier)
 
-    def collate(self, part: exp.Collate) -> Node:
-        operand = type_rules.resolve_unknown_as_text(self._node(self._left(part)))
+    def analyse_collate(self, part: exp.Collate) -> Node:
+        operand = type_rules.resolve_unknown_as_text(self._analyse_part(self._left_operand(part)))
         if operand.type_oid not in STRINGS:
             self._refuse(part, "its type does not support collations")
         identifier = part.expression
@@ -246,41 +246,46 @@ class _Analysis:
 
     # Operators.
 
-    def logical(self, connective: Literal["AND", "OR"], part: exp.Expr) -> Node:
-        operands = [self._condition(self._left(part)), self._condition(self._right(part))]
-        return functions.logical(connective, operands)
+    def analyse_logical(self, connective: Literal["AND", "OR"], part: exp.Expr) -> Node:
+        operands = [
+            self._analyse_condition(self._left_operand(part)),
+            self._analyse_condition(self._right_operand(part)),
+        ]
+        return functions.make_logical(connective, operands)
 
-    def negation(self, part: exp.Not) -> Node:
-        return Not(self._condition(self._left(part)))
+    def analyse_negation(self, part: exp.Not) -> Node:
+        return Not(self._analyse_condition(self._left_operand(part)))
 
-    def is_(self, part: exp.Is) -> Node:
-        operand, test = self._left(part), part.expression
+    def analyse_is(self, part: exp.Is) -> Node:
+        operand, test = self._left_operand(part), part.expression
         if isinstance(test, exp.Boolean):
-            result: Node = IsTruth(self._condition(operand), bool(test.this))
+            result: Node = IsTruth(self._analyse_condition(operand), bool(test.this))
         elif isinstance(test, exp.Null):
-            return self._null_test(operand, is_negated=bool(part.args.get("negate")))
+            return self._analyse_null_test(operand, is_negated=bool(part.args.get("negate")))
         else:
             self._refuse(part, "it has no exact counterpart in pgsieve")
         return Not(result) if part.args.get("negate") else result
 
-    def _null_test(self, operand: exp.Expr, *, is_negated: bool) -> Node:
+    def _analyse_null_test(self, operand: exp.Expr, *, is_negated: bool) -> Node:
         # A row IS NULL if all its fields are NULL, and IS NOT NULL if none is (PostgreSQL documentation,
         # Comparison Functions and Operators).
         row = self._row_fields(operand)
-        fields = (self._node(operand),) if row is None else row
+        fields = (self._analyse_part(operand),) if row is None else row
         tests = [IsNull(type_rules.resolve_unknown_as_text(field)) for field in fields]
-        return functions.logical("AND", [Not(test) if is_negated else test for test in tests])
+        return functions.make_logical("AND", [Not(test) if is_negated else test for test in tests])
 
-    def comparison(self, part: exp.Expr) -> Node:
+    def analyse_comparison(self, part: exp.Expr) -> Node:
         operator = operators.COMPARISONS[type(part)]
-        quantified = grammar.quantified_operand(part.expression)
+        quantified = grammar.find_quantified_operand(part.expression)
         if quantified is not None:
-            return self._each_element(self._left(part), *quantified, partial(type_rules.comparison, operator))
-        left, right = self._left(part), self._right(part)
+            return self._compare_each_element(
+                self._left_operand(part), *quantified, partial(type_rules.make_comparison, operator)
+            )
+        left, right = self._left_operand(part), self._right_operand(part)
         rows = self._row_pair(part, left, right)
         if rows is None:
-            return type_rules.comparison(operator, self._node(left), self._node(right))
-        return functions.row_comparison(operator, *rows, self._version)
+            return type_rules.make_comparison(operator, self._analyse_part(left), self._analyse_part(right))
+        return functions.compare_rows(operator, *rows, self._major_version)
 
     def _row_pair(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
         """Return the fields of both sides, or None if neither side is a row."""
@@ -291,67 +296,77 @@ class _Analysis:
             self._refuse(part, "a row can only be compared with a row of the same number of fields")
         return rows[0], rows[1]
 
-    def distinct(self, part: exp.Expr) -> Node:
-        left, right = self._left(part), self._right(part)
-        rows = self._row_pair(part, left, right) or ((self._node(left),), (self._node(right),))
-        equality = functions.logical(
-            "AND", [type_rules.not_distinct(*pair) for pair in zip(*rows, strict=True)]
+    def analyse_distinct(self, part: exp.Expr) -> Node:
+        left, right = self._left_operand(part), self._right_operand(part)
+        rows = self._row_pair(part, left, right) or (
+            (self._analyse_part(left),),
+            (self._analyse_part(right),),
+        )
+        equality = functions.make_logical(
+            "AND", [type_rules.make_not_distinct(*pair) for pair in zip(*rows, strict=True)]
         )
         return equality if isinstance(part, exp.NullSafeEQ) else Not(equality)
 
-    def between(self, part: exp.Between) -> Node:
-        compare = type_rules.comparison
-        value = self._node(self._left(part))
-        low, high = (self._node(grammar.operand(part, part.args[end], right=True)) for end in ("low", "high"))
-        in_range = functions.logical("AND", [compare(">=", value, low), compare("<=", value, high)])
+    def analyse_between(self, part: exp.Between) -> Node:
+        compare = type_rules.make_comparison
+        value = self._analyse_part(self._left_operand(part))
+        lower_bound, upper_bound = (
+            self._analyse_part(grammar.unwrap_operand(part, part.args[end], is_right=True))
+            for end in ("low", "high")
+        )
+        in_range = functions.make_logical(
+            "AND", [compare(">=", value, lower_bound), compare("<=", value, upper_bound)]
+        )
         if not part.args.get("symmetric"):
             return in_range
-        in_swapped_range = functions.logical("AND", [compare(">=", value, high), compare("<=", value, low)])
-        return functions.logical("OR", [in_range, in_swapped_range])
+        in_swapped_range = functions.make_logical(
+            "AND", [compare(">=", value, upper_bound), compare("<=", value, lower_bound)]
+        )
+        return functions.make_logical("OR", [in_range, in_swapped_range])
 
-    def in_(self, part: exp.In) -> Node:
-        left, items = self._left(part), part.expressions
+    def analyse_in(self, part: exp.In) -> Node:
+        left, items = self._left_operand(part), part.expressions
         if not items:
             self._refuse(part, "only a list of values is supported, no subquery")
         row = self._row_fields(left)
         if row is not None:
             pairs = (self._row_pair(item, left, item) for item in items)
             equalities = [
-                functions.row_comparison("=", *pair, self._version) for pair in pairs if pair is not None
+                functions.compare_rows("=", *pair, self._major_version) for pair in pairs if pair is not None
             ]
-            return functions.logical("OR", equalities)
-        value, nodes = self._node(left), self._nodes(items)
+            return functions.make_logical("OR", equalities)
+        value, nodes = self._analyse_part(left), self._analyse_parts(items)
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
             if all(map(is_null, constants)):
                 self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
             # PostgreSQL puts the constants into one array (transformAExprIn). It converts them and the left side to
             # a common type, and searches the array before it computes the other values.
-            common_oid = type_rules.common_type([value, *constants])
+            common_oid = type_rules.find_common_type([value, *constants])
             if common_oid not in ELEMENT_OIDS:  # there is no array of arrays
                 variable_nodes = [node for node in nodes if column_names(node)]
                 nodes = [*(type_rules.coerce(node, common_oid) for node in constants), *variable_nodes]
-        return functions.logical("OR", [type_rules.comparison("=", value, node) for node in nodes])
+        return functions.make_logical("OR", [type_rules.make_comparison("=", value, node) for node in nodes])
 
-    def _each_element(
-        self, left: exp.Expr, every: bool, array: exp.Expr, compare: Callable[[Node, Node], Node]
+    def _compare_each_element(
+        self, left: exp.Expr, is_all: bool, array: exp.Expr, compare: Callable[[Node, Node], Node]
     ) -> Node:
-        """Return `left operator ANY (array)`, or ALL if `every`."""
-        value = self._node(left)
-        elements = self._elements(array, value.type_oid)
+        """Return `left operator ANY (array)`, or ALL if `is_all`."""
+        value = self._analyse_part(left)
+        elements = self._analyse_elements(array, value.type_oid)
         if isinstance(elements, Array) and tree_can_fail(value):
             self._refuse(
                 array,
                 "PostgreSQL computes the left side even for an array without values, and that can fail",
             )
         if isinstance(elements, Node):
-            return functions.each_element(value, elements, every=every, compare=compare)
+            return functions.make_each_element(value, elements, is_all=is_all, compare=compare)
         if any(tree_can_fail(element) and column_names(element) for element in elements):
             self._refuse(array, "PostgreSQL computes all elements first, and one can fail")
         results = [compare(value, element) for element in elements]
-        return functions.logical("AND" if every else "OR", results)
+        return functions.make_logical("AND" if is_all else "OR", results)
 
-    def _elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
+    def _analyse_elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
         """Return the elements of ARRAY[…] in their common type, or any other array as one node.
 
         An array of only NULLs is one node, too. The planner makes it a constant, but keeps the comparison.
@@ -359,97 +374,119 @@ class _Analysis:
         array = grammar.strip_parentheses(array)
         if isinstance(array, exp.Array):
             # If all elements are quoted constants, they keep the type unknown here, and take that of the left side.
-            converted, type_oid, _ = type_rules.convert_to_common_type(self._nodes(array.expressions))
+            converted_elements, type_oid, _ = type_rules.convert_to_common_type(
+                self._analyse_parts(array.expressions)
+            )
             if type_oid in ELEMENT_OIDS:
                 self._refuse(array, "an array of several dimensions has no counterpart in pgsieve")
-            return type_rules.array(converted, type_oid) if all(map(is_null, converted)) else converted
-        node = self._node(array)
+            return (
+                type_rules.make_array(converted_elements, type_oid)
+                if all(map(is_null, converted_elements))
+                else converted_elements
+            )
+        node = self._analyse_part(array)
         if node.type_oid == UNKNOWN:
             node = type_rules.coerce(
-                node, type_rules.array_type_of(type_rules.type_of_unknown_beside(left_oid))
+                node, type_rules.find_array_type(type_rules.resolve_unknown_type(left_oid))
             )
         if node.type_oid not in ELEMENT_OIDS:
             self._refuse(array, "ANY and ALL need an array")
         return node.elements if isinstance(node, Array) and not all(map(is_null, node.elements)) else node
 
-    def array(self, part: exp.Array) -> Node:
-        return functions.array_constructor(self._nodes(part.expressions))
+    def analyse_array(self, part: exp.Array) -> Node:
+        return functions.make_array_constructor(self._analyse_parts(part.expressions))
 
-    def arithmetic(self, part: exp.Expr) -> Node:
-        left, right = self._node(self._left(part)), self._node(self._right(part))
-        return functions.operation(operators.ARITHMETIC[type(part)], left, right)
+    def analyse_arithmetic(self, part: exp.Expr) -> Node:
+        left, right = (
+            self._analyse_part(self._left_operand(part)),
+            self._analyse_part(self._right_operand(part)),
+        )
+        return functions.make_operation(operators.ARITHMETIC[type(part)], left, right)
 
-    def operator(self, part: exp.Expr) -> Node:
-        operands = self._nodes((self._left(part), self._right(part)))
-        return functions.function_node(operators.OPERATORS[type(part)], operands)
+    def analyse_operator(self, part: exp.Expr) -> Node:
+        operands = self._analyse_parts((self._left_operand(part), self._right_operand(part)))
+        return functions.make_function_node(operators.OPERATORS[type(part)], operands)
 
-    def prefix_operator(self, part: exp.Expr) -> Node:
-        return functions.builtin_call(operators.PREFIX_OPERATORS[type(part)], [self._node(self._left(part))])
+    def analyse_prefix_operator(self, part: exp.Expr) -> Node:
+        return functions.make_builtin_call(
+            operators.PREFIX_OPERATORS[type(part)], [self._analyse_part(self._left_operand(part))]
+        )
 
-    def minus(self, part: exp.Neg) -> Node:
-        operand = self._left(part)
+    def analyse_minus(self, part: exp.Neg) -> Node:
+        operand = self._left_operand(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
             # The sign is part of the number, as in PostgreSQL's grammar. Otherwise a filter could not contain the
             # least integer.
             return number_constant(f"-{operand.this}")
-        return functions.builtin_call("-", [self._node(operand)])
+        return functions.make_builtin_call("-", [self._analyse_part(operand)])
 
     # Patterns.
 
-    def like(self, part: exp.Expr, escape: str = "\\") -> Node:
-        right, ignore_case = part.expression, self._mappings if isinstance(part, exp.ILike) else None
-        if grammar.quantified_operand(right) is None:
-            right = self._right(part)
+    def analyse_like(self, part: exp.Expr, escape: str = "\\") -> Node:
+        right, case_mappings = part.expression, self._case_mappings if isinstance(part, exp.ILike) else None
+        if grammar.find_quantified_operand(right) is None:
+            right = self._right_operand(part)
         if grammar.is_call(right, "like_escape", 2):
             right, escape = right.expressions[0], self._text_constant(right.expressions[1])
-        return self._pattern_match(
-            part, right, partial(patterns.like, escape=escape, ignore_case=ignore_case)
+        return self._analyse_pattern_match(
+            part, right, partial(patterns.make_like, escape=escape, case_mappings=case_mappings)
         )
 
-    def escape(self, part: exp.Escape) -> Node:
+    def analyse_escape(self, part: exp.Escape) -> Node:
         escape = self._text_constant(part.expression)
         if isinstance(part.this, exp.SimilarTo):
-            return self.similar(part.this, escape)
+            return self.analyse_similar(part.this, escape)
         if not isinstance(part.this, exp.Like | exp.ILike):
             self._refuse(part, "ESCAPE belongs to LIKE or SIMILAR TO")
-        return self.like(part.this, escape)
+        return self.analyse_like(part.this, escape)
 
-    def regex(self, part: exp.Expr) -> Node:
-        ignore_case = self._mappings if isinstance(part, exp.RegexpILike) else None
+    def analyse_regex(self, part: exp.Expr) -> Node:
+        case_mappings = self._case_mappings if isinstance(part, exp.RegexpILike) else None
         right = part.expression
-        if grammar.quantified_operand(right) is None:
-            right = self._right(part)
+        if grammar.find_quantified_operand(right) is None:
+            right = self._right_operand(part)
         if grammar.is_call(right, "similar_to_escape", 1, 2):
             pattern, *escapes = (self._text_constant(argument) for argument in right.expressions)
             similar = filter_regex.similar_to_escape(pattern, escapes[0] if escapes else "\\")
-            return patterns.regex(self._node(self._left(part)), Constant(similar, type_oid=TEXT))
-        return self._pattern_match(part, right, partial(patterns.regex, ignore_case=ignore_case))
+            return patterns.make_regex(
+                self._analyse_part(self._left_operand(part)), Constant(similar, type_oid=TEXT)
+            )
+        return self._analyse_pattern_match(
+            part, right, partial(patterns.make_regex, case_mappings=case_mappings)
+        )
 
-    def similar(self, part: exp.SimilarTo, escape: str = "\\") -> Node:
-        pattern = filter_regex.similar_to_escape(self._text_constant(self._right(part)), escape)
-        return patterns.regex(self._node(self._left(part)), Constant(pattern, type_oid=TEXT))
+    def analyse_similar(self, part: exp.SimilarTo, escape: str = "\\") -> Node:
+        pattern = filter_regex.similar_to_escape(self._text_constant(self._right_operand(part)), escape)
+        return patterns.make_regex(
+            self._analyse_part(self._left_operand(part)), Constant(pattern, type_oid=TEXT)
+        )
 
-    def _pattern_match(
+    def _analyse_pattern_match(
         self, part: exp.Expr, pattern: exp.Expr, compare: Callable[[Node, Node], Node]
     ) -> Node:
-        is_negated, quantified_operand = bool(part.args.get("negate")), grammar.quantified_operand(pattern)
+        is_negated, quantified_operand = (
+            bool(part.args.get("negate")),
+            grammar.find_quantified_operand(pattern),
+        )
         if quantified_operand is None:
-            match = compare(self._node(self._left(part)), self._node(pattern))
-            return Not(match) if is_negated else match
+            comparison_node = compare(
+                self._analyse_part(self._left_operand(part)), self._analyse_part(pattern)
+            )
+            return Not(comparison_node) if is_negated else comparison_node
         # `x !~~ ANY (array)` is not the negation of `x ~~ ANY (array)`, so each comparison is negated by itself.
-        test_element = (lambda left, right: Not(compare(left, right))) if is_negated else compare
-        return self._each_element(self._left(part), *quantified_operand, test_element)
+        compare_element = (lambda left, right: Not(compare(left, right))) if is_negated else compare
+        return self._compare_each_element(self._left_operand(part), *quantified_operand, compare_element)
 
     def _text_constant(self, part: exp.Expr) -> str:
-        node = self._node(part)
+        node = self._analyse_part(part)
         if not isinstance(node, Constant) or not isinstance(node.value, str):
             self._refuse(part, "only a constant is supported here")
         return node.value
 
     # Functions, CASE and INTERVAL.
 
-    def case(self, part: exp.Case) -> Node:
-        subject = None if part.this is None else self._node(part.this)
+    def analyse_case(self, part: exp.Case) -> Node:
+        subject = None if part.this is None else self._analyse_part(part.this)
         if subject is not None and subject.type_oid == UNKNOWN:
             subject = type_rules.coerce(
                 subject, TEXT
@@ -457,54 +494,56 @@ class _Analysis:
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:
-                conditions.append(self._condition(branch.this))
+                conditions.append(self._analyse_condition(branch.this))
             else:
-                conditions.append(type_rules.comparison("=", subject, self._node(branch.this)))
-            results.append(self._node(branch.args["true"]))
+                conditions.append(type_rules.make_comparison("=", subject, self._analyse_part(branch.this)))
+            results.append(self._analyse_part(branch.args["true"]))
         default = part.args.get("default")
-        last = Constant(None, type_oid=UNKNOWN) if default is None else self._node(default)
+        default_node = Constant(None, type_oid=UNKNOWN) if default is None else self._analyse_part(default)
         # PostgreSQL looks at the type of the default before the types of the results. If they are different string
         # types, the first type is the common type.
-        (last, *rest), type_oid, digits = type_rules.convert_to_common_type([last, *results])
-        return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
+        (default_node, *result_nodes), type_oid, digits = type_rules.convert_to_common_type(
+            [default_node, *results]
+        )
+        return Case(tuple(conditions), tuple(result_nodes), default_node, type_oid=type_oid, digits=digits)
 
-    def function(self, part: exp.Anonymous) -> Node:
-        return functions.function_node(
-            grammar.function_name(part), self._nodes(part.expressions), self._mappings
+    def analyse_function(self, part: exp.Anonymous) -> Node:
+        return functions.make_function_node(
+            grammar.function_name(part), self._analyse_parts(part.expressions), self._case_mappings
         )
 
-    def interval(self, part: exp.Interval) -> Node:
+    def analyse_interval(self, part: exp.Interval) -> Node:
         return type_rules.coerce(Constant(grammar.interval_text(part), type_oid=UNKNOWN), INTERVAL)
 
 
 _HANDLERS: Final[dict[type[exp.Expr], Callable[[_Analysis, Any], Node]]] = {
-    exp.Column: _Analysis.column,
-    exp.Literal: _Analysis.literal,
-    exp.Boolean: _Analysis.boolean,
-    exp.Null: _Analysis.null,
-    exp.Cast: _Analysis.cast,
-    exp.Collate: _Analysis.collate,
-    exp.And: lambda analysis, part: analysis.logical("AND", part),
-    exp.Or: lambda analysis, part: analysis.logical("OR", part),
-    exp.Not: _Analysis.negation,
-    exp.Is: _Analysis.is_,
-    exp.NullSafeEQ: _Analysis.distinct,
-    exp.NullSafeNEQ: _Analysis.distinct,
-    exp.Between: _Analysis.between,
-    exp.In: _Analysis.in_,
-    exp.Like: _Analysis.like,
-    exp.ILike: _Analysis.like,
-    exp.Escape: _Analysis.escape,
-    exp.RegexpLike: _Analysis.regex,
-    exp.RegexpILike: _Analysis.regex,
-    exp.SimilarTo: _Analysis.similar,
-    exp.Array: _Analysis.array,
-    exp.Interval: _Analysis.interval,
-    exp.Neg: _Analysis.minus,
-    exp.Case: _Analysis.case,
-    exp.Anonymous: _Analysis.function,
-    **dict.fromkeys(operators.COMPARISONS, _Analysis.comparison),
-    **dict.fromkeys(operators.ARITHMETIC, _Analysis.arithmetic),
-    **dict.fromkeys(operators.OPERATORS, _Analysis.operator),
-    **dict.fromkeys(operators.PREFIX_OPERATORS, _Analysis.prefix_operator),
+    exp.Column: _Analysis.analyse_column,
+    exp.Literal: _Analysis.analyse_literal,
+    exp.Boolean: _Analysis.analyse_boolean,
+    exp.Null: _Analysis.analyse_null,
+    exp.Cast: _Analysis.analyse_cast,
+    exp.Collate: _Analysis.analyse_collate,
+    exp.And: lambda analysis, part: analysis.analyse_logical("AND", part),
+    exp.Or: lambda analysis, part: analysis.analyse_logical("OR", part),
+    exp.Not: _Analysis.analyse_negation,
+    exp.Is: _Analysis.analyse_is,
+    exp.NullSafeEQ: _Analysis.analyse_distinct,
+    exp.NullSafeNEQ: _Analysis.analyse_distinct,
+    exp.Between: _Analysis.analyse_between,
+    exp.In: _Analysis.analyse_in,
+    exp.Like: _Analysis.analyse_like,
+    exp.ILike: _Analysis.analyse_like,
+    exp.Escape: _Analysis.analyse_escape,
+    exp.RegexpLike: _Analysis.analyse_regex,
+    exp.RegexpILike: _Analysis.analyse_regex,
+    exp.SimilarTo: _Analysis.analyse_similar,
+    exp.Array: _Analysis.analyse_array,
+    exp.Interval: _Analysis.analyse_interval,
+    exp.Neg: _Analysis.analyse_minus,
+    exp.Case: _Analysis.analyse_case,
+    exp.Anonymous: _Analysis.analyse_function,
+    **dict.fromkeys(operators.COMPARISONS, _Analysis.analyse_comparison),
+    **dict.fromkeys(operators.ARITHMETIC, _Analysis.analyse_arithmetic),
+    **dict.fromkeys(operators.OPERATORS, _Analysis.analyse_operator),
+    **dict.fromkeys(operators.PREFIX_OPERATORS, _Analysis.analyse_prefix_operator),
 }

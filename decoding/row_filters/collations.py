@@ -55,7 +55,7 @@ class _Strength(IntEnum):
     EXPLICIT = 2
 
 
-def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
+def _find_collation(node: Node) -> tuple[_Strength, frozenset[str]]:
     """Return the strength of an expression's collation, and its name; several names if the operands conflict."""
     match node:
         case Collate(collation=name):
@@ -64,42 +64,42 @@ def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
             is_named = name not in ("", "default")
             return (_Strength.IMPLICIT if is_named else _Strength.DEFAULT), frozenset((name or "default",))
         case Cast(operand=operand) | CaseChange(operand=operand):
-            return _collation(operand)
+            return _find_collation(operand)
         case Array(elements=operands) | FunctionCall(operands=operands):
-            return _strongest_collations([operand for operand in operands if _is_collatable(operand)])
+            return _find_strongest_collations([operand for operand in operands if _is_collatable(operand)])
         case Coalesce(operands=operands) | Extreme(operands=operands):
-            return _strongest_collations(operands)
+            return _find_strongest_collations(operands)
         case NullIf(left=left, right=right):
-            return _strongest_collations((left, right))
+            return _find_strongest_collations((left, right))
         case Case(results=results, default=default):
-            return _strongest_collations((default, *results))
+            return _find_strongest_collations((default, *results))
         case _:
             return _Strength.DEFAULT, frozenset(("default",))
 
 
-def _strongest_collations(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
-    collations = [_collation(node) for node in nodes] or [(_Strength.DEFAULT, frozenset(("default",)))]
-    strongest = max(strength for strength, _ in collations)
-    names = (names for strength, names in collations if strength == strongest)
-    return strongest, frozenset[str]().union(*names)
+def _find_strongest_collations(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
+    collations = [_find_collation(node) for node in nodes] or [(_Strength.DEFAULT, frozenset(("default",)))]
+    greatest_strength = max(strength for strength, _ in collations)
+    names = (names for strength, names in collations if strength == greatest_strength)
+    return greatest_strength, frozenset[str]().union(*names)
 
 
 def element_collation(array: Node) -> str:
     """Return the name of the collation of an array's elements; '' for the default collation."""
-    return "" if _strongest_collations((array,))[0] == _Strength.DEFAULT else collation_name((array,))
+    return "" if _find_strongest_collations((array,))[0] == _Strength.DEFAULT else collation_name((array,))
 
 
 def _is_collatable(node: Node) -> bool:
     return node.type_oid in STRINGS or ELEMENT_OIDS.get(node.type_oid) in STRINGS
 
 
-def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
+def require_collation(nodes: Sequence[Node], *, needs_order: bool) -> None:
     """Raise RefusedError for a collation under which strings with different bytes can be equal.
 
-    With `ordering`, also raise RefusedError for a collation that does not order strings by their bytes.
+    With `needs_order`, also raise RefusedError for a collation that does not order strings by their bytes.
     """
     name = collation_name(nodes)
-    if ordering and name not in _BYTE_ORDER_COLLATIONS:
+    if needs_order and name not in _BYTE_ORDER_COLLATIONS:
         raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
     if not _DETERMINISTIC_COLLATIONS.fullmatch(name):
         raise RefusedError(f"the collation {name} may treat different strings as equal")
@@ -110,7 +110,7 @@ def collation_name(nodes: Sequence[Node]) -> str:
 
     Raises RefusedError if their collations conflict.
     """
-    names = _strongest_collations(nodes)[1]
+    names = _find_strongest_collations(nodes)[1]
     if len(names) > 1:
         raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
     return next(iter(names))
@@ -118,7 +118,7 @@ def collation_name(nodes: Sequence[Node]) -> str:
 
 def has_ascii_letters(nodes: Sequence[Node]) -> bool:
     """Whether the collation of these strings, like C, has no letters or digits beyond ASCII."""
-    return _strongest_collations(nodes)[1] <= {"C", "POSIX"}
+    return _find_strongest_collations(nodes)[1] <= {"C", "POSIX"}
 
 
 def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:

@@ -64,7 +64,7 @@ _EXACT_CONTEXT: Final = Context(prec=20_000)
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*([+-]?)(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\s*", re.ASCII)
-_SPECIAL = re.compile(r"\s*(nan|[+-]?inf(?:inity)?)\s*", re.IGNORECASE)
+_NAN_OR_INFINITY = re.compile(r"\s*(nan|[+-]?inf(?:inity)?)\s*", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIMESTAMP = re.compile(rf"({_DATE})(?:[ T](\d{{2}}:\d{{2}}(?::\d{{2}}(?:\.\d{{1,6}})?)?))?", re.ASCII)
@@ -89,7 +89,7 @@ _NO_CALENDAR_TIMESTAMP: Final = (
 )
 
 
-def _integer(text: str, bits: int) -> int:
+def _parse_integer(text: str, bits: int) -> int:
     if not _INTEGER.fullmatch(text):
         raise InvalidConstantError("invalid input syntax for an integer")
     return _require_range(int(text), bits)
@@ -101,33 +101,33 @@ def _require_range(value: int, bits: int) -> int:
     return value
 
 
-def _decimal(text: str) -> Decimal:
-    if not (_NUMBER.fullmatch(text) or _SPECIAL.fullmatch(text)):
+def _parse_decimal(text: str) -> Decimal:
+    if not (_NUMBER.fullmatch(text) or _NAN_OR_INFINITY.fullmatch(text)):
         raise InvalidConstantError("invalid input syntax for a number")
     return Decimal(text.strip())
 
 
-def _double(text: str) -> float:
-    exact = _decimal(text)
-    value = float(exact)
-    if exact.is_finite() and (not isfinite(value) or (value == 0 and exact != 0)):
+def _parse_double(text: str) -> float:
+    decimal = _parse_decimal(text)
+    value = float(decimal)
+    if decimal.is_finite() and (not isfinite(value) or (value == 0 and decimal != 0)):
         raise InvalidConstantError("the number is out of range for type double precision", "22003")
     return value
 
 
-def _real(text: str) -> float:
+def _parse_real(text: str) -> float:
     """Parse a single precision number.
 
     The decimal must be rounded only once. Rounding it to double precision and then to single precision can give
     another result.
     """
-    exact, double = _decimal(text), _double(text)
+    decimal, double = _parse_decimal(text), _parse_double(text)
     if not isfinite(double):
         return double
-    if Fraction(double) != Fraction(exact):
+    if Fraction(double) != Fraction(decimal):
         # If the double lies exactly in the middle between two singles, the decimal does not. In that case the double
         # is moved to the side on which the decimal lies.
-        double = _move_off_midpoint(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
+        double = _move_off_midpoint(double, towards=inf if Fraction(decimal) > Fraction(double) else -inf)
     return round_to_single(double)
 
 
@@ -151,14 +151,14 @@ def round_to_single(double: float) -> float:
     return float(value)
 
 
-def _boolean(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     word = text.strip().lower()
     if word not in BOOLEANS:
         raise InvalidConstantError("invalid input syntax for type boolean")
     return BOOLEANS[word]
 
 
-def _bytea(text: str) -> bytes:
+def _parse_bytea(text: str) -> bytes:
     if not text.startswith("\\x"):
         raise RefusedError(r"a bytea constant must be in hex format: \x…")
     try:
@@ -167,18 +167,18 @@ def _bytea(text: str) -> bytes:
         raise InvalidConstantError("invalid hexadecimal data", "22023") from None
 
 
-def _uuid(text: str) -> str:
+def _parse_uuid(text: str) -> str:
     if not _UUID.fullmatch(text):
         raise RefusedError("a uuid constant must be in its standard form")
     return text.lower()
 
 
-def _infinity(text: str) -> Infinity | None:
+def _parse_infinity(text: str) -> Infinity | None:
     return {"infinity": Infinity(1), "-infinity": Infinity(-1)}.get(text.strip().lower())
 
 
-def _date(text: str) -> date | Infinity:
-    infinity = _infinity(text)
+def _parse_date(text: str) -> date | Infinity:
+    infinity = _parse_infinity(text)
     if infinity is not None:
         return infinity
     if not re.fullmatch(_DATE, text, re.ASCII):
@@ -189,7 +189,7 @@ def _date(text: str) -> date | Infinity:
         raise InvalidConstantError("date/time field value out of range", "22008") from None
 
 
-def _time(text: str) -> str:
+def _parse_time(text: str) -> str:
     """Return the time as time_out prints it. The order of these texts is the order of the times."""
     match = _TIME.fullmatch(text)
     if match is None:
@@ -201,7 +201,7 @@ def _time(text: str) -> str:
     return f"{hour:02}:{minute:02}:{second:02}" + (f".{fraction}" if fraction else "")
 
 
-def interval_value(text: str) -> Interval:
+def parse_interval(text: str) -> Interval:
     """Parse an interval that is written as IntervalStyle postgres prints it, or as whole numbers with units."""
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
@@ -213,18 +213,18 @@ def interval_value(text: str) -> Interval:
         days += int(amount) * factor * (name == "days")
         microseconds += int(amount) * factor * (name == "microseconds")
     if match[2] is not None:
-        clock = (int(match[4]) * 60 + int(match[5])) * 60 + int(match[6] or 0)
+        clock_seconds = (int(match[4]) * 60 + int(match[5])) * 60 + int(match[6] or 0)
         microseconds += (-1 if match[3] == "-" else 1) * (
-            clock * 1_000_000 + int((match[7] or "").ljust(6, "0"))
+            clock_seconds * 1_000_000 + int((match[7] or "").ljust(6, "0"))
         )
     return Interval(months, days, microseconds)
 
 
-def _timestamp(text: str) -> datetime | Infinity:
-    return _infinity(text) or _finite_timestamp(text)
+def _parse_timestamp(text: str) -> datetime | Infinity:
+    return _parse_infinity(text) or _parse_finite_timestamp(text)
 
 
-def _finite_timestamp(text: str) -> datetime:
+def _parse_finite_timestamp(text: str) -> datetime:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         raise RefusedError("a timestamp constant must be YYYY-MM-DD HH:MM:SS[.ffffff]")
@@ -234,8 +234,8 @@ def _finite_timestamp(text: str) -> datetime:
         raise RefusedError(_NO_CALENDAR_TIMESTAMP) from None
 
 
-def _timestamptz(text: str) -> datetime | Infinity:
-    infinity = _infinity(text)
+def _parse_timestamptz(text: str) -> datetime | Infinity:
+    infinity = _parse_infinity(text)
     if infinity is not None:
         return infinity
     zone = re.search(rf"(?<=[\d:.])\s?({_ZONE.pattern})$", text[10:], re.ASCII)
@@ -243,7 +243,7 @@ def _timestamptz(text: str) -> datetime | Infinity:
         raise RefusedError(
             "without an offset (+00), a timestamp with time zone constant depends on the session's TimeZone"
         )
-    local_time = _finite_timestamp(text[: 10 + zone.start()])
+    local_time = _parse_finite_timestamp(text[: 10 + zone.start()])
     offset = f"{zone[2]}:{zone[3] or '00'}" if zone[2] else "+00:00"
     try:
         return datetime.fromisoformat(f"{local_time.isoformat()}{offset}").astimezone(UTC)
@@ -252,23 +252,23 @@ def _timestamptz(text: str) -> datetime | Infinity:
 
 
 _INPUT_FUNCTIONS: Final[dict[int, Callable[[str], ConstantValue]]] = {
-    BOOL: _boolean,
-    BYTEA: _bytea,
-    INT2: lambda text: _integer(text, 16),
-    INT4: lambda text: _integer(text, 32),
-    INT8: lambda text: _integer(text, 64),
-    NUMERIC: _decimal,
-    FLOAT4: _real,
-    FLOAT8: _double,
+    BOOL: _parse_boolean,
+    BYTEA: _parse_bytea,
+    INT2: lambda text: _parse_integer(text, 16),
+    INT4: lambda text: _parse_integer(text, 32),
+    INT8: lambda text: _parse_integer(text, 64),
+    NUMERIC: _parse_decimal,
+    FLOAT4: _parse_real,
+    FLOAT8: _parse_double,
     TEXT: str,
     VARCHAR: str,
     BPCHAR: str,
-    DATE: _date,
-    TIMESTAMP: _timestamp,
-    TIMESTAMPTZ: _timestamptz,
-    TIME: _time,
-    INTERVAL: interval_value,
-    UUID: _uuid,
+    DATE: _parse_date,
+    TIMESTAMP: _parse_timestamp,
+    TIMESTAMPTZ: _parse_timestamptz,
+    TIME: _parse_time,
+    INTERVAL: parse_interval,
+    UUID: _parse_uuid,
 }
 
 
@@ -276,10 +276,10 @@ def constant_from_text(text: str | None, type_oid: int) -> Constant:
     """Return the constant that the type's input function makes of a text; the text None stands for NULL."""
     if type_oid not in _INPUT_FUNCTIONS:
         raise RefusedError(f"constants of the type with oid {type_oid} are not supported")
-    return typed_constant(None if text is None else _INPUT_FUNCTIONS[type_oid](text), type_oid)
+    return make_constant(None if text is None else _INPUT_FUNCTIONS[type_oid](text), type_oid)
 
 
-def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
+def make_constant(value: ConstantValue, type_oid: int) -> Constant:
     """Return a constant of this type; a numeric gets the digits of its value."""
     if type_oid != NUMERIC:
         return Constant(value, type_oid=type_oid)
@@ -287,37 +287,37 @@ def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
         return Constant(None, type_oid=NUMERIC, digits=Digits(1, 0))
     if not isinstance(value, Decimal):
         raise TypeError(f"a numeric constant is not a {type(value).__name__}")
-    return Constant(value, type_oid=NUMERIC, digits=_digits(value))
+    return Constant(value, type_oid=NUMERIC, digits=_count_digits(value))
 
 
-def _digits(value: Decimal) -> Digits | None:
+def _count_digits(value: Decimal) -> Digits | None:
     if not value.is_finite():
         return None
-    _, figures, exponent = value.as_tuple()
+    _, decimal_digits, exponent = value.as_tuple()
     # Trailing zeros count as digits, because they belong to the scale of the constant.
-    return Digits.before_and_after_point(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
+    return Digits.from_digit_counts(max(len(decimal_digits) + int(exponent), 0), max(-int(exponent), 0))
 
 
-def array_element_texts(text: str) -> list[str | None]:
+def split_array_text(text: str) -> list[str | None]:
     """Return the texts of the elements of an array constant of one dimension; None stands for NULL.
 
     PostgreSQL documentation, Array Value Input.
     """
-    trimmed = text.strip()
-    if not (trimmed.startswith("{") and trimmed.endswith("}")):
+    stripped_text = text.strip()
+    if not (stripped_text.startswith("{") and stripped_text.endswith("}")):
         raise RefusedError("an array constant must be '{…}' of one dimension")
-    items, place, inner = [], 0, trimmed[1:-1].strip()
-    while place < len(inner):
-        match = _ARRAY_ITEM.match(inner, place)
-        if match is None or (match[3] == "," and match.end() == len(inner)):
+    element_texts, position, content = [], 0, stripped_text[1:-1].strip()
+    while position < len(content):
+        match = _ARRAY_ITEM.match(content, position)
+        if match is None or (match[3] == "," and match.end() == len(content)):
             raise RefusedError("this form of array constant is not supported, write ARRAY[…]")
-        quoted_text, bare = match[1], match[2]
-        unquoted = None if bare is None or bare.upper() == "NULL" else bare
-        items.append(
-            unquoted if quoted_text is None else re.sub(r"\\(.)", r"\1", quoted_text, flags=re.DOTALL)
+        quoted_text, unquoted_text = match[1], match[2]
+        text_or_null = None if unquoted_text is None or unquoted_text.upper() == "NULL" else unquoted_text
+        element_texts.append(
+            text_or_null if quoted_text is None else re.sub(r"\\(.)", r"\1", quoted_text, flags=re.DOTALL)
         )
-        place = match.end()
-    return items
+        position = match.end()
+    return element_texts
 
 
 def number_constant(text: str) -> Constant:
@@ -341,16 +341,16 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
     """
     value = constant.value
     if value is None:
-        return typed_constant(None, type_oid)
+        return make_constant(None, type_oid)
     match value:
         case str() if type_oid in STRINGS and constant.type_oid in STRINGS:
             return Constant(value.rstrip(" ") if constant.type_oid == BPCHAR else value, type_oid=type_oid)
         case bool() | str() | bytes() | date() | Interval() | Infinity():
             return None
         case int():
-            as_text = str(value)
+            decimal_text = str(value)
         case Decimal():
-            as_text = format(value, "f")
+            decimal_text = format(value, "f")
         case _:
             return _convert_float(value, constant.type_oid, type_oid)
     if type_oid in INTEGERS:
@@ -359,15 +359,15 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
                 raise InvalidConstantError("cannot convert NaN or infinity to an integer", "0A000")
             value = int(value.to_integral_value(ROUND_HALF_UP, _EXACT_CONTEXT))
         return Constant(_require_range(value, INTEGER_BITS[type_oid]), type_oid=type_oid)
-    return constant_from_text(as_text, type_oid) if type_oid in (NUMERIC, FLOAT4, FLOAT8) else None
+    return constant_from_text(decimal_text, type_oid) if type_oid in (NUMERIC, FLOAT4, FLOAT8) else None
 
 
-def _convert_float(value: float, source: int, target: int) -> Constant | None:
+def _convert_float(value: float, source_oid: int, target_oid: int) -> Constant | None:
     """Convert a float to double precision, or to real if real can hold the same value. Otherwise return None."""
-    if target in (FLOAT8, source):
-        return Constant(value, type_oid=target)
-    if target == FLOAT4 and (isnan(value) or round_to_single(value) == value):
-        return Constant(value, type_oid=target)
+    if target_oid in (FLOAT8, source_oid):
+        return Constant(value, type_oid=target_oid)
+    if target_oid == FLOAT4 and (isnan(value) or round_to_single(value) == value):
+        return Constant(value, type_oid=target_oid)
     return None
 
 
@@ -378,7 +378,7 @@ def apply_modifier(constant: Constant, modifier: tuple[int, ...]) -> Constant:
         return constant
     match constant.type_oid, value:
         case (int(oid), Decimal()) if oid == NUMERIC:
-            return typed_constant(_apply_numeric_modifier(value, *modifier), NUMERIC)
+            return make_constant(_apply_numeric_modifier(value, *modifier), NUMERIC)
         case (int(oid), str()) if oid == VARCHAR:
             return Constant(value[: modifier[0]], type_oid=VARCHAR)
         case (int(oid), str()) if oid == BPCHAR:

@@ -41,35 +41,35 @@ UTF8: Final = "UTF8"
 class Encoding:
     """The properties of text in an encoding, compared with the same text in UTF-8.
 
-    - `same_characters`: each character of the encoding is one character of Unicode.
-    - `same_bytes`: the text has the same bytes.
-    - `same_codes`: characters have the same numbers as in Unicode.
-    - `same_order`: texts have the same order under the collation C.
-    - `ambiguous`: the characters of Unicode that stand for several characters of the encoding. Texts that are
+    - `has_same_characters`: each character of the encoding is one character of Unicode.
+    - `has_same_bytes`: the text has the same bytes.
+    - `has_same_codes`: characters have the same numbers as in Unicode.
+    - `has_same_order`: texts have the same order under the collation C.
+    - `ambiguous_characters`: the characters of Unicode that stand for several characters of the encoding. Texts that are
       different in the encoding can be equal in Unicode because of them. None means that any character beyond ASCII
       may be ambiguous.
     """
 
-    same_characters: bool = False
-    same_bytes: bool = False
-    same_codes: bool = False
-    same_order: bool = False
-    ambiguous: frozenset[str] | None = frozenset()
+    has_same_characters: bool = False
+    has_same_bytes: bool = False
+    has_same_codes: bool = False
+    has_same_order: bool = False
+    ambiguous_characters: frozenset[str] | None = frozenset()
 
 
-_ONE_TO_ONE: Final = Encoding(same_characters=True)
-_UNKNOWN: Final = Encoding(ambiguous=None)
+_ONE_TO_ONE: Final = Encoding(has_same_characters=True)
+_UNKNOWN_ENCODING: Final = Encoding(ambiguous_characters=None)
 ENCODINGS: Final = MappingProxyType(
     {
-        UTF8: Encoding(same_characters=True, same_bytes=True, same_codes=True, same_order=True),
-        "LATIN1": Encoding(same_characters=True, same_codes=True, same_order=True),
+        UTF8: Encoding(has_same_characters=True, has_same_bytes=True, has_same_codes=True, has_same_order=True),
+        "LATIN1": Encoding(has_same_characters=True, has_same_codes=True, has_same_order=True),
         # The server does not convert this encoding, and counts each byte as a character. So one character of UTF-8
         # may count as several characters.
-        "SQL_ASCII": Encoding(same_bytes=True, same_order=True),
-        "EUC_JP": Encoding(same_characters=True, ambiguous=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
-        "EUC_TW": Encoding(same_characters=True, ambiguous=None),
+        "SQL_ASCII": Encoding(has_same_bytes=True, has_same_order=True),
+        "EUC_JP": Encoding(has_same_characters=True, ambiguous_characters=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
+        "EUC_TW": Encoding(has_same_characters=True, ambiguous_characters=None),
         # Some characters of this encoding become two characters of Unicode.
-        "EUC_JIS_2004": _UNKNOWN,
+        "EUC_JIS_2004": _UNKNOWN_ENCODING,
         **dict.fromkeys(
             (
                 "EUC_CN", "EUC_KR", "ISO_8859_5", "ISO_8859_6", "ISO_8859_7", "ISO_8859_8", "KOI8R", "KOI8U", "LATIN10",
@@ -108,8 +108,8 @@ def require_same_result(tree: Node, encoding: str) -> None:
     """Raise RefusedError if a filter's result can differ between UTF-8 and the database's encoding."""
     if encoding == UTF8:
         return
-    traits = ENCODINGS.get(encoding, _UNKNOWN)
-    for construct in (_difference(node, traits) for node in _all_nodes(tree)):
+    traits = ENCODINGS.get(encoding, _UNKNOWN_ENCODING)
+    for construct in (_find_dependent_construct(node, traits) for node in _all_nodes(tree)):
         if construct is not None:
             raise _encoding_error(construct, encoding)
 
@@ -119,7 +119,7 @@ def require_characters(encoding: str) -> None:
 
     The caller is about to shorten a constant to a number of characters.
     """
-    if not ENCODINGS.get(encoding, _UNKNOWN).same_characters:
+    if not ENCODINGS.get(encoding, _UNKNOWN_ENCODING).has_same_characters:
         raise _encoding_error("its length", encoding)
 
 
@@ -133,7 +133,7 @@ def _all_nodes(node: Node) -> Iterator[Node]:
         yield from _all_nodes(child)
 
 
-def _difference(node: Node, traits: Encoding) -> str | None:
+def _find_dependent_construct(node: Node, traits: Encoding) -> str | None:
     """Return the name of a construct, for the message, if this node depends on the encoding; otherwise None."""
     match node:
         case Comparison(operator="=" | "<>", left=left, right=right):
@@ -141,13 +141,13 @@ def _difference(node: Node, traits: Encoding) -> str | None:
         case NotDistinct(left=left, right=right) | NullIf(left=left, right=right):
             is_independent = _has_same_equality(traits, left, right)
         case Comparison(left=left):
-            is_independent = traits.same_order or not _is_text(left)
+            is_independent = traits.has_same_order or not _is_text(left)
         case Extreme():
-            is_independent = traits.same_order or not _is_text(node)
+            is_independent = traits.has_same_order or not _is_text(node)
         case FunctionCall():
             return None if _is_function_independent(node, traits) else node.name
         case Like(pattern=pattern):
-            is_independent = (traits.same_characters or "_" not in pattern) and not _is_ambiguous(
+            is_independent = (traits.has_same_characters or "_" not in pattern) and not _is_ambiguous(
                 traits, pattern
             )
         case Regex(pattern=pattern):
@@ -165,10 +165,10 @@ def _is_function_independent(call: FunctionCall, traits: Encoding) -> bool:
     if not any(map(_is_text, (call, *call.operands))):
         return True
     if name in _BYTE_FUNCTIONS:
-        return traits.same_bytes
+        return traits.has_same_bytes
     if name in _CODE_FUNCTIONS:
         return False
-    if name in _CHARACTER_FUNCTIONS and not traits.same_characters:
+    if name in _CHARACTER_FUNCTIONS and not traits.has_same_characters:
         return False
     if name in _SEARCH_FUNCTIONS:
         return _has_same_equality(traits, *call.operands[:2])
@@ -180,7 +180,7 @@ def _is_regex_independent(pattern: str, traits: Encoding) -> bool:
 
     A range such as [à-é] depends on the codes of characters.
     """
-    if not traits.same_characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.same_codes):
+    if not traits.has_same_characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.has_same_codes):
         return False
     return not any(_is_ambiguous(traits, chr(int(code, 16))) for code in _ESCAPED_CHARACTER.findall(pattern))
 
@@ -194,7 +194,7 @@ def _has_same_equality(traits: Encoding, left: Node, right: Node) -> bool:
 
 
 def _is_unambiguous(node: Node, traits: Encoding) -> bool:
-    if traits.ambiguous == frozenset():
+    if traits.ambiguous_characters == frozenset():
         return True
     match node:
         case ColumnValue() | Element():
@@ -206,9 +206,9 @@ def _is_unambiguous(node: Node, traits: Encoding) -> bool:
 
 
 def _is_ambiguous(traits: Encoding, text: str) -> bool:
-    if traits.ambiguous is None:
+    if traits.ambiguous_characters is None:
         return not text.isascii()
-    return not traits.ambiguous.isdisjoint(text)
+    return not traits.ambiguous_characters.isdisjoint(text)
 
 
 def _is_text(node: Node) -> bool:

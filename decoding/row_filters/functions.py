@@ -38,38 +38,38 @@ from pgsieve.decoding.row_filters.nodes import (
     is_null,
     tree_can_fail,
 )
-from pgsieve.decoding.row_filters.simplification import planner_result
+from pgsieve.decoding.row_filters.simplification import simplify_part
 from pgsieve.decoding.row_filters.type_rules import (
     NUMBERS,
-    arithmetic,
-    array_type_of,
     coerce,
-    comparison,
     convert_to_common_type,
-    extreme,
-    null_if,
+    find_array_type,
+    make_arithmetic,
+    make_comparison,
+    make_extreme,
+    make_null_if,
     type_name,
 )
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 from pgsieve.decoding.wording import quantity
 
 
-def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
+def make_logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
     """Return AND or OR of the operands.
 
     If an operand is itself an AND or OR of the same kind, its operands are taken instead. AND of no operands is true
     and OR of no operands is false, as ALL and ANY are for an empty array.
     """
-    flat: list[Node] = []
+    flat_operands: list[Node] = []
     for operand in operands:
-        nested = isinstance(operand, Logical) and operand.connective == connective
-        flat.extend(cast("Logical", operand).operands if nested else (operand,))
-    if not flat:
+        is_nested = isinstance(operand, Logical) and operand.connective == connective
+        flat_operands.extend(cast("Logical", operand).operands if is_nested else (operand,))
+    if not flat_operands:
         return Constant(connective == "AND", type_oid=BOOL)
-    return flat[0] if len(flat) == 1 else Logical(connective, tuple(flat))
+    return flat_operands[0] if len(flat_operands) == 1 else Logical(connective, tuple(flat_operands))
 
 
-def row_comparison(
+def compare_rows(
     operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...], major_version: int
 ) -> Node:
     """Compare two rows as a server of that version does.
@@ -80,50 +80,56 @@ def row_comparison(
     """
     pairs = list(zip(left, right, strict=True))
     if operator in ("=", "<>"):
-        return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
-    plan = partial(planner_result, major_version=major_version)
-    if any(any(map(tree_can_fail, pair)) and any(map(is_null, map(plan, pair))) for pair in pairs):
+        return make_logical(
+            "AND" if operator == "=" else "OR", [make_comparison(operator, *pair) for pair in pairs]
+        )
+    simplify_for_version = partial(simplify_part, major_version=major_version)
+    if any(
+        any(map(tree_can_fail, pair)) and any(map(is_null, map(simplify_for_version, pair))) for pair in pairs
+    ):
         # The planner does not replace this pair by NULL, so PostgreSQL evaluates the field that can fail.
         raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that can fail")
-    strict: Operator = "<" if operator in ("<", "<=") else ">"
+    strict_operator: Operator = "<" if operator in ("<", "<=") else ">"
 
     def prepend_pair(later_pairs: Node, pair: tuple[Node, Node]) -> Node:
-        equality, strict_comparison = comparison("=", *pair), comparison(strict, *pair)
+        equality, strict_comparison = make_comparison("=", *pair), make_comparison(strict_operator, *pair)
         return Case((equality,), (later_pairs,), strict_comparison, type_oid=BOOL)
 
-    return reduce(prepend_pair, reversed(pairs[:-1]), cast("Node", comparison(operator, *pairs[-1])))
+    return reduce(prepend_pair, reversed(pairs[:-1]), cast("Node", make_comparison(operator, *pairs[-1])))
 
 
 # --- functions and operators of the catalog ----------------------------------------------
 
 
-def builtin_call(name: str, operands: Sequence[Node], mappings: CaseMappings = ascii_only_mappings) -> Node:
+def make_builtin_call(
+    name: str, operands: Sequence[Node], mappings: CaseMappings = ascii_only_mappings
+) -> Node:
     """Return the node of a call of the built-in function or operator with this SQL name."""
-    procedure = procedures.resolve(name, [operand.type_oid for operand in operands])
-    converted = tuple(map(coerce, operands, procedure.arguments))
+    procedure = procedures.resolve_procedure(name, [operand.type_oid for operand in operands])
+    converted_operands = tuple(map(coerce, operands, procedure.argument_oids))
     if procedure.name in ("lower", "upper", "initcap"):
-        return case_change(cast("CaseFunction", procedure.name), converted[0], mappings)
+        return make_case_change(cast("CaseFunction", procedure.name), converted_operands[0], mappings)
     require_exact = _REQUIREMENTS.get(procedure.name)
     if require_exact is not None:
-        require_exact(converted)
-    digits = _result_digits(procedure.name, converted) if procedure.result == NUMERIC else None
+        require_exact(converted_operands)
+    digits = _result_digits(procedure.name, converted_operands) if procedure.result_oid == NUMERIC else None
     return FunctionCall(
-        procedure.name, converted, procedure.can_fail, type_oid=procedure.result, digits=digits
+        procedure.name, converted_operands, procedure.can_fail, type_oid=procedure.result_oid, digits=digits
     )
 
 
-def case_change(function: CaseFunction, operand: Node, mappings: CaseMappings) -> CaseChange:
+def make_case_change(function: CaseFunction, operand: Node, mappings: CaseMappings) -> CaseChange:
     """Return lower(), upper() or initcap() of an operand, under the operand's collation."""
     mapping = collations.case_mapping((operand,), function, mappings)
     return CaseChange(function, operand, mapping, type_oid=TEXT)
 
 
-def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Node:
+def make_operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Node:
     """Return `left operator right` on numbers, dates or times."""
     oids = {left.type_oid, right.type_oid}
     if oids & set(NUMBERS) and oids <= {*NUMBERS, UNKNOWN}:
-        return arithmetic(operator, left, right)
-    return builtin_call(operator, (left, right))
+        return make_arithmetic(operator, left, right)
+    return make_builtin_call(operator, (left, right))
 
 
 # The fields of EXTRACT that are NULL for an infinite date (datetime.c, NonFiniteTimestampTzPart).
@@ -144,12 +150,12 @@ _MAX_COUNT: Final = 10_000
 def _result_digits(name: str, operands: tuple[Node, ...]) -> Digits | None:
     if name in ("numeric_abs", "numeric_uminus"):
         return operands[0].digits
-    if name.startswith("extract_") and _field_name(operands) in _BOUNDED_FIELDS | _WHOLE_CLOCK_FIELDS:
+    if name.startswith("extract_") and _find_field_name(operands) in _BOUNDED_FIELDS | _WHOLE_CLOCK_FIELDS:
         return Digits(3, 0)
     return None
 
 
-def _field_name(operands: tuple[Node, ...]) -> str:
+def _find_field_name(operands: tuple[Node, ...]) -> str:
     match operands[0]:
         case Constant(value=str() as field):
             return field.lower()
@@ -157,20 +163,20 @@ def _field_name(operands: tuple[Node, ...]) -> str:
             raise RefusedError("the field must be a constant")
 
 
-def _require_field_in(*sets: frozenset[str]) -> Callable[[tuple[Node, ...]], None]:
-    allowed = frozenset[str]().union(*sets)
+def _require_field_in(*allowed_sets: frozenset[str]) -> Callable[[tuple[Node, ...]], None]:
+    allowed_fields = frozenset[str]().union(*allowed_sets)
 
-    def require(operands: tuple[Node, ...]) -> None:
-        field = _field_name(operands)
-        if field not in allowed:
+    def require_allowed_field(operands: tuple[Node, ...]) -> None:
+        field = _find_field_name(operands)
+        if field not in allowed_fields:
             raise RefusedError(f"the field {field} is not supported here")
 
-    return require
+    return require_allowed_field
 
 
 def _require_deterministic_collation(operands: tuple[Node, ...]) -> None:
     collations.require_collation(
-        [operand for operand in operands if operand.type_oid != INT4], ordering=False
+        [operand for operand in operands if operand.type_oid != INT4], needs_order=False
     )
 
 
@@ -213,27 +219,29 @@ _REQUIREMENTS: Final = MappingProxyType(
 # --- arrays ------------------------------------------------------------------------------
 
 
-def each_element(subject: Node, array: Node, *, every: bool, compare: Callable[[Node, Node], Node]) -> Node:
-    """Return `subject operator ANY (array)`, or ALL if `every`, for an array that is not written as ARRAY[…]."""
+def make_each_element(
+    subject: Node, array: Node, *, is_all: bool, compare: Callable[[Node, Node], Node]
+) -> Node:
+    """Return `subject operator ANY (array)`, or ALL if `is_all`, for an array that is not written as ARRAY[…]."""
     element_oid = ELEMENT_OIDS[array.type_oid]
     element = Element(collations.element_collation(array), type_oid=element_oid, digits=array.digits)
     test = compare(subject, element)
     if not isinstance(test, Comparison):
         raise RefusedError("only comparisons with the elements of a column are supported")
-    return EachElement(every, subject, array, element, test)
+    return EachElement(is_all, subject, array, element, test)
 
 
-def _array_operator(name: str, operands: Sequence[Node]) -> Node:
+def _make_array_operator(name: str, operands: Sequence[Node]) -> Node:
     left, right = (
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENT_OIDS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)
     )
     # These functions accept the same types of both sides as the operator =, and convert them in the same way.
-    equality = comparison("=", left, right)
+    equality = make_comparison("=", left, right)
     return FunctionCall(name, (equality.left, equality.right), type_oid=BOOL)
 
 
-def _array_property(name: str, operands: Sequence[Node]) -> Node:
+def _make_array_property(name: str, operands: Sequence[Node]) -> Node:
     subject = operands[0]
     if subject.type_oid not in ELEMENT_OIDS:
         raise RefusedError(f"{name} takes an array, not {type_name(subject.type_oid)}")
@@ -241,48 +249,48 @@ def _array_property(name: str, operands: Sequence[Node]) -> Node:
     return FunctionCall(name, (subject, *dimensions), type_oid=INT4)
 
 
-def _array_position(operands: Sequence[Node]) -> Node:
-    array, sought = operands
+def _make_array_position(operands: Sequence[Node]) -> Node:
+    array, sought_element = operands
     if array.type_oid not in ELEMENT_OIDS:
         raise RefusedError(f"array_position takes an array, not {type_name(array.type_oid)}")
     element = Element(
         collations.element_collation(array), type_oid=ELEMENT_OIDS[array.type_oid], digits=array.digits
     )
-    equality = comparison("=", element, sought)
+    equality = make_comparison("=", element, sought_element)
     if equality.left != element:
         raise RefusedError("the second argument of array_position must have the element's type")
     return FunctionCall("array_position", (array, equality.right), type_oid=INT4)
 
 
-def array_constructor(elements: Sequence[Node]) -> Array:
+def make_array_constructor(elements: Sequence[Node]) -> Array:
     """Return ARRAY[…] with the elements in their common type."""
     if not elements:
         raise RefusedError("an empty ARRAY needs a cast")
-    converted, type_oid, digits = convert_to_common_type(elements)
-    return Array(converted, type_oid=array_type_of(type_oid), digits=digits)
+    converted_elements, type_oid, digits = convert_to_common_type(elements)
+    return Array(converted_elements, type_oid=find_array_type(type_oid), digits=digits)
 
 
-def _coalesce(operands: Sequence[Node]) -> Node:
-    converted, type_oid, digits = convert_to_common_type(operands)
-    return Coalesce(converted, type_oid=type_oid, digits=digits)
+def _make_coalesce(operands: Sequence[Node]) -> Node:
+    converted_operands, type_oid, digits = convert_to_common_type(operands)
+    return Coalesce(converted_operands, type_oid=type_oid, digits=digits)
 
 
 _MAX_ARGUMENTS = 1600  # The most columns of a table; no expression needs more arguments.
 FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
-    "mod": (2, 2, lambda operands: operation("%", *operands)),
-    "coalesce": (1, _MAX_ARGUMENTS, _coalesce),
-    "nullif": (2, 2, lambda operands: null_if(*operands)),
-    "greatest": (1, _MAX_ARGUMENTS, partial(extreme, "GREATEST")),
-    "least": (1, _MAX_ARGUMENTS, partial(extreme, "LEAST")),
-    "cardinality": (1, 1, partial(_array_property, "array_cardinality")),
-    "array_length": (2, 2, partial(_array_property, "array_length")),
-    "array_upper": (2, 2, partial(_array_property, "array_length")),
-    "array_lower": (2, 2, partial(_array_property, "array_lower")),
-    "array_ndims": (1, 1, partial(_array_property, "array_ndims")),
-    "array_position": (2, 2, _array_position),
-    "@>": (2, 2, partial(_array_operator, "arraycontains")),
-    "<@": (2, 2, partial(_array_operator, "arraycontained")),
-    "&&": (2, 2, partial(_array_operator, "arrayoverlap")),
+    "mod": (2, 2, lambda operands: make_operation("%", *operands)),
+    "coalesce": (1, _MAX_ARGUMENTS, _make_coalesce),
+    "nullif": (2, 2, lambda operands: make_null_if(*operands)),
+    "greatest": (1, _MAX_ARGUMENTS, partial(make_extreme, "GREATEST")),
+    "least": (1, _MAX_ARGUMENTS, partial(make_extreme, "LEAST")),
+    "cardinality": (1, 1, partial(_make_array_property, "array_cardinality")),
+    "array_length": (2, 2, partial(_make_array_property, "array_length")),
+    "array_upper": (2, 2, partial(_make_array_property, "array_length")),
+    "array_lower": (2, 2, partial(_make_array_property, "array_lower")),
+    "array_ndims": (1, 1, partial(_make_array_property, "array_ndims")),
+    "array_position": (2, 2, _make_array_position),
+    "@>": (2, 2, partial(_make_array_operator, "arraycontains")),
+    "<@": (2, 2, partial(_make_array_operator, "arraycontained")),
+    "&&": (2, 2, partial(_make_array_operator, "arrayoverlap")),
 }
 """The functions that do not become a plain `FunctionCall`.
 
@@ -290,12 +298,12 @@ Maps the SQL name to the least and the greatest number of arguments, and to the 
 """
 
 
-def function_node(name: str, operands: list[Node], mappings: CaseMappings = ascii_only_mappings) -> Node:
+def make_function_node(name: str, operands: list[Node], mappings: CaseMappings = ascii_only_mappings) -> Node:
     """Return the node of a function call, or of a binary operator that stands for a function."""
     rule = FUNCTIONS.get(name)
     if rule is None:
-        return builtin_call(name, operands, mappings)
-    least, most, build = rule
-    if not least <= len(operands) <= most:
+        return make_builtin_call(name, operands, mappings)
+    min_operands, max_operands, make_node = rule
+    if not min_operands <= len(operands) <= max_operands:
         raise RefusedError(f"{name} does not take {quantity(len(operands), 'argument')}")
-    return build(operands)
+    return make_node(operands)

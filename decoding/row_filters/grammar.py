@@ -28,7 +28,7 @@ _XML_FUNCTIONS: Final = frozenset(
 )
 
 
-def _call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
+def _make_call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
     call_arguments = [argument for argument in arguments if argument is not None]
     return exp.Anonymous(this=name, expressions=call_arguments)
 
@@ -68,20 +68,20 @@ class _FilterDialect(Postgres):
             field = self._parse_string() or self._parse_var(any_token=True)
             if field is None or not self._match(TokenType.FROM):
                 raise InvalidSyntaxError
-            return _call("extract", exp.Literal.string(field.name.lower()), self._parse_disjunction())
+            return _make_call("extract", exp.Literal.string(field.name.lower()), self._parse_disjunction())
 
         def overlay(self) -> exp.Expr:
             """Read OVERLAY(text PLACING other FROM start FOR count)."""
             arguments = self._parse_csv(self._parse_disjunction)
             words = (word for word in ("PLACING", "FROM", "FOR") if self._match_text_seq(word))
-            return _call("overlay", *arguments, *(self._parse_disjunction() for _ in words))
+            return _make_call("overlay", *arguments, *(self._parse_disjunction() for _ in words))
 
         def position(self) -> exp.Expr:
             """Read POSITION(sought IN text)."""
             sought = self._parse_bitwise()
             if not self._match(TokenType.IN):
                 raise InvalidSyntaxError
-            return _call("position", self._parse_bitwise(), sought)
+            return _make_call("position", self._parse_bitwise(), sought)
 
         def substring(self) -> exp.Expr:
             """Read SUBSTRING(text FROM start FOR count)."""
@@ -90,7 +90,7 @@ class _FilterDialect(Postgres):
             count = self._parse_disjunction() if self._match(TokenType.FOR) else None
             if count is not None and start is None:
                 start = exp.Literal.number(1)
-            return _call("substring", *arguments, start, count)
+            return _make_call("substring", *arguments, start, count)
 
         def trim(self) -> exp.Expr:
             """Read TRIM(BOTH characters FROM text)."""
@@ -100,7 +100,7 @@ class _FilterDialect(Postgres):
                 arguments = [*self._parse_csv(self._parse_disjunction), first]
             else:
                 arguments = [first]
-            return _call({"LEADING": "ltrim", "TRAILING": "rtrim"}.get(side, "btrim"), *arguments)
+            return _make_call({"LEADING": "ltrim", "TRAILING": "rtrim"}.get(side, "btrim"), *arguments)
 
 
 _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
@@ -188,7 +188,7 @@ def parse(expression: str) -> exp.Expr:
             TokenType.IDENTIFIER,
         ):
             raise RefusedError("type xml has no counterpart in pgsieve")
-    for operator in _operators(tokens):
+    for operator in _join_operators(tokens):
         if operator not in _OPERATORS:
             raise RefusedError(f"operator {operator} has no exact counterpart in pgsieve")
     try:
@@ -205,7 +205,7 @@ def _is_operator(token: Token) -> bool:
     return not is_quoted and bool(token.text) and set(token.text) <= _OPERATOR_CHARACTERS
 
 
-def _operators(tokens: Sequence[Token]) -> Iterator[str]:
+def _join_operators(tokens: Sequence[Token]) -> Iterator[str]:
     """Yield the operators among the tokens; sqlglot divides an operator such as !~ into two tokens."""
     negation: Token | None = None
     for token in filter(_is_operator, tokens):
@@ -228,13 +228,13 @@ def strip_parentheses(part: exp.Expr) -> exp.Expr:
     return part
 
 
-def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
+def unwrap_operand(parent: exp.Expr, part: exp.Expr, *, is_right: bool = False) -> exp.Expr:
     """Return an operand without its parentheses.
 
     Raises RefusedError if the operand has no parentheses, and PostgreSQL may bind it to another operator.
     """
     precedence = _PRECEDENCE.get(type(part), _PRIMARY_PRECEDENCE)[0]
-    if precedence < _PRECEDENCE.get(type(parent), _PRIMARY_PRECEDENCE)[2 if right else 1]:
+    if precedence < _PRECEDENCE.get(type(parent), _PRIMARY_PRECEDENCE)[2 if is_right else 1]:
         raise RefusedError("its precedence is not clear, put parentheses around the operands")
     return strip_parentheses(part)
 
@@ -265,7 +265,7 @@ def interval_text(part: exp.Interval) -> str:
     return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
 
 
-def quantified_operand(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
+def find_quantified_operand(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
     """Return whether an expression is ALL (array), and its array; None if it is neither ANY (array) nor ALL (array)."""
     if isinstance(part, exp.Any | exp.All):
         return isinstance(part, exp.All), part.this

@@ -53,7 +53,7 @@ class CaseMapping:
             return _capitalize(self.words, text) if self.words is not None else text
         return text.translate(_translation_table(self.lower if function == "lower" else self.upper))
 
-    def variants(self, character: str) -> str:
+    def list_variants(self, character: str) -> str:
         """Return the characters that a character of a regular expression matches if case is ignored.
 
         These are its lower case and its upper case. So a title case letter, which is neither of both, does not match
@@ -61,7 +61,7 @@ class CaseMapping:
         """
         return "".join(dict.fromkeys((self.change("lower", character), self.change("upper", character))))
 
-    def variants_of_range(self, first: str, last: str) -> str:
+    def list_range_variants(self, first: str, last: str) -> str:
         """Return the characters outside a range that the range matches if case is ignored.
 
         These are the lower and upper case of the characters in the range (range() in regc_locale.c).
@@ -98,19 +98,21 @@ def ascii_only_mappings(collation: str, _function: CaseFunction) -> CaseMapping 
     return ASCII if collation in ("C", "POSIX") else None
 
 
-def server_mappings(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
+def server_mappings(mapping_by_collation: Mapping[str, CaseMapping]) -> CaseMappings:
     """Return a function that finds a collation's mapping among those from the server, or that of C and POSIX.
 
-    `recorded` has the mappings that the server returned, by collation.
+    `mapping_by_collation` has the mappings that the server returned, by collation.
     """
 
-    def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
-        answer = recorded.get(collation)
-        if answer is not None and (answer.words is not None or answer.refusal or function != "initcap"):
-            return answer
+    def find_mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
+        server_mapping = mapping_by_collation.get(collation)
+        if server_mapping is not None and (
+            server_mapping.words is not None or server_mapping.refusal or function != "initcap"
+        ):
+            return server_mapping
         return ascii_only_mappings(collation, function)
 
-    return mapping
+    return find_mapping
 
 
 class MappingRequests:
@@ -155,14 +157,14 @@ def _translation_table(changes: Changes) -> Mapping[int, str]:
 
 
 def _capitalize(words: Words, text: str) -> str:
-    first, rest = _translation_table(words.first), _translation_table(words.rest)
-    parts, inside = [], False
+    first_table, rest_table = _translation_table(words.first), _translation_table(words.rest)
+    parts, is_inside_word = [], False
     for character in text:
-        parts.append((rest if inside else first).get(ord(character), character))
-        inside = _is_within(words.members, character)
+        parts.append((rest_table if is_inside_word else first_table).get(ord(character), character))
+        is_inside_word = _is_word_character(words.members, character)
     return "".join(parts)
 
 
-def _is_within(word_ranges: str, character: str) -> bool:
-    place = bisect_left(word_ranges, character)
-    return place % 2 == 1 or word_ranges[place : place + 1] == character
+def _is_word_character(word_ranges: str, character: str) -> bool:
+    index = bisect_left(word_ranges, character)
+    return index % 2 == 1 or word_ranges[index : index + 1] == character

@@ -65,16 +65,16 @@ class Digits:
     MAX_PRECISION = 38  # The precision of Arrow's decimal128.
 
     @staticmethod
-    def before_and_after_point(integral: int, scale: int) -> Digits | None:
-        """Return `integral` digits before the point and `scale` digits after it.
+    def from_digit_counts(integral_digits: int, scale: int) -> Digits | None:
+        """Return `integral_digits` digits before the point and `scale` digits after it.
 
         Returns None if these are more than MAX_PRECISION.
         """
-        precision = max(integral + scale, 1)
+        precision = max(integral_digits + scale, 1)
         return Digits(precision, scale) if precision <= Digits.MAX_PRECISION else None
 
     @property
-    def integral(self) -> int:
+    def integral_digits(self) -> int:
         """The number of digits before the point."""
         return self.precision - self.scale
 
@@ -87,12 +87,12 @@ def common_digits(operands: Iterator[Digits | None]) -> Digits | None:
 
     Returns None if an operand has no digits, or if the digits exceed MAX_PRECISION.
     """
-    integral = scale = 0
+    integral_digits = scale = 0
     for digits in operands:
         if digits is None:
             return None
-        integral, scale = max(integral, digits.integral), max(scale, digits.scale)
-    return Digits.before_and_after_point(integral, scale)
+        integral_digits, scale = max(integral_digits, digits.integral_digits), max(scale, digits.scale)
+    return Digits.from_digit_counts(integral_digits, scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +263,9 @@ class Element(Node):
 
 @dataclass(frozen=True, slots=True)
 class EachElement(Predicate):
-    """`subject operator ANY (array)`, or ALL if `every`; `test` compares `subject` with `element`."""
+    """`subject operator ANY (array)`, or ALL if `is_all`; `test` compares `subject` with `element`."""
 
-    every: bool
+    is_all: bool
     subject: Node
     array: Node
     element: Element
@@ -356,16 +356,16 @@ _TYPES_BY_RANGE = (INT2, INT4, INT8, NUMERIC, FLOAT8)
 
 
 def _cast_can_fail(operand: Node, node: Cast) -> bool:
-    source, target = operand.type_oid, node.type_oid
+    source_oid, target_oid = operand.type_oid, node.type_oid
     if node.modifier:
-        return target == NUMERIC
-    if target == DATE or source == TIME:
+        return target_oid == NUMERIC
+    if target_oid == DATE or source_oid == TIME:
         return False
-    if {source, target} <= {NUMERIC, *FLOATS}:
+    if {source_oid, target_oid} <= {NUMERIC, *FLOATS}:
         # A numeric with digits fits into double precision, but it may be out of the range of real.
-        return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
-            target == FLOAT4 or operand.digits is None
+        return (source_oid, target_oid) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
+            target_oid == FLOAT4 or operand.digits is None
         )
-    if source in _TYPES_BY_RANGE and target in INTEGERS:
-        return _TYPES_BY_RANGE.index(target) < _TYPES_BY_RANGE.index(source)
-    return (source == FLOAT4 and target in INTEGERS) or (source, target) == (DATE, TIMESTAMP)
+    if source_oid in _TYPES_BY_RANGE and target_oid in INTEGERS:
+        return _TYPES_BY_RANGE.index(target_oid) < _TYPES_BY_RANGE.index(source_oid)
+    return (source_oid == FLOAT4 and target_oid in INTEGERS) or (source_oid, target_oid) == (DATE, TIMESTAMP)

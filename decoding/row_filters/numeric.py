@@ -41,11 +41,11 @@ class NumericError(PgsieveError):
     """PostgreSQL raises an error for a numeric expression, or its result depends on PostgreSQL's version."""
 
 
-def _division_by_zero() -> NumericError:
+def _division_by_zero_error() -> NumericError:
     return NumericError("division by zero", sqlstate="22012")
 
 
-def _overflow() -> NumericError:
+def _overflow_error() -> NumericError:
     return NumericError("value overflows numeric format", sqlstate="22003")
 
 
@@ -59,7 +59,7 @@ def expand_exponent(value: Decimal) -> Decimal:
 
     The functions of this module do not accept a positive exponent, such as that of Decimal("1E+3").
     """
-    return _to_scale(value, _scale(value)) if value.is_finite() else value
+    return _to_scale(value, _find_scale(value)) if value.is_finite() else value
 
 
 def numeric_text(value: Decimal) -> str:
@@ -77,11 +77,11 @@ def _require_range(value: Decimal) -> Decimal:
     if not value:
         return value.copy_abs()
     if value.is_finite() and value.adjusted() >= _MAX_INTEGRAL_DIGITS:
-        raise _overflow()
+        raise _overflow_error()
     return value
 
 
-def _scale(value: Decimal) -> int:
+def _find_scale(value: Decimal) -> int:
     exponent = value.as_tuple().exponent
     return max(-exponent, 0) if isinstance(exponent, int) else 0
 
@@ -104,7 +104,7 @@ def _multiply(left: Decimal, right: Decimal) -> Decimal:
     if (left.is_infinite() and not right) or (right.is_infinite() and not left):
         return Decimal("NaN")
     product = _EXACT_CONTEXT.multiply(left, right)
-    exceeds_scale = product.is_finite() and _scale(product) > _MAX_SCALE
+    exceeds_scale = product.is_finite() and _find_scale(product) > _MAX_SCALE
     return _to_scale(product, _MAX_SCALE) if exceeds_scale else product
 
 
@@ -123,7 +123,9 @@ def _quotient_scale(left: Decimal, right: Decimal) -> int:
     """
     (left_weight, left_digit), (right_weight, right_digit) = _first_base_digit(left), _first_base_digit(right)
     weight = left_weight - right_weight - (left_digit <= right_digit)
-    scale = max(_MIN_SIGNIFICANT_DIGITS - weight * _DIGITS_PER_BASE_DIGIT, _scale(left), _scale(right), 0)
+    scale = max(
+        _MIN_SIGNIFICANT_DIGITS - weight * _DIGITS_PER_BASE_DIGIT, _find_scale(left), _find_scale(right), 0
+    )
     return min(scale, _MAX_DISPLAY_SCALE)
 
 
@@ -143,13 +145,13 @@ def _divide(left: Decimal, right: Decimal) -> Decimal:
         if right.is_infinite():
             return Decimal("NaN")
         if not right:
-            raise _division_by_zero()
+            raise _division_by_zero_error()
         return left if right > 0 else left.copy_negate()
     if right.is_infinite():
         return Decimal(0)
     if not right:
-        raise _division_by_zero()
-    scale, common_scale = _quotient_scale(left, right), max(_scale(left), _scale(right))
+        raise _division_by_zero_error()
+    scale, common_scale = _quotient_scale(left, right), max(_find_scale(left), _find_scale(right))
     ratio = _rounded_ratio(
         _scaled_integer(left, common_scale) * 10**scale, _scaled_integer(right, common_scale)
     )
@@ -159,13 +161,13 @@ def _divide(left: Decimal, right: Decimal) -> Decimal:
 def _modulo(left: Decimal, right: Decimal) -> Decimal:
     if left.is_infinite():
         if not right:
-            raise _division_by_zero()
+            raise _division_by_zero_error()
         return Decimal("NaN")
     if right.is_infinite():
         return left
     if not right:
-        raise _division_by_zero()
-    common_scale = max(_scale(left), _scale(right))
+        raise _division_by_zero_error()
+    common_scale = max(_find_scale(left), _find_scale(right))
     dividend, divisor = _scaled_integer(left, common_scale), abs(_scaled_integer(right, common_scale))
     remainder = abs(dividend) % divisor
     return Decimal(-remainder if dividend < 0 else remainder).scaleb(-common_scale, _EXACT_CONTEXT)
@@ -175,8 +177,8 @@ def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
     if not left.is_finite() or not right.is_finite():
         return _divide(left, right)
     if not right:
-        raise _division_by_zero()
-    common_scale = max(_scale(left), _scale(right))
+        raise _division_by_zero_error()
+    common_scale = max(_find_scale(left), _find_scale(right))
     dividend, divisor = _scaled_integer(left, common_scale), _scaled_integer(right, common_scale)
     quotient = abs(dividend) // abs(divisor)
     return Decimal(quotient if (dividend < 0) == (divisor < 0) else -quotient)
@@ -185,7 +187,7 @@ def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
 def _greatest_common_divisor(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
-    common_scale = max(_scale(left), _scale(right))
+    common_scale = max(_find_scale(left), _find_scale(right))
     return Decimal(gcd(_scaled_integer(left, common_scale), _scaled_integer(right, common_scale))).scaleb(
         -common_scale, _EXACT_CONTEXT
     )
@@ -194,9 +196,16 @@ def _greatest_common_divisor(left: Decimal, right: Decimal) -> Decimal:
 def _least_common_multiple(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
-    common_scale = max(_scale(left), _scale(right))
-    first, second = abs(_scaled_integer(left, common_scale)), abs(_scaled_integer(right, common_scale))
-    multiple = first // gcd(first, second) * second if first and second else 0
+    common_scale = max(_find_scale(left), _find_scale(right))
+    left_integer, right_integer = (
+        abs(_scaled_integer(left, common_scale)),
+        abs(_scaled_integer(right, common_scale)),
+    )
+    multiple = (
+        left_integer // gcd(left_integer, right_integer) * right_integer
+        if left_integer and right_integer
+        else 0
+    )
     return Decimal(multiple).scaleb(-common_scale, _EXACT_CONTEXT)
 
 
@@ -206,21 +215,23 @@ def _square_root(value: Decimal) -> Decimal:
     if value.is_infinite():
         return value
     # The weight of the root in decimal digits, computed from the argument's weight in base 10000 (numeric_sqrt).
-    base = value.adjusted() // _DIGITS_PER_BASE_DIGIT if value else 0
+    base_weight = value.adjusted() // _DIGITS_PER_BASE_DIGIT if value else 0
     weight = (
-        base * _DIGITS_PER_BASE_DIGIT // 2 + 1 if base >= 0 else 1 - (1 - base * _DIGITS_PER_BASE_DIGIT) // 2
+        base_weight * _DIGITS_PER_BASE_DIGIT // 2 + 1
+        if base_weight >= 0
+        else 1 - (1 - base_weight * _DIGITS_PER_BASE_DIGIT) // 2
     )
-    scale = min(max(_MIN_SIGNIFICANT_DIGITS - weight, _scale(value), 0), _MAX_DISPLAY_SCALE)
+    scale = min(max(_MIN_SIGNIFICANT_DIGITS - weight, _find_scale(value), 0), _MAX_DISPLAY_SCALE)
     return Decimal(_root_to_scale(value, scale)).scaleb(-scale, _EXACT_CONTEXT)
 
 
 def _root_to_scale(value: Decimal, scale: int) -> int:
     # The integer root has one digit more than the scale. The last line rounds this digit off.
-    shifted = int(_to_scale(value, max(_scale(value), 0)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
-    return (isqrt(shifted) + 5) // 10
+    shifted_value = int(_to_scale(value, max(_find_scale(value), 0)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
+    return (isqrt(shifted_value) + 5) // 10
 
 
-def _round_to_integer(rounding: str) -> Callable[[Decimal], Decimal]:
+def _integer_rounder(rounding: str) -> Callable[[Decimal], Decimal]:
     return lambda value: _to_scale(value, 0, rounding) if value.is_finite() else value
 
 
@@ -232,7 +243,7 @@ def _sign(value: Decimal) -> Decimal:
 _MAX_ROUNDING_DIGITS: Final = 2_000
 
 
-def _round_to_scale(rounding: str) -> Callable[[Decimal, int], Decimal]:
+def _scale_rounder(rounding: str) -> Callable[[Decimal, int], Decimal]:
     def apply(value: Decimal, scale: int) -> Decimal:
         if not value.is_finite():
             return value
@@ -251,11 +262,11 @@ def _round_to_scale(rounding: str) -> Callable[[Decimal, int], Decimal]:
 def _trim_scale(value: Decimal) -> Decimal:
     if not value.is_finite():
         return value
-    normal = value.normalize(_EXACT_CONTEXT)
-    return _to_scale(normal, _scale(normal))
+    normalized_value = value.normalize(_EXACT_CONTEXT)
+    return _to_scale(normalized_value, _find_scale(normalized_value))
 
 
-def rank(value: Decimal) -> tuple[bool, Decimal]:
+def sort_key(value: Decimal) -> tuple[bool, Decimal]:
     """Return the sort key of a numeric: NaN equals NaN, and comes after every other value."""
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
@@ -275,14 +286,14 @@ def _propagate_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
 
 
 def _scale_or_null(value: Decimal) -> int | None:
-    return _scale(value) if value.is_finite() else None
+    return _find_scale(value) if value.is_finite() else None
 
 
 def _min_scale_or_null(value: Decimal) -> int | None:
-    return _scale(_trim_scale(value)) if value.is_finite() else None
+    return _find_scale(_trim_scale(value)) if value.is_finite() else None
 
 
-def _to_integer(bits: int, name: str) -> Callable[[Decimal], int]:
+def _integer_converter(bits: int, name: str) -> Callable[[Decimal], int]:
     def convert(value: Decimal) -> int:
         if not value.is_finite():
             kind = "NaN" if value.is_nan() else "infinity"
@@ -297,13 +308,13 @@ def _to_integer(bits: int, name: str) -> Callable[[Decimal], int]:
 
 def _apply_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
     """Cast a numeric to `numeric(precision, scale)`; raises NumericError if it does not fit."""
-    rounded = value if value.is_infinite() else _round_to_scale(ROUND_HALF_UP)(value, scale)
+    rounded = value if value.is_infinite() else _scale_rounder(ROUND_HALF_UP)(value, scale)
     if value.is_infinite() or (rounded and rounded.adjusted() >= precision - scale):
         raise NumericError("numeric field overflow", sqlstate="22003")
     return rounded
 
 
-def _from_float(significant: int) -> Callable[[float], Decimal]:
+def _float_converter(significant_digits: int) -> Callable[[float], Decimal]:
     """Return the conversion of real or double precision to numeric.
 
     PostgreSQL keeps 6 significant digits of a real, and 15 of a double precision number.
@@ -311,7 +322,7 @@ def _from_float(significant: int) -> Callable[[float], Decimal]:
 
     def convert(value: float) -> Decimal:
         # float8_numeric prints with %.15g, and reads the result.
-        return _require_range(expand_exponent(decimal_from_text(f"{value:.{significant}g}")))
+        return _require_range(expand_exponent(decimal_from_text(f"{value:.{significant_digits}g}")))
 
     return convert
 
@@ -331,14 +342,14 @@ DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyTyp
         "numeric_uminus": _propagate_nan(Decimal.copy_negate),
         "numeric_uplus": _propagate_nan(Decimal.__copy__),
         "numeric_sign": _propagate_nan(_sign),
-        "numeric_ceil": _propagate_nan(_round_to_integer(ROUND_CEILING)),
-        "numeric_floor": _propagate_nan(_round_to_integer(ROUND_FLOOR)),
-        "numeric_round": _propagate_nan(lambda value, scale=0: _round_to_scale(ROUND_HALF_UP)(value, scale)),
-        "numeric_trunc": _propagate_nan(lambda value, scale=0: _round_to_scale(ROUND_DOWN)(value, scale)),
+        "numeric_ceil": _propagate_nan(_integer_rounder(ROUND_CEILING)),
+        "numeric_floor": _propagate_nan(_integer_rounder(ROUND_FLOOR)),
+        "numeric_round": _propagate_nan(lambda value, scale=0: _scale_rounder(ROUND_HALF_UP)(value, scale)),
+        "numeric_trunc": _propagate_nan(lambda value, scale=0: _scale_rounder(ROUND_DOWN)(value, scale)),
         "numeric_trim_scale": _propagate_nan(_trim_scale),
         "numeric": _propagate_nan(_apply_modifier),
-        "float4_numeric": _from_float(6),
-        "float8_numeric": _from_float(15),
+        "float4_numeric": _float_converter(6),
+        "float8_numeric": _float_converter(15),
     }
 )
 """The functions whose result is numeric, by `prosrc`."""
@@ -347,9 +358,9 @@ DECIMAL_TO_INTEGER: Final[Mapping[str, Callable[[Decimal], int | None]]] = Mappi
     {
         "numeric_scale": _scale_or_null,
         "numeric_min_scale": _min_scale_or_null,
-        "numeric_int2": _to_integer(16, "smallint"),
-        "numeric_int4": _to_integer(32, "integer"),
-        "numeric_int8": _to_integer(64, "bigint"),
+        "numeric_int2": _integer_converter(16, "smallint"),
+        "numeric_int4": _integer_converter(32, "integer"),
+        "numeric_int8": _integer_converter(64, "bigint"),
     }
 )
 """The functions from a numeric to an integer, by `prosrc`. Their result can be NULL."""

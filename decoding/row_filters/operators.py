@@ -33,7 +33,7 @@ COMPARISONS: Final[dict[type[exp.Expr], Operator]] = {
 ARITHMETIC: Final[dict[type[exp.Expr], Literal["+", "-", "*", "/", "%"]]] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%",
 }  # fmt: skip
-TYPES: Final = {
+TYPE_OIDS: Final = {
     exp.DType.BOOLEAN: BOOL, exp.DType.VARBINARY: BYTEA, exp.DType.SMALLINT: INT2, exp.DType.INT: INT4,
     exp.DType.BIGINT: INT8, exp.DType.DECIMAL: NUMERIC, exp.DType.FLOAT: FLOAT4, exp.DType.DOUBLE: FLOAT8,
     exp.DType.TEXT: TEXT, exp.DType.VARCHAR: VARCHAR, exp.DType.BPCHAR: BPCHAR, exp.DType.CHAR: BPCHAR,
@@ -45,27 +45,27 @@ OPERATORS: Final[dict[type[exp.Expr], str]] = {
     exp.BitwiseXor: "#", exp.ArrayContainsAll: "@>", exp.ArrayContainedBy: "<@", exp.ArrayOverlaps: "&&",
 }  # fmt: skip
 PREFIX_OPERATORS: Final[dict[type[exp.Expr], str]] = {exp.BitwiseNot: "~", exp.Sqrt: "|/"}
-_BINARY = frozenset(("this", "expression"))
+_BINARY_ARGUMENTS = frozenset(("this", "expression"))
 _SUPPORTED_ARGUMENTS: Final[dict[type[exp.Expr], frozenset[str]]] = {
     exp.Column: frozenset(("this", "table", "db")),
     exp.Literal: frozenset(("this", "is_string")),
     exp.Cast: frozenset(("this", "to")),
-    exp.Is: _BINARY | {"negate"},
-    **dict.fromkeys((exp.Like, exp.ILike), _BINARY | {"negate"}),
-    exp.DPipe: _BINARY | {"safe"},
+    exp.Is: _BINARY_ARGUMENTS | {"negate"},
+    **dict.fromkeys((exp.Like, exp.ILike), _BINARY_ARGUMENTS | {"negate"}),
+    exp.DPipe: _BINARY_ARGUMENTS | {"safe"},
     exp.Array: frozenset(("expressions", "bracket_notation")),
     exp.Interval: frozenset(("this", "unit")),
     exp.Between: frozenset(("this", "low", "high", "symmetric")),
     exp.In: frozenset(("this", "expressions", "query")),
-    exp.Div: _BINARY | {"typed", "safe"},
+    exp.Div: _BINARY_ARGUMENTS | {"typed", "safe"},
     exp.Case: frozenset(("this", "ifs", "default")),
     exp.Anonymous: frozenset(("this", "expressions")),
 }
 
 
-def supported_arguments(part: type[exp.Expr]) -> frozenset[str]:
+def supported_arguments(expression_class: type[exp.Expr]) -> frozenset[str]:
     """Return the arguments of a class of sqlglot that the analysis reads.
 
     If a part of a filter has other arguments, the analysis refuses the filter.
     """
-    return _SUPPORTED_ARGUMENTS.get(part, _BINARY)
+    return _SUPPORTED_ARGUMENTS.get(expression_class, _BINARY_ARGUMENTS)

@@ -30,27 +30,27 @@ from pgsieve.decoding.row_filters.nodes import (
 from pgsieve.decoding.row_filters.type_rules import coerce, resolve_unknown_as_text
 
 
-def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
+def _convert_operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
     operand = resolve_unknown_as_text(operand)
     if operand.type_oid not in STRINGS or pattern.type_oid not in (*STRINGS, UNKNOWN):
         raise RefusedError(f"{name} is supported on strings only")
     pattern = coerce(pattern, TEXT)
-    collations.require_collation((operand, pattern), ordering=False)
+    collations.require_collation((operand, pattern), needs_order=False)
     return coerce(operand, TEXT) if operand.type_oid == VARCHAR else operand, pattern
 
 
-def like(
-    operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: CaseMappings | None = None
+def make_like(
+    operand: Node, pattern: Node, escape: str = "\\", *, case_mappings: CaseMappings | None = None
 ) -> Node:
-    """Return `operand LIKE pattern ESCAPE escape`; or ILIKE if `ignore_case` has the case mappings of collations.
+    """Return `operand LIKE pattern ESCAPE escape`; or ILIKE if `case_mappings` has the case mappings of collations.
 
     For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it changes one character after
     the other while it matches, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
     """
-    operand, pattern = _operands("LIKE", operand, pattern)
+    operand, pattern = _convert_operands("LIKE", operand, pattern)
     mapping = None
-    if ignore_case is not None:
-        mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
+    if case_mappings is not None:
+        mapping = collations.case_mapping((operand, pattern), "lower", case_mappings)
         # A call of lower() would remove the padding of character(n). ILIKE keeps the padding (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
@@ -64,12 +64,12 @@ def like(
     text = str(pattern.value)
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
-    canonical = _canonical_pattern(text, escape)
+    canonical_text = _canonical_pattern(text, escape)
     # PostgreSQL replaces the escape character by a backslash (like_escape) before it changes the case.
-    final_text = "".join(_escape_with_backslash(text, escape)) if canonical is None else canonical
+    final_text = "".join(_escape_with_backslash(text, escape)) if canonical_text is None else canonical_text
     if mapping is not None:
         final_text = mapping.change("lower", final_text)
-    if canonical is None:
+    if canonical_text is None:
         return _textlike_call(operand, Constant(final_text, type_oid=TEXT))
     return Like(operand, final_text)
 
@@ -105,13 +105,13 @@ def _canonical_pattern(pattern: str, escape: str) -> str | None:
     return "".join(parts)
 
 
-def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = None) -> Node:
-    """Return `operand ~ pattern`; or `operand ~* pattern` if `ignore_case` has the case mappings of collations."""
-    operand, pattern = _operands("~", operand, pattern)
-    ascii_letters = collations.has_ascii_letters((operand, pattern))
+def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappings | None = None) -> Node:
+    """Return `operand ~ pattern`; or `operand ~* pattern` if `case_mappings` has the case mappings of collations."""
+    operand, pattern = _convert_operands("~", operand, pattern)
+    has_ascii_letters = collations.has_ascii_letters((operand, pattern))
     mapping = None
-    if ignore_case is not None:
-        mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
+    if case_mappings is not None:
+        mapping = collations.case_mapping((operand, pattern), "lower", case_mappings)
         if not mapping.has_english_ascii_case():
             # Under some of these collations, regular expressions change ASCII letters as the collation C does
             # (regc_pg_locale.c). pgsieve does not know under which.
@@ -121,4 +121,4 @@ def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = No
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
-    return Regex(operand, filter_regex.translate_pattern(text, mapping, ascii_classes=ascii_letters))
+    return Regex(operand, filter_regex.translate_pattern(text, mapping, has_ascii_classes=has_ascii_letters))

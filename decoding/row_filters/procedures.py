@@ -237,31 +237,31 @@ _PREFERRED_TYPES: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
 class Procedure:
     """A function of pg_proc.
 
-    `name` is its `prosrc`. `arguments` and `result` are oids of types. `can_fail` says that the function raises an
+    `name` is its `prosrc`. `argument_oids` and `result_oid` are oids of types. `can_fail` says that the function raises an
     error for some values.
     """
 
     name: str
-    arguments: tuple[int, ...]
-    result: int
+    argument_oids: tuple[int, ...]
+    result_oid: int
     can_fail: bool
 
-    def accepts(self, types: Sequence[int]) -> bool:
+    def accepts(self, type_oids: Sequence[int]) -> bool:
         """Whether the function can be called with arguments of these types, with implicit casts if needed."""
-        return len(types) == len(self.arguments) and all(
-            actual in (expected_type, UNKNOWN) or expected_type in _IMPLICIT_CASTS.get(actual, ())
-            for actual, expected_type in zip(types, self.arguments, strict=True)
+        return len(type_oids) == len(self.argument_oids) and all(
+            type_oid in (argument_oid, UNKNOWN) or argument_oid in _IMPLICIT_CASTS.get(type_oid, ())
+            for type_oid, argument_oid in zip(type_oids, self.argument_oids, strict=True)
         )
 
-    def count_matches(self, types: Sequence[int], *, preferred: bool) -> int:
+    def count_matches(self, type_oids: Sequence[int], *, counts_preferred: bool) -> int:
         """Count the arguments that need no conversion.
 
-        With `preferred`, arguments that are converted to a preferred type of PostgreSQL (such as float8) count, too.
+        With `counts_preferred`, arguments that are converted to a preferred type of PostgreSQL (such as float8) count, too.
         """
         return sum(
-            actual == expected_type or (preferred and expected_type in _PREFERRED_TYPES)
-            for actual, expected_type in zip(types, self.arguments, strict=True)
-            if actual != UNKNOWN
+            type_oid == argument_oid or (counts_preferred and argument_oid in _PREFERRED_TYPES)
+            for type_oid, argument_oid in zip(type_oids, self.argument_oids, strict=True)
+            if type_oid != UNKNOWN
         )
 
 
@@ -283,37 +283,38 @@ def _procedures_by_name() -> dict[str, tuple[Procedure, ...]]:
 PROCEDURES: Final = MappingProxyType(_procedures_by_name())
 
 
-def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
+def resolve_procedure(name: str, type_oids: Sequence[int]) -> Procedure:
     """Return the procedure that PostgreSQL calls for this name and these types of arguments."""
     candidates = PROCEDURES.get(name)
     if candidates is None:
         raise RefusedError(f"{name} has no exact counterpart in pgsieve")
     # varchar has no functions of its own: it is binary-coercible to text.
-    types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
-    if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
+    text_oids = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
+    if len(text_oids) == 2 and UNKNOWN in text_oids and not name.isidentifier():
         # If one side of an operator is a quoted constant, PostgreSQL first assumes that it has the type of the other
         # side.
-        same_types = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
-        exact_candidates = [candidate for candidate in candidates if candidate.arguments == same_types]
+        same_oids = tuple(max(set(text_oids) - {UNKNOWN}, default=TEXT) for _ in text_oids)
+        exact_candidates = [candidate for candidate in candidates if candidate.argument_oids == same_oids]
         candidates = tuple(exact_candidates) or candidates
-    matches = [candidate for candidate in candidates if candidate.accepts(types)]
-    for preferred in (False, True):
+    matches = [candidate for candidate in candidates if candidate.accepts(text_oids)]
+    for counts_preferred in (False, True):
         most_matches = max(
-            (candidate.count_matches(types, preferred=preferred) for candidate in matches), default=0
+            (candidate.count_matches(text_oids, counts_preferred=counts_preferred) for candidate in matches),
+            default=0,
         )
         matches = [
             candidate
             for candidate in matches
-            if candidate.count_matches(types, preferred=preferred) == most_matches
+            if candidate.count_matches(text_oids, counts_preferred=counts_preferred) == most_matches
         ]
     if len(matches) > 1:
         # PostgreSQL takes an unknown argument for a string if a candidate takes a string there.
-        unknown_places = [place for place, actual in enumerate(types) if actual == UNKNOWN]
+        unknown_places = [place for place, text_oid in enumerate(text_oids) if text_oid == UNKNOWN]
         string_matches = [
-            c for c in matches if all(c.arguments[place] in STRINGS for place in unknown_places)
+            c for c in matches if all(c.argument_oids[place] in STRINGS for place in unknown_places)
         ]
         matches = [
-            c for c in string_matches if all(c.arguments[place] == TEXT for place in unknown_places)
+            c for c in string_matches if all(c.argument_oids[place] == TEXT for place in unknown_places)
         ] or string_matches
     if len(matches) != 1:
         raise RefusedError(

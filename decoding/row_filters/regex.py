@@ -35,7 +35,7 @@ _ESCAPED_CLASSES: Final = {"d": _CLASSES["digit"], "w": f"{_CLASSES['alnum']}_",
 _CONTROLS: Final = {"a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
-def _literal(character: str) -> str:
+def _write_literal(character: str) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
@@ -51,100 +51,102 @@ def _set_with_nul(members: str) -> str:
 class _Translation:
     """The translation of one pattern, which is read from the left."""
 
-    def __init__(self, pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> None:
+    def __init__(self, pattern: str, mapping: CaseMapping | None, *, has_ascii_classes: bool) -> None:
         self._pattern = pattern
-        self._place = 0
+        self._position = 0
         self._mapping = mapping
-        self._ascii_classes = ascii_classes
+        self._has_ascii_classes = has_ascii_classes
 
     def translate(self) -> str:
         """Return the translation of the pattern."""
         if self._pattern.startswith("***"):
             raise RefusedError("a regular expression that begins with *** is not supported")
-        body = "".join(self._alternatives())
-        if self._place < len(self._pattern):
+        body = "".join(self._translate_alternatives())
+        if self._position < len(self._pattern):
             raise RefusedError("its parentheses are not balanced")
         return f"(?s){body}"
 
-    def _variants(self, character: str) -> str:
+    def _write_variants(self, character: str) -> str:
         """Return all characters that a character of the pattern matches, written as members of a set."""
         return "".join(
-            map(_literal, character if self._mapping is None else self._mapping.variants(character))
+            map(
+                _write_literal, character if self._mapping is None else self._mapping.list_variants(character)
+            )
         )
 
-    def _outside_set(self, character: str) -> str:
+    def _translate_character(self, character: str) -> str:
         """Translate a character that is not in a set."""
-        variants = self._variants(character)
-        return variants if variants == _literal(character) else _set_with_nul(variants)
+        variants = self._write_variants(character)
+        return variants if variants == _write_literal(character) else _set_with_nul(variants)
 
     def _peek(self) -> str:
         """Return the next character without moving on; '' at the end of the pattern."""
-        return self._pattern[self._place : self._place + 1]
+        return self._pattern[self._position : self._position + 1]
 
     def _take(self) -> str:
         character = self._peek()
         if not character:
             raise RefusedError("the regular expression ends too early")
-        self._place += 1
+        self._position += 1
         return character
 
-    def _alternatives(self) -> Iterator[str]:
+    def _translate_alternatives(self) -> Iterator[str]:
         while self._peek() not in ("", ")"):
             if self._peek() == "|":
                 yield self._take()
                 continue
-            yield from self._piece()
+            yield from self._translate_piece()
 
-    def _piece(self) -> Iterator[str]:
+    def _translate_piece(self) -> Iterator[str]:
         """Translate an atom with its quantifier, or an anchor, which can have no quantifier."""
-        if _QUANTIFIER.match(self._pattern, self._place):
+        if _QUANTIFIER.match(self._pattern, self._position):
             raise RefusedError("a quantifier has nothing to repeat")
-        start = self._take()
-        anchor = {"^": r"\A", "$": r"\z"}.get(start)
-        if start == "\\" and self._peek() in ("A", "Z"):
+        first_character = self._take()
+        anchor = {"^": r"\A", "$": r"\z"}.get(first_character)
+        if first_character == "\\" and self._peek() in ("A", "Z"):
             anchor = {"A": r"\A", "Z": r"\z"}[self._take()]
         if anchor is not None:
-            if _QUANTIFIER.match(self._pattern, self._place):
+            if _QUANTIFIER.match(self._pattern, self._position):
                 raise RefusedError("a quantifier follows an anchor")
             yield anchor
             return
-        yield self._atom(start)
-        yield self._quantifier()
+        yield self._translate_atom(first_character)
+        yield self._translate_quantifier()
 
-    def _atom(self, start: str) -> str:
-        match start:
+    def _translate_atom(self, first_character: str) -> str:
+        match first_character:
             case "(":
-                return self._group()
+                return self._translate_group()
             case "[":
-                return self._set()
+                return self._translate_set()
             case ".":
                 return "."
             case "\\":
-                escaped = self._escape(in_set=False)
-                if not _is_class(escaped):
-                    return self._outside_set(escaped)
-                return f"[{'^' if escaped[1].isupper() else ''}{_ESCAPED_CLASSES[escaped[1].lower()]}]"
+                escape = self._read_escape(is_in_set=False)
+                if not _is_class(escape):
+                    return self._translate_character(escape)
+                return f"[{'^' if escape[1].isupper() else ''}{_ESCAPED_CLASSES[escape[1].lower()]}]"
             case _:
-                return self._outside_set(start)
+                return self._translate_character(first_character)
 
-    def _group(self) -> str:
+    def _translate_group(self) -> str:
         if self._peek() == "?":
-            if self._pattern[self._place : self._place + 2] != "?:":
+            if self._pattern[self._position : self._position + 2] != "?:":
                 raise RefusedError("a regular expression with (? is not supported, except (?:")
-            self._place += 2
-        body = "".join(self._alternatives())
+            self._position += 2
+        body = "".join(self._translate_alternatives())
         if self._take() != ")":
             raise RefusedError("its parentheses are not balanced")
         return f"(?:{body})"
 
-    def _quantifier(self) -> str:
-        match = _QUANTIFIER.match(self._pattern, self._place)
+    def _translate_quantifier(self) -> str:
+        match = _QUANTIFIER.match(self._pattern, self._position)
         if match is None:
             return ""
-        self._place = match.end()
+        self._position = match.end()
         if self._peek() == "?":
-            self._place += 1
-        if _QUANTIFIER.match(self._pattern, self._place):
+            self._position += 1
+        if _QUANTIFIER.match(self._pattern, self._position):
             raise RefusedError("a quantifier follows a quantifier")
         text = match[0]
         if text[0] != "{":
@@ -154,12 +156,12 @@ class _Translation:
             raise RefusedError("its bounds are not valid")
         return text
 
-    def _escape(self, *, in_set: bool) -> str:
+    def _read_escape(self, *, is_in_set: bool) -> str:
         r"""Read an escape, and return its character; for a class such as \d, the backslash and the letter."""
         character = self._take()
         if character in _CONTROLS:
             return _CONTROLS[character]
-        if character in "dws" or (character in "DWS" and not in_set):
+        if character in "dws" or (character in "DWS" and not is_in_set):
             self._require_ascii_classes(f"\\{character}")
             return f"\\{character}"
         if character.isalnum():
@@ -167,59 +169,69 @@ class _Translation:
         return character
 
     def _require_ascii_classes(self, construct: str) -> None:
-        if not self._ascii_classes:
+        if not self._has_ascii_classes:
             raise RefusedError(f"{construct} in a regular expression depends on the collation")
 
-    def _set(self) -> str:
+    def _translate_set(self) -> str:
         is_negated = self._peek() == "^"
-        self._place += is_negated
-        members = [self._member()]  # A ] directly after the [ does not end the set, but is a member.
+        self._position += is_negated
+        members = [
+            self._translate_member()
+        ]  # A ] directly after the [ does not end the set, but is a member.
         while self._peek() != "]":
-            members.append(self._member())
-        self._place += 1
+            members.append(self._translate_member())
+        self._position += 1
         return f"[^{''.join(members)}]" if is_negated else _set_with_nul("".join(members))
 
-    def _member(self) -> str:
-        match = _CLASS.match(self._pattern, self._place)
+    def _translate_member(self) -> str:
+        match = _CLASS.match(self._pattern, self._position)
         if match is not None:
-            return self._named_class(match)
-        if self._pattern[self._place : self._place + 2] in ("[.", "[=", "[:"):
+            return self._translate_named_class(match)
+        if self._pattern[self._position : self._position + 2] in ("[.", "[=", "[:"):
             raise RefusedError("a set with [. or [= or an unknown [: is not supported")
-        first = self._endpoint()
-        if self._peek() != "-" or self._pattern[self._place + 1 : self._place + 2] == "]":
-            return _ESCAPED_CLASSES[first[1]] if _is_class(first) else self._variants(first)
-        self._place += 1
-        last = self._endpoint()
-        if _is_class(first) or _is_class(last) or first > last:
+        first_character = self._read_endpoint()
+        if self._peek() != "-" or self._pattern[self._position + 1 : self._position + 2] == "]":
+            return (
+                _ESCAPED_CLASSES[first_character[1]]
+                if _is_class(first_character)
+                else self._write_variants(first_character)
+            )
+        self._position += 1
+        last_character = self._read_endpoint()
+        if _is_class(first_character) or _is_class(last_character) or first_character > last_character:
             raise RefusedError("a range of a set is not valid")
-        variants_outside = "" if self._mapping is None else self._mapping.variants_of_range(first, last)
-        return f"{_literal(first)}-{_literal(last)}{''.join(map(_literal, variants_outside))}"
+        variants_outside = (
+            ""
+            if self._mapping is None
+            else self._mapping.list_range_variants(first_character, last_character)
+        )
+        return f"{_write_literal(first_character)}-{_write_literal(last_character)}{''.join(map(_write_literal, variants_outside))}"
 
-    def _named_class(self, match: re.Match[str]) -> str:
+    def _translate_named_class(self, match: re.Match[str]) -> str:
         name = match[1]
         if name not in _CLASSES or (self._mapping is not None and name in ("lower", "upper")):
             raise RefusedError(f"[:{name}:] is not supported here")
         self._require_ascii_classes(f"[:{name}:]")
-        self._place = match.end()
+        self._position = match.end()
         return _CLASSES[name]
 
-    def _endpoint(self) -> str:
+    def _read_endpoint(self) -> str:
         character = self._take()
-        return self._escape(in_set=True) if character == "\\" else character
+        return self._read_escape(is_in_set=True) if character == "\\" else character
 
 
-def _is_class(escaped: str) -> bool:
-    return len(escaped) > 1
+def _is_class(escape: str) -> bool:
+    return len(escape) > 1
 
 
-def translate_pattern(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
+def translate_pattern(pattern: str, mapping: CaseMapping | None, *, has_ascii_classes: bool) -> str:
     """Translate a pattern into RE2's syntax.
 
     `mapping` is the collation's case mapping if the match ignores case, otherwise None. The translation lists the
-    lower and upper case of each character, because RE2's own rules of case are different. `ascii_classes` says that
+    lower and upper case of each character, because RE2's own rules of case are different. `has_ascii_classes` says that
     classes such as [:alpha:] have only ASCII characters under the collation.
     """
-    translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).translate()
+    translation = _Translation(pattern, mapping, has_ascii_classes=has_ascii_classes).translate()
     try:
         pc.match_substring_regex(pa.scalar(""), translation)
     except pa.ArrowInvalid:
@@ -235,22 +247,22 @@ def similar_to_escape(pattern: str, escape: str) -> str:
     """
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
-    return f"^(?:{''.join(_similar_parts(pattern, escape))})$"
+    return f"^(?:{''.join(_translate_similar(pattern, escape))})$"
 
 
-def _similar_parts(pattern: str, escape: str) -> Iterator[str]:
-    characters, in_set = iter(pattern), False
+def _translate_similar(pattern: str, escape: str) -> Iterator[str]:
+    characters, is_in_set = iter(pattern), False
     for character in characters:
         if escape and character == escape:
-            escaped = next(characters, None)
-            if escaped is None or escaped == '"' or in_set:
+            escaped_character = next(characters, None)
+            if escaped_character is None or escaped_character == '"' or is_in_set:
                 raise RefusedError("an escape at the end, in a set, or before a quote is not supported")
-            yield f"\\{escaped}"
-        elif in_set:
-            in_set = character != "]"
+            yield f"\\{escaped_character}"
+        elif is_in_set:
+            is_in_set = character != "]"
             yield "\\\\" if character == "\\" else character
         elif character == "[":
-            in_set = True
+            is_in_set = True
             yield character
         else:
             yield {"%": ".*", "_": ".", "(": "(?:"}.get(character) or (

@@ -75,7 +75,7 @@ _OLDEST_VERSION: Final = OLDEST_SERVER // 10000
 def simplify(tree: Node, major_version: int = _OLDEST_VERSION) -> Node:
     """Return the tree that a server of that version evaluates for each row."""
     tree = choose_implementations(tree, major_version)
-    return planner_result(tree, major_version) if tree_can_fail(tree) else tree
+    return simplify_part(tree, major_version) if tree_can_fail(tree) else tree
 
 
 def choose_implementations(node: Node, major_version: int) -> Node:
@@ -88,9 +88,9 @@ def choose_implementations(node: Node, major_version: int) -> Node:
     return node
 
 
-def planner_result(node: Node, major_version: int = _OLDEST_VERSION) -> Node:
+def simplify_part(node: Node, major_version: int = _OLDEST_VERSION) -> Node:
     """Return what the planner makes of a part of a filter, even if the part cannot fail."""
-    node = _fold_constants(_replace_children(node, partial(planner_result, major_version=major_version)))
+    node = _fold_constants(_replace_children(node, partial(simplify_part, major_version=major_version)))
     return _decide_null_test(node) if major_version >= _NULL_TEST_VERSION else node
 
 
@@ -201,45 +201,49 @@ def _replace_operands(node: Node, **operands: Any) -> Node:
 
     The compiler compiles an object only once, even if it occurs several times in a tree.
     """
-    is_same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
+    is_same = all(_is_same_object(getattr(node, name), value) for name, value in operands.items())
     return node if is_same else replace(node, **operands)
 
 
-def _is_same(before: Any, after: Any) -> bool:
-    if isinstance(before, tuple):
-        return len(before) == len(after) and all(map(is_, before, after))
-    return before is after
+def _is_same_object(left: Any, right: Any) -> bool:
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(is_, left, right))
+    return left is right
 
 
 def _fold_strict(node: Node) -> Node:
     operands = tuple(children(node))
     if any(map(is_null, operands)):
         return _null_constant(node)
-    for number, operand in enumerate(operands):
-        other_operands = (*operands[:number], *operands[number + 1 :])
+    for index, operand in enumerate(operands):
+        other_operands = (*operands[:index], *operands[index + 1 :])
         if _can_become_null(operand) and any(map(_can_fail_for_a_row, other_operands)):
             raise _undecided_error()
     return node
 
 
 def _fold_logical(node: Logical) -> Node:
-    decisive = node.connective == "OR"
-    remaining: list[Node] = []
+    deciding_value = node.connective == "OR"
+    remaining_operands: list[Node] = []
     for operand in node.operands:
         match operand:
-            case Constant(value=bool() as value) if value is decisive:
+            case Constant(value=bool() as value) if value is deciding_value:
                 return operand
             case Constant(value=bool()):
                 continue
             case Constant():  # NULL neither decides the result nor can be left out.
-                remaining.append(operand)
-            case _ if _can_become_constant(operand) and any(map(_can_fail_for_a_row, remaining)):
+                remaining_operands.append(operand)
+            case _ if _can_become_constant(operand) and any(map(_can_fail_for_a_row, remaining_operands)):
                 raise _undecided_error()
             case _:
-                remaining.append(operand)
-    if not remaining:
-        return Constant(not decisive, type_oid=BOOL)
-    return remaining[0] if len(remaining) == 1 else _replace_operands(node, operands=tuple(remaining))
+                remaining_operands.append(operand)
+    if not remaining_operands:
+        return Constant(not deciding_value, type_oid=BOOL)
+    return (
+        remaining_operands[0]
+        if len(remaining_operands) == 1
+        else _replace_operands(node, operands=tuple(remaining_operands))
+    )
 
 
 def _fold_case(node: Case) -> Node:
@@ -261,18 +265,18 @@ def _fold_case(node: Case) -> Node:
 
 
 def _fold_coalesce(node: Coalesce) -> Node:
-    remaining: list[Node] = []
+    remaining_operands: list[Node] = []
     for operand in node.operands:
         if is_null(operand):
             continue
-        remaining.append(operand)
+        remaining_operands.append(operand)
         if isinstance(operand, Constant):
             break
-    if not remaining:
+    if not remaining_operands:
         return _null_constant(node)
-    if isinstance(remaining[0], Constant):
-        return replace(remaining[0], digits=node.digits)
-    return _replace_operands(node, operands=tuple(remaining))
+    if isinstance(remaining_operands[0], Constant):
+        return replace(remaining_operands[0], digits=node.digits)
+    return _replace_operands(node, operands=tuple(remaining_operands))
 
 
 def _is_strict(node: Node) -> bool:

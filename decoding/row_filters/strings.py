@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.row_filters.constants import interval_value
+from pgsieve.decoding.row_filters.constants import parse_interval
 from pgsieve.decoding.row_filters.nodes import comparison_microseconds
 
 
@@ -36,43 +36,43 @@ class _Match(Enum):
     ABORT = -1
 
 
-def _literal(pattern: str, place: int) -> str:
+def _read_literal(pattern: str, index: int) -> str:
     """Return the literal character at an index of the pattern. If it is escaped, the index is that of the backslash."""
-    if pattern[place] != "\\":
-        return pattern[place]
-    if place + 1 == len(pattern):
+    if pattern[index] != "\\":
+        return pattern[index]
+    if index + 1 == len(pattern):
         raise FilterValueError("LIKE pattern must not end with escape character", sqlstate="22025")
-    return pattern[place + 1]
+    return pattern[index + 1]
 
 
-def _match(text: str, text_place: int, pattern: str, pattern_place: int) -> _Match:
-    while text_place < len(text) and pattern_place < len(pattern):
-        if pattern[pattern_place] == "%":
-            return _match_after_percent(text, text_place, pattern, pattern_place)
-        if pattern[pattern_place] != "_":
-            if _literal(pattern, pattern_place) != text[text_place]:
+def _match_from(text: str, text_index: int, pattern: str, pattern_index: int) -> _Match:
+    while text_index < len(text) and pattern_index < len(pattern):
+        if pattern[pattern_index] == "%":
+            return _match_after_percent(text, text_index, pattern, pattern_index)
+        if pattern[pattern_index] != "_":
+            if _read_literal(pattern, pattern_index) != text[text_index]:
                 return _Match.FALSE
-            pattern_place += pattern[pattern_place] == "\\"
-        text_place, pattern_place = text_place + 1, pattern_place + 1
-    if text_place < len(text):
+            pattern_index += pattern[pattern_index] == "\\"
+        text_index, pattern_index = text_index + 1, pattern_index + 1
+    if text_index < len(text):
         return _Match.FALSE
-    return _Match.ABORT if pattern[pattern_place:].strip("%") else _Match.TRUE
+    return _Match.ABORT if pattern[pattern_index:].strip("%") else _Match.TRUE
 
 
-def _match_after_percent(text: str, text_place: int, pattern: str, pattern_place: int) -> _Match:
-    """Match a pattern that begins with % at `pattern_place`: try each start in the text from `text_place` on."""
-    while pattern_place < len(pattern) and pattern[pattern_place] in "%_":
-        if pattern[pattern_place] == "_":
-            if text_place == len(text):
+def _match_after_percent(text: str, text_index: int, pattern: str, pattern_index: int) -> _Match:
+    """Match a pattern that begins with % at `pattern_index`: try each start in the text from `text_index` on."""
+    while pattern_index < len(pattern) and pattern[pattern_index] in "%_":
+        if pattern[pattern_index] == "_":
+            if text_index == len(text):
                 return _Match.ABORT
-            text_place += 1
-        pattern_place += 1
-    if pattern_place == len(pattern):
+            text_index += 1
+        pattern_index += 1
+    if pattern_index == len(pattern):
         return _Match.TRUE
-    first = _literal(pattern, pattern_place)
-    for start in range(text_place, len(text)):
-        if text[start] == first:
-            verdict = _match(text, start, pattern, pattern_place)
+    first_literal = _read_literal(pattern, pattern_index)
+    for start in range(text_index, len(text)):
+        if text[start] == first_literal:
+            verdict = _match_from(text, start, pattern, pattern_index)
             if verdict is not _Match.FALSE:
                 return verdict
     return _Match.ABORT
@@ -83,7 +83,7 @@ def _like(text: str, pattern: str) -> bool:
 
     Raises FilterValueError if the pattern ends with a backslash and the match comes to it.
     """
-    return _match(text, 0, pattern, 0) is _Match.TRUE
+    return _match_from(text, 0, pattern, 0) is _Match.TRUE
 
 
 # --- strings -----------------------------------------------------------------------------
@@ -104,16 +104,16 @@ def _chr(code: int) -> str:
 # --- integers ----------------------------------------------------------------------------
 
 
-def _with_range_check(bits: int, compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
+def _add_range_check(bits: int, compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
     name = "integer" if bits == 32 else "bigint"
 
-    def checked(left: int, right: int) -> int:
+    def compute_checked(left: int, right: int) -> int:
         result = compute(left, right)
         if result >= 1 << bits - 1:
             raise FilterValueError(f"{name} out of range", sqlstate="22003")
         return result
 
-    return checked
+    return compute_checked
 
 
 def _lcm(left: int, right: int) -> int:
@@ -122,10 +122,10 @@ def _lcm(left: int, right: int) -> int:
 
 INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
     {
-        "int4gcd": _with_range_check(32, gcd),
-        "int8gcd": _with_range_check(64, gcd),
-        "int4lcm": _with_range_check(32, _lcm),
-        "int8lcm": _with_range_check(64, _lcm),
+        "int4gcd": _add_range_check(32, gcd),
+        "int8gcd": _add_range_check(64, gcd),
+        "int4lcm": _add_range_check(32, _lcm),
+        "int8lcm": _add_range_check(64, _lcm),
     }
 )
 
@@ -139,7 +139,7 @@ def _interval_cmp_value(text: str) -> str:
     """
     if text in ("infinity", "-infinity"):
         return f"{text.removesuffix('infinity')}{10**30}"
-    return str(comparison_microseconds(interval_value(text)))
+    return str(comparison_microseconds(parse_interval(text)))
 
 
 STRING_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(

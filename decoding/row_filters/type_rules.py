@@ -16,9 +16,9 @@ from pgsieve.decoding.row_filters.constants import (
     InvalidConstantError,
     RefusedError,
     apply_modifier,
-    array_element_texts,
     constant_from_text,
     convert_constant,
+    split_array_text,
 )
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
@@ -66,7 +66,7 @@ _COMPARABLE_TYPES: Final = frozenset(
     (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
 )
 _TEMPORAL_TYPES: Final = frozenset((DATE, TIMESTAMP, TIMESTAMPTZ))
-_ARRAY_TYPES: Final = {element: array for array, element in ELEMENT_OIDS.items()}
+_ARRAY_OID_BY_ELEMENT: Final = {element: make_array for make_array, element in ELEMENT_OIDS.items()}
 
 _Converted = TypeVar("_Converted", Constant, Constant | None)
 
@@ -76,11 +76,11 @@ def type_name(type_oid: int) -> str:
     return "unknown" if type_oid == UNKNOWN else TYPE_NAMES.get(type_oid, f"with oid {type_oid}")
 
 
-def array_type_of(element_oid: int) -> int:
+def find_array_type(element_oid: int) -> int:
     """Return the oid of a type's array type."""
-    if element_oid not in _ARRAY_TYPES or element_oid not in _COMPARABLE_TYPES:
+    if element_oid not in _ARRAY_OID_BY_ELEMENT or element_oid not in _COMPARABLE_TYPES:
         raise RefusedError(f"an array of type {type_name(element_oid)} has no counterpart in pgsieve")
-    return _ARRAY_TYPES[element_oid]
+    return _ARRAY_OID_BY_ELEMENT[element_oid]
 
 
 # --- conversions -------------------------------------------------------------------------
@@ -109,16 +109,16 @@ def coerce(node: Node, type_oid: int) -> Node:
         if node.type_oid == UNKNOWN:
             return _constant_of_type(None if node.value is None else str(node.value), type_oid)
         if node.type_oid != type_oid:
-            converted = _convert_now(partial(convert_constant, node, type_oid))
-            if converted is not None:
-                return converted
+            converted_constant = _convert_constant(partial(convert_constant, node, type_oid))
+            if converted_constant is not None:
+                return converted_constant
     if node.type_oid == type_oid:
         return node
     if isinstance(node, Array) and type_oid in ELEMENT_OIDS:
-        return array(
+        return make_array(
             [coerce(element, ELEMENT_OIDS[type_oid]) for element in node.elements], ELEMENT_OIDS[type_oid]
         )
-    return Cast(node, type_oid=type_oid, digits=_cast_digits(node, type_oid))
+    return Cast(node, type_oid=type_oid, digits=_find_cast_digits(node, type_oid))
 
 
 def _constant_of_type(text: str | None, type_oid: int) -> Node:
@@ -126,18 +126,18 @@ def _constant_of_type(text: str | None, type_oid: int) -> Node:
     if type_oid not in ELEMENT_OIDS:
         return constant_from_text(text, type_oid)
     if text is None:
-        return Constant(None, type_oid=array_type_of(ELEMENT_OIDS[type_oid]))
+        return Constant(None, type_oid=find_array_type(ELEMENT_OIDS[type_oid]))
     element_oid = ELEMENT_OIDS[type_oid]
-    return array([constant_from_text(item, element_oid) for item in array_element_texts(text)], element_oid)
+    return make_array([constant_from_text(item, element_oid) for item in split_array_text(text)], element_oid)
 
 
-def array(elements: Sequence[Node], element_oid: int) -> Array:
+def make_array(elements: Sequence[Node], element_oid: int) -> Array:
     """Return ARRAY[…] of elements that have this type."""
     digits = common_digits(element.digits for element in elements) if element_oid == NUMERIC else None
-    return Array(tuple(elements), type_oid=array_type_of(element_oid), digits=digits)
+    return Array(tuple(elements), type_oid=find_array_type(element_oid), digits=digits)
 
 
-def _convert_now(conversion: Callable[[], _Converted]) -> _Converted:
+def _convert_constant(conversion: Callable[[], _Converted]) -> _Converted:
     """Convert a constant; raises RefusedError if the conversion fails.
 
     PostgreSQL accepts a filter with such a constant, because it converts the constant only when it evaluates the
@@ -149,7 +149,7 @@ def _convert_now(conversion: Callable[[], _Converted]) -> _Converted:
         raise RefusedError(f"it fails for every row: {error}") from None
 
 
-def type_of_unknown_beside(type_oid: int) -> int:
+def resolve_unknown_type(type_oid: int) -> int:
     """Return the type that a quoted constant takes beside a value of this type.
 
     It is the same type, except that it is text beside varchar and beside another quoted constant.
@@ -173,108 +173,114 @@ _EXACT_CASTS: Final = frozenset(
 )
 
 
-def _cast_digits(node: Node, target: int) -> Digits | None:
+def _find_cast_digits(node: Node, target_oid: int) -> Digits | None:
     """Return the digits of a conversion's result.
 
     Raises RefusedError if the conversion can give another result than PostgreSQL's.
     """
-    source = node.type_oid
-    if target == NUMERIC and source in INTEGERS:
-        return INTEGER_DIGITS[source]
-    elements = ELEMENT_OIDS.get(source), ELEMENT_OIDS.get(target)
-    exact = (
-        {source, target} <= set(NUMBERS)
-        or {source, target} <= set(STRINGS)
-        or (source, target) in _EXACT_CASTS
-        or elements == (VARCHAR, TEXT)
+    source_oid = node.type_oid
+    if target_oid == NUMERIC and source_oid in INTEGERS:
+        return INTEGER_DIGITS[source_oid]
+    element_oids = ELEMENT_OIDS.get(source_oid), ELEMENT_OIDS.get(target_oid)
+    is_exact = (
+        {source_oid, target_oid} <= set(NUMBERS)
+        or {source_oid, target_oid} <= set(STRINGS)
+        or (source_oid, target_oid) in _EXACT_CASTS
+        or element_oids == (VARCHAR, TEXT)
     )
-    if not exact:
-        raise RefusedError(f"the conversion of {type_name(source)} to {type_name(target)} is not supported")
+    if not is_exact:
+        raise RefusedError(
+            f"the conversion of {type_name(source_oid)} to {type_name(target_oid)} is not supported"
+        )
     return None
 
 
-def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
+def make_cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
     """Return `node::type(modifier)`, an explicit conversion."""
-    converted = coerce(node, type_oid)
+    converted_node = coerce(node, type_oid)
     if not modifier:
-        return converted
-    if isinstance(converted, Constant):
-        return _convert_now(partial(apply_modifier, converted, modifier))
+        return converted_node
+    if isinstance(converted_node, Constant):
+        return _convert_constant(partial(apply_modifier, converted_node, modifier))
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
         # Without digits, the operand may be NaN. Arrow's decimal types have no NaN, so the result has no digits either.
-        digits = None if converted.digits is None else Digits.before_and_after_point(precision - scale, scale)
-        return Cast(converted, modifier, type_oid=type_oid, digits=digits)
+        digits = None if converted_node.digits is None else Digits.from_digit_counts(precision - scale, scale)
+        return Cast(converted_node, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):
-        return Cast(converted, modifier, type_oid=type_oid)
+        return Cast(converted_node, modifier, type_oid=type_oid)
     raise RefusedError("a type modifier is supported on numeric, varchar and character only")
 
 
 # --- operators ---------------------------------------------------------------------------
 
 
-def _comparison_type(left: int, right: int) -> int:
+def _find_comparison_type(left_oid: int, right_oid: int) -> int:
     """Return the type to which PostgreSQL converts values of these two types for a comparison."""
-    pair = {left, right} - {UNKNOWN}
-    if not pair:
+    type_oids = {left_oid, right_oid} - {UNKNOWN}
+    if not type_oids:
         return TEXT
-    unsupported = {ELEMENT_OIDS.get(oid, oid) for oid in pair} - _COMPARABLE_TYPES
-    if unsupported:
-        raise RefusedError(f"type {type_name(max(unsupported))} has no counterpart in pgsieve")
-    if len(pair) == 1:
-        (common_oid,) = pair
+    unsupported_oids = {ELEMENT_OIDS.get(oid, oid) for oid in type_oids} - _COMPARABLE_TYPES
+    if unsupported_oids:
+        raise RefusedError(f"type {type_name(max(unsupported_oids))} has no counterpart in pgsieve")
+    if len(type_oids) == 1:
+        (common_oid,) = type_oids
         return TEXT if common_oid == VARCHAR else common_oid
-    if pair <= set(NUMBERS):
+    if type_oids <= set(NUMBERS):
         # PostgreSQL compares float4 with another type in float8, the preferred type of numbers.
-        return FLOAT8 if pair & set(FLOATS) else max(pair, key=NUMBERS.index)
-    if pair <= set(STRINGS):
-        return BPCHAR if pair == {BPCHAR, VARCHAR} else TEXT
-    if {ELEMENT_OIDS.get(oid) for oid in pair} == {VARCHAR, TEXT}:
-        return array_type_of(TEXT)
-    if pair <= _TEMPORAL_TYPES:
+        return FLOAT8 if type_oids & set(FLOATS) else max(type_oids, key=NUMBERS.index)
+    if type_oids <= set(STRINGS):
+        return BPCHAR if type_oids == {BPCHAR, VARCHAR} else TEXT
+    if {ELEMENT_OIDS.get(oid) for oid in type_oids} == {VARCHAR, TEXT}:
+        return find_array_type(TEXT)
+    if type_oids <= _TEMPORAL_TYPES:
         raise RefusedError("the comparison depends on the session's TimeZone")
-    raise RefusedError(f"no operator compares {type_name(left)} with {type_name(right)}")
+    raise RefusedError(f"no operator compares {type_name(left_oid)} with {type_name(right_oid)}")
 
 
-def _comparison_operands(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
+def _convert_comparison_operands(left: Node, right: Node, *, needs_order: bool) -> tuple[Node, Node]:
     if {left.type_oid, right.type_oid} == {DATE, TIMESTAMP}:
         return left, right  # PostgreSQL calls date_cmp_timestamp, so no conversion can fail.
-    type_oid = _comparison_type(left.type_oid, right.type_oid)
+    type_oid = _find_comparison_type(left.type_oid, right.type_oid)
     left, right = coerce(left, type_oid), coerce(right, type_oid)
     if {type_oid, ELEMENT_OIDS.get(type_oid)} & set(STRINGS):
-        require_collation((left, right), ordering=ordering)
+        require_collation((left, right), needs_order=needs_order)
     return left, right
 
 
-def comparison(operator: Operator, left: Node, right: Node) -> Comparison:
+def make_comparison(operator: Operator, left: Node, right: Node) -> Comparison:
     """Return `left operator right`, with both sides converted to the type in which PostgreSQL compares them."""
-    return Comparison(operator, *_comparison_operands(left, right, ordering=operator not in ("=", "<>")))
+    return Comparison(
+        operator, *_convert_comparison_operands(left, right, needs_order=operator not in ("=", "<>"))
+    )
 
 
-def not_distinct(left: Node, right: Node) -> NotDistinct:
+def make_not_distinct(left: Node, right: Node) -> NotDistinct:
     """Return `left IS NOT DISTINCT FROM right`."""
-    return NotDistinct(*_comparison_operands(left, right, ordering=False))
+    return NotDistinct(*_convert_comparison_operands(left, right, needs_order=False))
 
 
-def null_if(left: Node, right: Node) -> Node:
+def make_null_if(left: Node, right: Node) -> Node:
     """Return `NULLIF(left, right)`.
 
     If PostgreSQL has an operator = for the two types as they are, the result has the type of `left`. Otherwise it has
     their common type.
     """
-    pair = {left.type_oid, right.type_oid}
-    if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
-        null = constant_from_text(None, left.type_oid)
-        return Case((comparison("=", left, right),), (null,), left, type_oid=left.type_oid)
-    left, right = _comparison_operands(left, right, ordering=False)
+    type_oids = {left.type_oid, right.type_oid}
+    if len(type_oids) == 2 and (
+        type_oids <= set(INTEGERS) or (left.type_oid == FLOAT4 and type_oids <= set(NUMBERS))
+    ):
+        null_constant = constant_from_text(None, left.type_oid)
+        return Case((make_comparison("=", left, right),), (null_constant,), left, type_oid=left.type_oid)
+    left, right = _convert_comparison_operands(left, right, needs_order=False)
     return NullIf(left, right, type_oid=left.type_oid, digits=left.digits)
 
 
-def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Arithmetic:
+def make_arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Arithmetic:
     """Return `left operator right` on numbers; both are converted to the wider of their types."""
-    oids = {left.type_oid, right.type_oid} - {UNKNOWN}
-    type_oid = max(oids, key=NUMBERS.index)
-    if len(oids) > 1 and type_oid in FLOATS:
+    type_oids = {left.type_oid, right.type_oid} - {UNKNOWN}
+    type_oid = max(type_oids, key=NUMBERS.index)
+    if len(type_oids) > 1 and type_oid in FLOATS:
         type_oid = FLOAT8
     if operator == "%" and type_oid in FLOATS:
         raise RefusedError(f"type {type_name(type_oid)} has no operator %")
@@ -288,14 +294,16 @@ def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> 
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
-        return Digits.before_and_after_point(left.integral + right.integral, left.scale + right.scale)
+        return Digits.from_digit_counts(
+            left.integral_digits + right.integral_digits, left.scale + right.scale
+        )
     operand_digits = common_digits(iter((left, right)))
     if operator == "%" or operand_digits is None:
         return operand_digits
-    return Digits.before_and_after_point(operand_digits.integral + 1, operand_digits.scale)
+    return Digits.from_digit_counts(operand_digits.integral_digits + 1, operand_digits.scale)
 
 
-def common_type(nodes: Sequence[Node]) -> int:
+def find_common_type(nodes: Sequence[Node]) -> int:
     """Return the common type of the values of CASE, COALESCE, IN, ARRAY, GREATEST or LEAST.
 
     PostgreSQL documentation, UNION, CASE, and Related Constructs; select_common_type().
@@ -322,23 +330,27 @@ def convert_to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int
 
     Returns the converted nodes, the type, and for numerics the digits that fit all values.
     """
-    type_oid = common_type(nodes)
-    converted = tuple(coerce(node, type_oid) for node in nodes)
+    type_oid = find_common_type(nodes)
+    converted_nodes = tuple(coerce(node, type_oid) for node in nodes)
     is_numeric = NUMERIC in (type_oid, ELEMENT_OIDS.get(type_oid))
-    return converted, type_oid, common_digits(node.digits for node in converted) if is_numeric else None
+    return (
+        converted_nodes,
+        type_oid,
+        common_digits(node.digits for node in converted_nodes) if is_numeric else None,
+    )
 
 
-def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
+def make_extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
     """Return GREATEST or LEAST of the operands in their common type.
 
     Raises RefusedError for strings under a collation that does not order them by their bytes.
     """
-    converted, type_oid, digits = convert_to_common_type(operands)
+    converted_operands, type_oid, digits = convert_to_common_type(operands)
     element_oid = ELEMENT_OIDS.get(type_oid, type_oid)
     if element_oid == BPCHAR:
         raise RefusedError(
             "PostgreSQL does not define the greater of two strings that differ in trailing blanks only"
         )
     if element_oid in STRINGS:
-        require_collation(converted, ordering=True)
-    return Extreme(function, converted, type_oid=type_oid, digits=digits)
+        require_collation(converted_operands, needs_order=True)
+    return Extreme(function, converted_operands, type_oid=type_oid, digits=digits)

@@ -116,7 +116,7 @@ def columns(data: bytes) -> None:
     received = list(unframed(data[1:]))
     relation = RelationColumns(tuple(f"c{n}" for n in range(width)), _TYPES[:width])
     try:
-        decoded = decode_changes(pa.array(received, pa.binary()), relation, complete=bool(len(data) % 2))
+        decoded = decode_changes(pa.array(received, pa.binary()), relation, fill_unsent=bool(len(data) % 2))
     except (ProtocolError, ValueNotRepresentableError):
         return
     for array in (decoded.operation, decoded.old_kind, decoded.old, decoded.new, decoded.unchanged):

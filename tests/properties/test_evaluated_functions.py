@@ -20,8 +20,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters import nodes, numeric, procedures
 from pgsieve.decoding.row_filters.constants import RefusedError, constant_from_text
 from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
-from pgsieve.decoding.row_filters.evaluation.values import DAY, python_values
-from pgsieve.decoding.row_filters.functions import builtin_call
+from pgsieve.decoding.row_filters.evaluation.values import DAY, to_python_values
+from pgsieve.decoding.row_filters.functions import make_builtin_call
 from pgsieve.decoding.row_filters.nodes import ColumnValue, Node
 from pgsieve.decoding.row_filters.simplification import choose_implementations
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
@@ -154,7 +154,7 @@ def constant(name: str, procedure: procedures.Procedure, place: int, rng: random
         return rng.choice(FIELDS)
     if name in ("repeat", "lpad", "rpad") and place == 1:
         return rng.choice([*SMALL, "-2147483648"])
-    if procedure.arguments[place] == nodes.INTERVAL:
+    if procedure.argument_oids[place] == nodes.INTERVAL:
         return rng.choice(VALUES[nodes.INTERVAL][1])
     return None
 
@@ -162,7 +162,7 @@ def constant(name: str, procedure: procedures.Procedure, place: int, rng: random
 def written(name: str, procedure: procedures.Procedure, operands: list[str]) -> str:
     typed = [
         f"{quoted(operand)}::{VALUES[oid][0]}"
-        for oid, operand in zip(procedure.arguments, operands, strict=True)
+        for oid, operand in zip(procedure.argument_oids, operands, strict=True)
     ]
     if name.isidentifier():
         return f'pg_catalog."{name}"({", ".join(typed)})'
@@ -175,14 +175,14 @@ def evaluated(
     """The result of the call in this process, or its error in the form of the server function `outcome`."""
     arguments: list[Node] = []
     row: list[Any] = []
-    for oid, operand, is_constant in zip(procedure.arguments, operands, constants, strict=True):
+    for oid, operand, is_constant in zip(procedure.argument_oids, operands, constants, strict=True):
         if is_constant:
             arguments.append(constant_from_text(operand, oid))
         else:
             column = convert_text(pa.array([operand]), column_type(oid, -1), "x")
             arguments.append(ColumnValue(f"x{len(row)}", "C", type_oid=oid))
-            row += python_values(column, oid)
-    program = compile_tree(choose_implementations(builtin_call(name, arguments), major_version))
+            row += to_python_values(column, oid)
+    program = compile_tree(choose_implementations(make_builtin_call(name, arguments), major_version))
     try:
         return program.evaluate([row[int(column[1:])] for column in program.columns])
     except PgsieveError as error:
@@ -205,7 +205,7 @@ def same(result: Any, expected: str | None, type_oid: int) -> bool:
         result, int
     ):  # as text: Arrow's timestamps end earlier than the server's
         return format_timestamp(result - POSTGRES_EPOCH_DAYS * DAY) == expected
-    (value,) = python_values(convert_text(pa.array([expected]), column_type(type_oid, -1), "x"), type_oid)
+    (value,) = to_python_values(convert_text(pa.array([expected]), column_type(type_oid, -1), "x"), type_oid)
     return value == result or (value != value and result != result)  # noqa: PLR0124 - both are NaN
 
 
@@ -217,9 +217,9 @@ def test_every_function_gives_the_servers_result(server: psycopg.Connection) -> 
     while compared == 0 or time.monotonic() < deadline:
         calls = []
         for name, procedure in callable_procedures() * CALLS:
-            chosen = [constant(name, procedure, place, rng) for place in range(len(procedure.arguments))]
+            chosen = [constant(name, procedure, place, rng) for place in range(len(procedure.argument_oids))]
             operands = [
-                text or drawn(oid, rng) for text, oid in zip(chosen, procedure.arguments, strict=True)
+                text or drawn(oid, rng) for text, oid in zip(chosen, procedure.argument_oids, strict=True)
             ]
             if procedure.name == "timestamp_mi" and any("infinity" in operand for operand in operands):
                 continue  # it fails here, as it does before PostgreSQL 17
@@ -231,7 +231,7 @@ def test_every_function_gives_the_servers_result(server: psycopg.Connection) -> 
                 )
             except RefusedError:
                 continue
-            calls.append((written(name, procedure, operands), procedure.result, result))
+            calls.append((written(name, procedure, operands), procedure.result_oid, result))
         expected = server.execute(
             "SELECT outcome(expression) FROM unnest(%s::text[]) WITH ORDINALITY AS e (expression, n) ORDER BY n",
             [[text for text, _, _ in calls]],

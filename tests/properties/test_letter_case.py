@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.verdicts import verdicts
+from pgsieve.decoding.row_filters.evaluation.verdicts import compute_verdicts
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, server_mappings
 from pgsieve.resources.postgres.case_mappings import read_case_mapping
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -89,4 +89,4 @@ def evaluated(
     rows = server.execute("SELECT t, l, u, i, p FROM sample ORDER BY id").fetchall()
     batch = pa.record_batch([pa.array(each) for each in zip(*rows, strict=True)], names=list(names))
     parsed = [parse_row_filter(text, columns, "public.sample", mappings) for text in filters]
-    return [verdicts(each.tree, batch).to_pylist() for each in parsed]
+    return [compute_verdicts(each.tree, batch).to_pylist() for each in parsed]

@@ -104,7 +104,7 @@ def accepted() -> dict[str, str]:
     """By call, the function that pgsieve chooses. Refused calls are left out."""
     lengths = defaultdict(set)
     for name, candidates in procedures.PROCEDURES.items():
-        lengths[name].update(len(candidate.arguments) for candidate in candidates)
+        lengths[name].update(len(candidate.argument_oids) for candidate in candidates)
     meant = {}
     for name in procedures.PROCEDURES:
         for length in sorted(lengths[name]):
@@ -112,7 +112,7 @@ def accepted() -> dict[str, str]:
                 if arithmetic(name, types):
                     continue
                 try:
-                    procedure = procedures.resolve(name, [TYPES[type_name] for type_name in types])
+                    procedure = procedures.resolve_procedure(name, [TYPES[type_name] for type_name in types])
                 except RefusedError:
                     continue
                 meant[call(name, types)] = procedure.name
@@ -140,7 +140,7 @@ def test_arithmetic_and_common_types_are_the_servers(server: psycopg.Connection)
         for operator in operators.ARITHMETIC.values():
             if arithmetic(operator, types):
                 with suppress(RefusedError):
-                    computed = type_rules.arithmetic(operator, *map(operand, types))
+                    computed = type_rules.make_arithmetic(operator, *map(operand, types))
                     here[call(operator, types)] = names[computed.type_oid]
     for types in itertools.product(TYPES, repeat=3):
         with suppress(RefusedError):

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from pgsieve.decoding.row_filters.analysis import parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, verdicts
+from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, compute_verdicts
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
@@ -171,7 +171,7 @@ def test_rows_from_spark_get_the_same_verdicts(sample: Sample, rows: pa.RecordBa
 
     def evaluated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = [batch.column("id"), *(verdicts(tree, batch) for tree in trees)]
+            columns = [batch.column("id"), *(compute_verdicts(tree, batch) for tree in trees)]
             yield pa.RecordBatch.from_arrays(columns, ["id", *(f"c{number}" for number in range(len(trees)))])
 
     ddl = ", ".join(["id int", *(f"c{number} boolean" for number in range(len(trees)))])
@@ -183,20 +183,24 @@ def test_rows_from_spark_get_the_same_verdicts(sample: Sample, rows: pa.RecordBa
         .sort_by("id")
     )
     for number, (text, tree) in enumerate(zip(TRAPS, trees, strict=True)):
-        assert pgsieve_verdicts[f"c{number}"].to_pylist() == verdicts(tree, rows).to_pylist(), text
+        assert pgsieve_verdicts[f"c{number}"].to_pylist() == compute_verdicts(tree, rows).to_pylist(), text
 
 
 def test_a_long_list_is_looked_up(sample: Sample, rows: pa.RecordBatch) -> None:
     numbers = ", ".join(map(str, range(2, 2000)))
     halves = ", ".join(f"{number}.5" for number in range(300))
     texts = [f"a IN ({numbers})", f"a NOT IN ({numbers})", f"f IN ({halves})"]
-    assert [verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts] == sample.verdicts(texts)
+    assert [
+        compute_verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts
+    ] == sample.verdicts(texts)
 
 
 def test_several_operands_that_may_fail(sample: Sample, rows: pa.RecordBatch) -> None:
     divisions = " OR ".join(f"m / (n - {number}.25) > {number}" for number in range(20))
     texts = [f"n IS NOT NULL AND n <> 'NaN' AND ({divisions})", f"CASE WHEN n > 20 THEN {divisions} END"]
-    assert [verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts] == sample.verdicts(texts)
+    assert [
+        compute_verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts
+    ] == sample.verdicts(texts)
 
 
 def test_every_keyword_that_needs_no_quotes_can_be_a_column(sample: Sample) -> None:

@@ -110,17 +110,17 @@ def compare_in_regular_expressions(connection: psycopg.Connection, collation: st
     for letter in letters:
         alike = {
             letter,
-            *mapping.variants(letter),
-            *(v for c in mapping.variants(letter) for v in mapping.variants(c)),
+            *mapping.list_variants(letter),
+            *(v for c in mapping.list_variants(letter) for v in mapping.list_variants(c)),
         }
         pairs += [(other, letter) for other in (*alike, *rng.choices(letters, k=3))]
-    expected = [other in mapping.variants(letter) for other, letter in pairs]
+    expected = [other in mapping.list_variants(letter) for other, letter in pairs]
     assert expected == matches(connection, [(other, f"^{letter}$") for other, letter in pairs], collate), (
         f"seed {SEED}"
     )
     ranges = [sorted(rng.choices(letters, k=2)) for _ in range(60)]
     among = [(other, low, high) for low, high in ranges for other in rng.choices(letters, k=150)]
-    expected = [low <= c <= high or c in mapping.variants_of_range(low, high) for c, low, high in among]
+    expected = [low <= c <= high or c in mapping.list_range_variants(low, high) for c, low, high in among]
     patterns = [(other, f"^[{low}-{high}]$") for other, low, high in among]
     assert expected == matches(connection, patterns, collate), f"seed {SEED}"
 

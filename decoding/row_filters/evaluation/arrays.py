@@ -14,21 +14,21 @@ from typing import Any, Final
 Ranks = Sequence[Any]
 
 
-def _length(items: Sequence[Any], dimension: int) -> int | None:
+def _find_length(items: Sequence[Any], dimension: int) -> int | None:
     return (len(items) or None) if dimension == 1 else None
 
 
-def _lower(items: Sequence[Any], dimension: int) -> int | None:
+def _find_lower_bound(items: Sequence[Any], dimension: int) -> int | None:
     return 1 if items and dimension == 1 else None
 
 
-def _dimensions(items: Sequence[Any]) -> int | None:
+def _count_dimensions(items: Sequence[Any]) -> int | None:
     return 1 if items else None
 
 
-def _contains(whole: Ranks, part: Ranks) -> bool:
+def _contains(container: Ranks, contained: Ranks) -> bool:
     """Return `whole @> part`; NULL equals no element, not even another NULL."""
-    return all(item is not None and item in whole for item in part)
+    return all(item is not None and item in container for item in contained)
 
 
 def _overlap(left: Ranks, right: Ranks) -> bool:
@@ -36,20 +36,20 @@ def _overlap(left: Ranks, right: Ranks) -> bool:
     return any(item is not None and item in left for item in right)
 
 
-def position(items: Ranks, sought: Any) -> int | None:
-    """Return the position of the first element that equals `sought`, or None; positions count from 1.
+def find_position(items: Ranks, sought_item: Any) -> int | None:
+    """Return the position of the first element that equals `sought_item`, or None; positions count from 1.
 
-    `sought` may be NULL. In that case NULL equals NULL.
+    `sought_item` may be NULL. In that case NULL equals NULL.
     """
-    return next((place for place, item in enumerate(items, 1) if item == sought), None)
+    return next((index for index, item in enumerate(items, 1) if item == sought_item), None)
 
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+ARRAY_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         "array_cardinality": len,
-        "array_length": _length,
-        "array_lower": _lower,
-        "array_ndims": _dimensions,
+        "array_length": _find_length,
+        "array_lower": _find_lower_bound,
+        "array_ndims": _count_dimensions,
     }
 )
 """The functions of an array, by the name that `pgsieve.decoding.row_filters.functions` gives them."""

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
 from pgsieve.decoding.row_filters.evaluation.strings import like_expression
-from pgsieve.decoding.row_filters.evaluation.values import constant_value
+from pgsieve.decoding.row_filters.evaluation.values import to_python_value
 from pgsieve.decoding.row_filters.nodes import Digits, Node
 from pgsieve.decoding.values.datetimes import (
     DATE_INFINITY,
@@ -37,14 +37,14 @@ from pgsieve.decoding.values.datetimes import (
 
 #: The result of an expression for a batch: an array with a value per row, or one scalar for all rows.
 Values: TypeAlias = pa.Array | pa.Scalar
-Columnar: TypeAlias = Callable[[pa.RecordBatch], Values]
+ColumnFunction: TypeAlias = Callable[[pa.RecordBatch], Values]
 
 
 class NotColumnarError(Exception):
     """Arrow cannot compute a part of a tree on whole columns."""
 
 
-def compile_columnar(tree: Node) -> Columnar:
+def compile_columnar(tree: Node) -> ColumnFunction:
     """Compile a predicate.
 
     Raises NotColumnarError if Arrow cannot compute it, and RecursionError if it is nested too deeply.
@@ -93,24 +93,24 @@ _COMPARISONS: Final[MappingProxyType[str, Callable[[Values, Values], Values]]] =
 )
 
 
-def _compile(node: Node) -> Columnar:
+def _compile(node: Node) -> ColumnFunction:
     match node:
         case nodes.ColumnValue():
-            return _column(node)
+            return _compile_column(node)
         case nodes.Constant():
-            return _constant(node)
+            return _compile_constant(node)
         case nodes.Cast():
-            return _cast(node)
+            return _compile_cast(node)
         case nodes.Collate(operand=operand):
             return _compile(operand)
         case nodes.Arithmetic():
-            return _arithmetic(node)
+            return _compile_arithmetic(node)
         case nodes.Comparison(operator=operator, left=left, right=right):
-            return _compose(_COMPARISONS[operator], *_sides(left, right))
+            return _compose(_COMPARISONS[operator], *_compile_sides(left, right))
         case nodes.NotDistinct(left=left, right=right):
-            return _compose(_not_distinct, *_sides(left, right))
+            return _compose(_compare_not_distinct, *_compile_sides(left, right))
         case nodes.Logical():
-            return _logical(node)
+            return _compile_logical(node)
         case nodes.Not(operand=operand):
             return _compose(pc.invert, _compile(operand))
         case nodes.IsNull(operand=nodes.ColumnValue(name=name)):
@@ -118,16 +118,16 @@ def _compile(node: Node) -> Columnar:
         case nodes.IsNull(operand=operand):
             return _compose(pc.is_null, _compile(operand))
         case nodes.Like(operand=operand, pattern=pattern):
-            return _compose(_like(pattern), _text(operand))
+            return _compose(_like_matcher(pattern), _compile_text(operand))
         case nodes.Regex(operand=operand, pattern=pattern):
-            return _compose(lambda text: pc.match_substring_regex(text, pattern), _text(operand))
+            return _compose(lambda text: pc.match_substring_regex(text, pattern), _compile_text(operand))
         case nodes.IsTruth(operand=operand, truth=truth):
             return _compose(lambda value: pc.fill_null(pc.equal(value, truth), False), _compile(operand))
         case _:
             raise NotColumnarError
 
 
-def _like(pattern: str) -> Callable[[Values], Values]:
+def _like_matcher(pattern: str) -> Callable[[Values], Values]:
     """Return a function that matches a LIKE pattern.
 
     A pattern with a backslash becomes a regular expression. Arrow's own LIKE would be wrong for it: in patterns of
@@ -139,7 +139,7 @@ def _like(pattern: str) -> Callable[[Values], Values]:
     return lambda text: pc.match_substring_regex(text, expression)
 
 
-def _compose(function: Callable[..., Values], *operands: Columnar) -> Columnar:
+def _compose(function: Callable[..., Values], *operands: ColumnFunction) -> ColumnFunction:
     return lambda batch: function(*(operand(batch) for operand in operands))
 
 
@@ -155,24 +155,24 @@ def _arrow_type(node: Node) -> pa.DataType:
     return _ARROW_TYPES[node.type_oid]
 
 
-def _column(node: nodes.ColumnValue) -> Columnar:
-    name, kind = node.name, _arrow_type(node)
+def _compile_column(node: nodes.ColumnValue) -> ColumnFunction:
+    name, arrow_type = node.name, _arrow_type(node)
     if node.type_oid == nodes.BPCHAR:  # Comparisons ignore the padding.
         return lambda batch: pc.utf8_rtrim(batch.column(name), characters=" ")
-    return lambda batch: batch.column(name).cast(kind)
+    return lambda batch: batch.column(name).cast(arrow_type)
 
 
-def _constant(node: nodes.Constant) -> Columnar:
-    scalar = _scalar(node)
+def _compile_constant(node: nodes.Constant) -> ColumnFunction:
+    scalar = _make_scalar(node)
     return lambda _batch: scalar
 
 
-def _scalar(node: nodes.Constant) -> pa.Scalar:
-    value = constant_value(node.value)
-    kind = _arrow_type(node) if node.type_oid != nodes.NUMERIC else _decimal_type(value)
+def _make_scalar(node: nodes.Constant) -> pa.Scalar:
+    value = to_python_value(node.value)
+    arrow_type = _arrow_type(node) if node.type_oid != nodes.NUMERIC else _decimal_type(value)
     if node.type_oid == nodes.BPCHAR and value is not None:
         value = value.rstrip(" ")
-    return pa.scalar(_INFINITIES.get(node.type_oid, {}).get(value, value), kind)
+    return pa.scalar(_INFINITIES.get(node.type_oid, {}).get(value, value), arrow_type)
 
 
 def _decimal_type(value: Decimal | None) -> pa.DataType:
@@ -183,25 +183,25 @@ def _decimal_type(value: Decimal | None) -> pa.DataType:
         raise NotColumnarError
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
-    least = Digits.before_and_after_point(max(len(digits) + exponent, 0), max(-exponent, 0))
-    if least is None:
+    digits_of_value = Digits.from_digit_counts(max(len(digits) + exponent, 0), max(-exponent, 0))
+    if digits_of_value is None:
         raise NotColumnarError
-    return pa.decimal128(least.precision, least.scale)
+    return pa.decimal128(digits_of_value.precision, digits_of_value.scale)
 
 
-def _cast(node: nodes.Cast) -> Columnar:
+def _compile_cast(node: nodes.Cast) -> ColumnFunction:
     """Compile a conversion that cannot fail, and for which Arrow has PostgreSQL's result."""
-    operand, source, target = _compile(node.operand), node.operand.type_oid, node.type_oid
+    operand, source_oid, target_oid = _compile(node.operand), node.operand.type_oid, node.type_oid
     if node.modifier:
         raise NotColumnarError
-    if {source, target} <= {nodes.TEXT, nodes.VARCHAR}:
+    if {source_oid, target_oid} <= {nodes.TEXT, nodes.VARCHAR}:
         return operand
-    if {source, target} <= set(nodes.INTEGERS) and not nodes.node_can_fail(node):
-        return _compose(lambda value: pc.cast(value, _ARROW_TYPES[target]), operand)
+    if {source_oid, target_oid} <= set(nodes.INTEGERS) and not nodes.node_can_fail(node):
+        return _compose(lambda value: pc.cast(value, _ARROW_TYPES[target_oid]), operand)
     raise NotColumnarError
 
 
-def _arithmetic(node: nodes.Arithmetic) -> Columnar:
+def _compile_arithmetic(node: nodes.Arithmetic) -> ColumnFunction:
     """Compile the remainder of a division by a positive constant; no other arithmetic is sure not to fail."""
     if (
         node.operator != "%"
@@ -213,72 +213,74 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
     ):
         raise NotColumnarError
 
-    def remainder(values: Values) -> Values:
+    def compute_remainder(values: Values) -> Values:
         # The remainder has the sign of the dividend, as in PostgreSQL.
         numbers = np.asarray(values.fill_null(0))
         return pa.array(np.fmod(numbers, numbers.dtype.type(divisor)), mask=np.asarray(values.is_null()))
 
-    return _compose(remainder, _compile(node.left))
+    return _compose(compute_remainder, _compile(node.left))
 
 
-def _text(node: Node) -> Columnar:
+def _compile_text(node: Node) -> ColumnFunction:
     """Compile the string that a pattern is matched against; a value of character(n) keeps its padding."""
     match node:
         case nodes.ColumnValue(name=name):
             return lambda batch: batch.column(name)
         case nodes.Collate(operand=operand):
-            return _text(operand)
+            return _compile_text(operand)
         case _ if nodes.tree_can_fail(node):
             raise NotColumnarError
         case _:
             program = compile_tree(node)
-            return lambda batch: pa.array(program.values(batch), pa.string())
+            return lambda batch: pa.array(program.compute_values(batch), pa.string())
 
 
 # --- predicates ----------------------------------------------------------------------------
 
 
-def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
+def _compile_sides(left: Node, right: Node) -> tuple[ColumnFunction, ColumnFunction]:
     """Compile both sides of a comparison to the same Arrow type; for numerics, to a decimal type that fits both."""
     if left.type_oid != right.type_oid:
         raise NotColumnarError
     if left.type_oid != nodes.NUMERIC:
         return _compile(left), _compile(right)
-    kinds = [
-        _decimal_type(constant_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
+    decimal_types = [
+        _decimal_type(to_python_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
         for s in (left, right)
     ]
-    scale = max(kind.scale for kind in kinds)
-    common_digits = Digits.before_and_after_point(max(kind.precision - kind.scale for kind in kinds), scale)
+    scale = max(kind.scale for kind in decimal_types)
+    common_digits = Digits.from_digit_counts(
+        max(kind.precision - kind.scale for kind in decimal_types), scale
+    )
     if common_digits is None:
         raise NotColumnarError
     decimal_type = pa.decimal128(common_digits.precision, common_digits.scale)
-    first, second = (
+    left_function, right_function = (
         _compose(lambda value: pc.cast(value, decimal_type), _compile(side)) for side in (left, right)
     )
-    return first, second
+    return left_function, right_function
 
 
-def _not_distinct(left: Values, right: Values) -> Values:
+def _compare_not_distinct(left: Values, right: Values) -> Values:
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
     return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
 
 
-def _logical(node: nodes.Logical) -> Columnar:
+def _compile_logical(node: nodes.Logical) -> ColumnFunction:
     if not node.operands:
-        return _constant(nodes.Constant(node.connective == "AND", type_oid=nodes.BOOL))
-    operands = _membership(node) or [_compile(operand) for operand in node.operands]
+        return _compile_constant(nodes.Constant(node.connective == "AND", type_oid=nodes.BOOL))
+    operands = _compile_membership(node) or [_compile(operand) for operand in node.operands]
     connect = pc.and_kleene if node.connective == "AND" else pc.or_kleene
     return lambda batch: reduce(connect, (operand(batch) for operand in operands))
 
 
-def _membership(node: nodes.Logical) -> list[Columnar] | None:
+def _compile_membership(node: nodes.Logical) -> list[ColumnFunction] | None:
     """Compile `x = a OR x = b …`, or its negation, as a lookup of x in a set; return None for other expressions."""
     operator = "=" if node.connective == "OR" else "<>"
-    first = node.operands[0]
-    if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:
+    first_operand = node.operands[0]
+    if not isinstance(first_operand, nodes.Comparison) or first_operand.left.type_oid == nodes.NUMERIC:
         return None
-    subject, constants = first.left, list[nodes.Constant]()
+    subject, constants = first_operand.left, list[nodes.Constant]()
     for operand in node.operands:
         if (
             not isinstance(operand, nodes.Comparison)
@@ -289,11 +291,11 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
         ):
             return None
         constants.append(operand.right)
-    scalars = [scalar for scalar in map(_scalar, constants) if scalar.is_valid]
+    scalars = [scalar for scalar in map(_make_scalar, constants) if scalar.is_valid]
     members = pa.array(scalars, _arrow_type(subject))
     has_null = len(scalars) < len(constants)
 
-    def membership(value: Values) -> Values:
+    def find_membership(value: Values) -> Values:
         is_in = pc.is_in(value, members)
         # The result is NULL if the value is NULL. It is also NULL if NULL is among the constants, and the value
         # equals none of the other constants.
@@ -302,4 +304,4 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
             is_known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_())
         )
 
-    return [_compose(membership, _compile(subject))]
+    return [_compose(find_membership, _compile(subject))]

@@ -22,17 +22,17 @@ import pyarrow as pa
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.evaluation import arrays, datetimes, numbers, strings
 from pgsieve.decoding.row_filters.evaluation.values import (
-    constant_value,
-    midnight,
-    python_values,
+    date_to_micros,
     rank_function,
+    to_python_value,
+    to_python_values,
 )
 from pgsieve.decoding.row_filters.nodes import Node
 from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
 Row: TypeAlias = list[Any]
-Evaluate: TypeAlias = Callable[[Row], Any]
+RowFunction: TypeAlias = Callable[[Row], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class Program:
     """A compiled tree.
 
     `columns` maps each column that the tree reads to the oid of its type. `evaluate` takes a list: the values of
-    these columns, then the items of `scratch`. It overwrites the latter with intermediate values.
+    these columns, then the items of `scratch_values`. It overwrites the latter with intermediate values.
     """
 
     columns: dict[str, int]
-    scratch: tuple[object, ...]
-    evaluate: Evaluate
+    scratch_values: tuple[object, ...]
+    evaluate: RowFunction
 
-    def values(self, batch: pa.RecordBatch) -> Iterator[Any]:
+    def compute_values(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """Return an iterator over the tree's value for each row of a batch; each value is computed when it is read."""
-        columns = [python_values(batch.column(name), type_oid) for name, type_oid in self.columns.items()]
+        columns = [to_python_values(batch.column(name), type_oid) for name, type_oid in self.columns.items()]
         rows = zip(*columns, strict=True) if columns else repeat((), batch.num_rows)
-        return (self.evaluate([*row, *self.scratch]) for row in rows)
+        return (self.evaluate([*row, *self.scratch_values]) for row in rows)
 
 
 def compile_tree(tree: Node) -> Program:
@@ -69,14 +69,14 @@ class _TreeParts:
     """What the compiler needs to know of a tree.
 
     - `columns` maps each column that the tree reads to the oid of its type.
-    - `shared` has the ids of the nodes that occur several times in the tree, such as the value of a BETWEEN. The
+    - `shared_ids` has the ids of the nodes that occur several times in the tree, such as the value of a BETWEEN. The
       compiler evaluates these once per row. A node that depends on an element of an array is not listed, because
       its value changes within a row.
     """
 
     def __init__(self, tree: Node) -> None:
         self.columns: dict[str, int] = {}
-        self.shared: set[int] = set()
+        self.shared_ids: set[int] = set()
         #: Maps the id of a node to whether the node depends on an element of an array.
         self._depends_on_element: dict[int, bool] = {}
         self._visit(tree)
@@ -84,7 +84,7 @@ class _TreeParts:
     def _visit(self, node: Node) -> bool:
         if id(node) in self._depends_on_element:
             if not isinstance(node, _LEAVES) and not self._depends_on_element[id(node)]:
-                self.shared.add(id(node))
+                self.shared_ids.add(id(node))
             return self._depends_on_element[id(node)]
         if isinstance(node, nodes.ColumnValue):
             self.columns[node.name] = node.type_oid
@@ -99,10 +99,15 @@ _COMPARISONS: Final[MappingProxyType[str, Callable[[Any, Any], bool]]] = Mapping
     {"=": eq, "<>": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 )
 _FUNCTIONS: Final = MappingProxyType(
-    {**numbers.FUNCTIONS, **strings.FUNCTIONS, **datetimes.FUNCTIONS, **arrays.FUNCTIONS}
+    {
+        **numbers.NUMBER_FUNCTIONS,
+        **strings.STRING_FUNCTIONS_BY_SOURCE,
+        **datetimes.DATETIME_FUNCTIONS,
+        **arrays.ARRAY_FUNCTIONS,
+    }
 )
 _CONVERSIONS: Final = MappingProxyType(
-    {**numbers.CONVERSIONS, **strings.CONVERSIONS, **datetimes.CONVERSIONS}
+    {**numbers.NUMBER_CONVERSIONS, **strings.STRING_CONVERSIONS, **datetimes.DATETIME_CONVERSIONS}
 )
 
 
@@ -112,90 +117,96 @@ class _Compiler:
     def __init__(self, parts: _TreeParts) -> None:
         self.columns = parts.columns
         self.scratch_size = 0
-        self._shared = parts.shared
-        self._places = {name: place for place, name in enumerate(parts.columns)}
+        self._shared_ids = parts.shared_ids
+        self._place_by_column = {name: place for place, name in enumerate(parts.columns)}
         #: The functions by the id of the node. The key is not the node itself, because 1.5 and 1.50 are equal nodes
         #: with different display scales.
-        self._compiled: dict[int, Evaluate] = {}
-        self._elements: dict[int, int] = {}
+        self._function_by_node_id: dict[int, RowFunction] = {}
+        self._place_by_element_id: dict[int, int] = {}
 
-    def compile(self, node: Node) -> Evaluate:
+    def compile(self, node: Node) -> RowFunction:
         """Return the function of a node."""
-        if id(node) not in self._compiled:
-            function = self._function_of(node)
-            self._compiled[id(node)] = (
-                _evaluate_once(function, self._new_scratch_place()) if id(node) in self._shared else function
+        if id(node) not in self._function_by_node_id:
+            function = self._compile_node(node)
+            self._function_by_node_id[id(node)] = (
+                _evaluate_once(function, self._new_scratch_place())
+                if id(node) in self._shared_ids
+                else function
             )
-        return self._compiled[id(node)]
+        return self._function_by_node_id[id(node)]
 
-    def _function_of(self, node: Node) -> Evaluate:
+    def _compile_node(self, node: Node) -> RowFunction:
         match node:
             case nodes.ColumnValue(name=name):
-                return itemgetter(self._places[name])
+                return itemgetter(self._place_by_column[name])
             case nodes.Element():
-                return itemgetter(self._elements[id(node)])
+                return itemgetter(self._place_by_element_id[id(node)])
             case nodes.Constant(value=value):
-                return _constant(constant_value(value))
+                return _constant_function(to_python_value(value))
             case nodes.Array(elements=elements):
-                return _array(self._compile_all(elements))
+                return _array_function(self._compile_all(elements))
             case nodes.Cast():
-                return self._cast(node)
+                return self._compile_cast(node)
             case nodes.Collate(operand=operand):
                 return self.compile(operand)
             case nodes.Comparison(operator=operator, left=left, right=right):
-                return _strict(_COMPARISONS[operator], self._comparison_sides(left, right))
+                return _strict_function(_COMPARISONS[operator], self._compile_sides(left, right))
             case nodes.NotDistinct(left=left, right=right):
-                return _not_distinct(*self._comparison_sides(left, right))
+                return _not_distinct_function(*self._compile_sides(left, right))
             case nodes.Logical():
-                return self._logical(node)
+                return self._compile_logical(node)
             case nodes.Not(operand=operand):
-                return _strict(not_, [self.compile(operand)])
+                return _strict_function(not_, [self.compile(operand)])
             case nodes.IsNull(operand=operand):
-                return _is_null(self.compile(operand))
+                return _null_test_function(self.compile(operand))
             case nodes.IsTruth(operand=operand, truth=truth):
-                return _is_truth(self.compile(operand), truth)
+                return _truth_test_function(self.compile(operand), truth)
             case nodes.Like(operand=operand, pattern=pattern):
-                return _strict(strings.like(pattern), [self.compile(operand)])
+                return _strict_function(strings.like_matcher(pattern), [self.compile(operand)])
             case nodes.Regex(operand=operand, pattern=pattern):
-                return _strict(strings.regex(pattern), [self.compile(operand)])
+                return _strict_function(strings.regex_matcher(pattern), [self.compile(operand)])
             case nodes.Arithmetic(operator=operator, left=left, right=right):
-                return _strict(numbers.arithmetic(operator, node.type_oid), self._compile_all((left, right)))
+                return _strict_function(
+                    numbers.arithmetic_function(operator, node.type_oid), self._compile_all((left, right))
+                )
             case nodes.FunctionCall():
-                return self._call(node)
+                return self._compile_call(node)
             case nodes.CaseChange(operand=operand, mapping=mapping):
-                return _strict(partial(mapping.change, node.function), [self.compile(operand)])
+                return _strict_function(partial(mapping.change, node.function), [self.compile(operand)])
             case nodes.EachElement():
-                return self._each_element(node)
+                return self._compile_each_element(node)
             case nodes.Coalesce(operands=operands):
-                return _coalesce(self._compile_all(operands))
+                return _coalesce_function(self._compile_all(operands))
             case nodes.Extreme(operands=operands):
                 choose = max if node.function == "GREATEST" else min
-                return _extreme(choose, self._compile_all(operands), rank_function(node.type_oid))
+                return _extreme_function(choose, self._compile_all(operands), rank_function(node.type_oid))
             case nodes.NullIf(left=left, right=right):
-                return _null_if(self._compile_all((left, right)), _rank_functions(left, right))
+                return _null_if_function(self._compile_all((left, right)), _rank_functions(left, right))
             case nodes.Case(conditions=conditions, results=results, default=default):
                 branches = list(zip(self._compile_all(conditions), self._compile_all(results), strict=True))
-                return _case(branches, self.compile(default))
+                return _case_function(branches, self.compile(default))
             case _:
                 raise TypeError(f"no rule evaluates {type(node).__name__}")
 
-    def _compile_all(self, operands: Sequence[Node]) -> list[Evaluate]:
+    def _compile_all(self, operands: Sequence[Node]) -> list[RowFunction]:
         return [self.compile(operand) for operand in operands]
 
     # Comparisons.
 
-    def _comparison_sides(self, left: Node, right: Node) -> list[Evaluate]:
+    def _compile_sides(self, left: Node, right: Node) -> list[RowFunction]:
         """Compile both sides of a comparison to functions that return the ranks to compare."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
-        return [_apply_strict(function, self.compile(side)) for side, function in sides]
+        return [_strict_or_operand(function, self.compile(side)) for side, function in sides]
 
-    def _logical(self, node: nodes.Logical) -> Evaluate:
-        decisive = node.connective == "OR"
-        return self._membership(node, decisive) or _connective(self._compile_all(node.operands), decisive)
+    def _compile_logical(self, node: nodes.Logical) -> RowFunction:
+        deciding_value = node.connective == "OR"
+        return self._compile_membership(node, deciding_value) or _connective_function(
+            self._compile_all(node.operands), deciding_value
+        )
 
-    def _membership(self, node: nodes.Logical, decisive: bool) -> Evaluate | None:
+    def _compile_membership(self, node: nodes.Logical, deciding_value: bool) -> RowFunction | None:
         """Compile `x = a OR x = b …`, or its negation, as a lookup of x in a set; return None for other expressions."""
-        operator = "=" if decisive else "<>"
+        operator = "=" if deciding_value else "<>"
         match node.operands[0]:
             case nodes.Comparison(left=subject):
                 constants = [o.right for o in node.operands if _compares_with_constant(o, operator, subject)]
@@ -203,16 +214,18 @@ class _Compiler:
                 return None
         if len(constants) < len(node.operands):
             return None
-        function = rank_function(subject.type_oid)
-        values = [_apply_strict(function, self.compile(constant))([]) for constant in constants]
-        return _member(_apply_strict(function, self.compile(subject)), values, decisive)
+        find_rank = rank_function(subject.type_oid)
+        ranks = [_strict_or_operand(find_rank, self.compile(constant))([]) for constant in constants]
+        return _membership_function(
+            _strict_or_operand(find_rank, self.compile(subject)), ranks, deciding_value
+        )
 
-    def _each_element(self, node: nodes.EachElement) -> Evaluate:
+    def _compile_each_element(self, node: nodes.EachElement) -> RowFunction:
         subject, array = self._compile_all((node.subject, node.array))
-        if id(node.element) not in self._elements:
-            self._elements[id(node.element)] = self._new_scratch_place()
-        place, test = self._elements[id(node.element)], self.compile(node.test)
-        decisive = not node.every
+        if id(node.element) not in self._place_by_element_id:
+            self._place_by_element_id[id(node.element)] = self._new_scratch_place()
+        place, test = self._place_by_element_id[id(node.element)], self.compile(node.test)
+        deciding_value = not node.is_all
 
         def evaluate(row: Row) -> bool | None:
             subject(
@@ -221,11 +234,11 @@ class _Compiler:
             items = array(row)
             if items is None:
                 return None
-            result: bool | None = not decisive
+            result: bool | None = not deciding_value
             for row[place] in items:
                 verdict: bool | None = test(row)
-                if verdict is decisive:
-                    return decisive
+                if verdict is deciding_value:
+                    return deciding_value
                 result = None if verdict is None else result
             return result
 
@@ -237,34 +250,38 @@ class _Compiler:
 
     # Conversions and functions.
 
-    def _cast(self, node: nodes.Cast) -> Evaluate:
-        operand, source, target = self.compile(node.operand), node.operand.type_oid, node.type_oid
+    def _compile_cast(self, node: nodes.Cast) -> RowFunction:
+        operand, source_oid, target_oid = self.compile(node.operand), node.operand.type_oid, node.type_oid
         if node.modifier:
-            return _apply_strict(_modifier_cast(target, node.modifier), operand)
-        if {source, target} <= set(nodes.STRINGS):
-            return _apply_strict(strings.conversion(source, target), operand)
-        if source == target or (source in ELEMENT_OIDS and target in ELEMENT_OIDS):
+            return _strict_or_operand(_modifier_cast_function(target_oid, node.modifier), operand)
+        if {source_oid, target_oid} <= set(nodes.STRINGS):
+            return _strict_or_operand(strings.conversion_function(source_oid, target_oid), operand)
+        if source_oid == target_oid or (source_oid in ELEMENT_OIDS and target_oid in ELEMENT_OIDS):
             return operand  # Conversions of arrays do not change the elements.
-        if (source, target) not in _CONVERSIONS:
-            raise TypeError(f"no rule converts type {source} to {target}")
-        return _apply_strict(_CONVERSIONS[source, target], operand)
+        if (source_oid, target_oid) not in _CONVERSIONS:
+            raise TypeError(f"no rule converts type {source_oid} to {target_oid}")
+        return _strict_or_operand(_CONVERSIONS[source_oid, target_oid], operand)
 
-    def _call(self, node: nodes.FunctionCall) -> Evaluate:
+    def _compile_call(self, node: nodes.FunctionCall) -> RowFunction:
         function_and_operands = datetimes.bind_constant(node)
         if function_and_operands is not None:
             function, operands = function_and_operands
-            return _strict(function, self._compile_all(operands))
+            return _strict_function(function, self._compile_all(operands))
         operands = node.operands
         if node.name in arrays.RANK_OPERATORS:
-            rank_operands = [_apply_strict(_element_ranks(o.type_oid), self.compile(o)) for o in operands]
-            return _strict(arrays.RANK_OPERATORS[node.name], rank_operands)
+            rank_operands = [
+                _strict_or_operand(_element_rank_function(o.type_oid), self.compile(o)) for o in operands
+            ]
+            return _strict_function(arrays.RANK_OPERATORS[node.name], rank_operands)
         if node.name == "array_position":
-            array, sought = self._compile_all(operands)
-            items = _apply_strict(_element_ranks(operands[0].type_oid), array)
-            return _array_position(items, _apply_strict(rank_function(operands[1].type_oid), sought))
+            array, sought_item = self._compile_all(operands)
+            items = _strict_or_operand(_element_rank_function(operands[0].type_oid), array)
+            return _array_position_function(
+                items, _strict_or_operand(rank_function(operands[1].type_oid), sought_item)
+            )
         if node.name not in _FUNCTIONS:
             raise TypeError(f"no rule evaluates the function {node.name}")
-        return _strict(_FUNCTIONS[node.name], self._compile_all(operands))
+        return _strict_function(_FUNCTIONS[node.name], self._compile_all(operands))
 
 
 # --- functions of a row ------------------------------------------------------------------
@@ -274,7 +291,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _evaluate_once(function: Evaluate, place: int) -> Evaluate:
+def _evaluate_once(function: RowFunction, place: int) -> RowFunction:
     """Return a function that evaluates `function` only once per row, and stores the value at `place` of the row."""
 
     def evaluate(row: Row) -> Any:
@@ -286,33 +303,33 @@ def _evaluate_once(function: Evaluate, place: int) -> Evaluate:
     return evaluate
 
 
-def _constant(value: Any) -> Evaluate:
+def _constant_function(value: Any) -> RowFunction:
     return lambda _row: value
 
 
-def _apply_strict(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evaluate:
+def _strict_or_operand(function: Callable[[Any], Any] | None, operand: RowFunction) -> RowFunction:
     """Return a strict function of one operand; if `function` is None, return the operand itself."""
-    return operand if function is None else _strict(function, [operand])
+    return operand if function is None else _strict_function(function, [operand])
 
 
-def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evaluate:
+def _strict_function(function: Callable[..., Any], operands: Sequence[RowFunction]) -> RowFunction:
     """Return a strict function: it evaluates all operands, and returns NULL if one of them is NULL."""
     if len(operands) == 1:
-        (only,) = operands
+        (only_operand,) = operands
 
-        def unary(row: Row) -> Any:
-            value = only(row)
+        def evaluate_one(row: Row) -> Any:
+            value = only_operand(row)
             return None if value is None else function(value)
 
-        return unary
+        return evaluate_one
     if len(operands) == 2:
         left, right = operands
 
-        def binary(row: Row) -> Any:
+        def evaluate_two(row: Row) -> Any:
             first, second = left(row), right(row)
             return None if first is None or second is None else function(first, second)
 
-        return binary
+        return evaluate_two
 
     def evaluate(row: Row) -> Any:
         values = [operand(row) for operand in operands]
@@ -321,7 +338,7 @@ def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evalu
     return evaluate
 
 
-def _not_distinct(left: Evaluate, right: Evaluate) -> Evaluate:
+def _not_distinct_function(left: RowFunction, right: RowFunction) -> RowFunction:
     def evaluate(row: Row) -> bool:
         first, second = left(row), right(row)
         return first is second if first is None or second is None else bool(first == second)
@@ -329,60 +346,60 @@ def _not_distinct(left: Evaluate, right: Evaluate) -> Evaluate:
     return evaluate
 
 
-def _connective(operands: Sequence[Evaluate], decisive: bool) -> Evaluate:
+def _connective_function(operands: Sequence[RowFunction], deciding_value: bool) -> RowFunction:
     """Return AND or OR of the operands.
 
-    `decisive` is the value of an operand that decides the result: false for AND, true for OR. The operands after such
+    `deciding_value` is the value of an operand that decides the result: false for AND, true for OR. The operands after such
     an operand are not evaluated.
     """
 
     def evaluate(row: Row) -> bool | None:
-        result: bool | None = not decisive
+        result: bool | None = not deciding_value
         for operand in operands:
             verdict: bool | None = operand(row)
-            if verdict is decisive:
-                return decisive
+            if verdict is deciding_value:
+                return deciding_value
             result = None if verdict is None else result
         return result
 
     return evaluate
 
 
-def _member(subject: Evaluate, values: Sequence[Any], decisive: bool) -> Evaluate:
-    members = frozenset(values) - {None}
-    otherwise = None if None in values else not decisive
+def _membership_function(subject: RowFunction, ranks: Sequence[Any], deciding_value: bool) -> RowFunction:
+    members = frozenset(ranks) - {None}
+    other_result = None if None in ranks else not deciding_value
 
     def evaluate(row: Row) -> bool | None:
         value = subject(row)
         if value is None:
             return None
-        return decisive if value in members else otherwise
+        return deciding_value if value in members else other_result
 
     return evaluate
 
 
-def _is_null(operand: Evaluate) -> Evaluate:
+def _null_test_function(operand: RowFunction) -> RowFunction:
     return lambda row: operand(row) is None
 
 
-def _is_truth(operand: Evaluate, truth: bool) -> Evaluate:
+def _truth_test_function(operand: RowFunction, truth: bool) -> RowFunction:
     return lambda row: operand(row) is truth
 
 
-def _array(elements: Sequence[Evaluate]) -> Evaluate:
+def _array_function(elements: Sequence[RowFunction]) -> RowFunction:
     return lambda row: [element(row) for element in elements]
 
 
-def _coalesce(operands: Sequence[Evaluate]) -> Evaluate:
+def _coalesce_function(operands: Sequence[RowFunction]) -> RowFunction:
     def evaluate(row: Row) -> Any:
         return next((value for operand in operands if (value := operand(row)) is not None), None)
 
     return evaluate
 
 
-def _extreme(
-    choose: Callable[..., Any], operands: Sequence[Evaluate], key: Callable[[Any], Any] | None
-) -> Evaluate:
+def _extreme_function(
+    choose: Callable[..., Any], operands: Sequence[RowFunction], key: Callable[[Any], Any] | None
+) -> RowFunction:
     """Return GREATEST or LEAST of the operands; of equal values it is the first, with its display scale."""
 
     def evaluate(row: Row) -> Any:
@@ -392,7 +409,9 @@ def _extreme(
     return evaluate
 
 
-def _null_if(operands: Sequence[Evaluate], functions: Sequence[Callable[[Any], Any] | None]) -> Evaluate:
+def _null_if_function(
+    operands: Sequence[RowFunction], functions: Sequence[Callable[[Any], Any] | None]
+) -> RowFunction:
     left_rank, right_rank = (_identity if function is None else function for function in functions)
     left, right = operands
 
@@ -405,7 +424,7 @@ def _null_if(operands: Sequence[Evaluate], functions: Sequence[Callable[[Any], A
     return evaluate
 
 
-def _case(branches: Sequence[tuple[Evaluate, Evaluate]], default: Evaluate) -> Evaluate:
+def _case_function(branches: Sequence[tuple[RowFunction, RowFunction]], default: RowFunction) -> RowFunction:
     def evaluate(row: Row) -> Any:
         for condition, result in branches:
             if condition(row):
@@ -415,12 +434,12 @@ def _case(branches: Sequence[tuple[Evaluate, Evaluate]], default: Evaluate) -> E
     return evaluate
 
 
-def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
+def _array_position_function(items: RowFunction, sought_item: RowFunction) -> RowFunction:
     """Return array_position. It is the only function that is not strict: it can search for NULL."""
 
     def evaluate(row: Row) -> int | None:
-        array, value = items(row), sought(row)
-        return None if array is None else arrays.position(array, value)
+        array, value = items(row), sought_item(row)
+        return None if array is None else arrays.find_position(array, value)
 
     return evaluate
 
@@ -428,10 +447,10 @@ def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
 # ------------------------------------------------------------------------------------------
 
 
-def _modifier_cast(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
+def _modifier_cast_function(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
     """Return the cast of a value of this type to `numeric(p,s)`, `varchar(n)` or `character(n)`."""
     if type_oid != nodes.NUMERIC:
-        return strings.modifier_cast(type_oid, *modifier)
+        return strings.modifier_cast_function(type_oid, *modifier)
     precision, scale = (*modifier, 0)[:2]
     return lambda value: DECIMAL_FUNCTIONS["numeric"](value, precision, scale)
 
@@ -442,17 +461,17 @@ def _rank_functions(
     """Return the functions from both sides to their ranks; a date and a timestamp are compared as timestamps."""
     if left.type_oid == right.type_oid:
         return rank_function(left.type_oid), rank_function(right.type_oid)
-    first, second = (midnight if side.type_oid == nodes.DATE else None for side in (left, right))
+    first, second = (date_to_micros if side.type_oid == nodes.DATE else None for side in (left, right))
     return first, second
 
 
-def _element_ranks(array_oid: int) -> Callable[[list[Any]], list[Any]]:
-    function = rank_function(ELEMENT_OIDS[array_oid])
+def _element_rank_function(array_oid: int) -> Callable[[list[Any]], list[Any]]:
+    find_rank = rank_function(ELEMENT_OIDS[array_oid])
 
-    def ranks(items: list[Any]) -> list[Any]:
-        return items if function is None else [None if item is None else function(item) for item in items]
+    def rank_items(items: list[Any]) -> list[Any]:
+        return items if find_rank is None else [None if item is None else find_rank(item) for item in items]
 
-    return ranks
+    return rank_items
 
 
 def _compares_with_constant(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:

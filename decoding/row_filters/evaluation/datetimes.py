@@ -14,7 +14,7 @@ from math import isinf
 from types import MappingProxyType
 from typing import Any, Final
 
-from pgsieve.decoding.row_filters.evaluation.values import DAY, midnight
+from pgsieve.decoding.row_filters.evaluation.values import DAY, date_to_micros
 from pgsieve.decoding.row_filters.nodes import (
     DATE,
     FLOAT8,
@@ -55,13 +55,13 @@ def _add_days(day: float, days: int) -> float:
     return day if isinf(day) else _require_date_range(int(day) + days)
 
 
-def _days_between(left: float, right: float) -> int:
+def _subtract_dates(left: float, right: float) -> int:
     if isinf(left) or isinf(right):
         raise FilterValueError("cannot subtract infinite dates", sqlstate="22008")
     return int(left) - int(right)
 
 
-def _month_length(year: int, month: int) -> int:
+def _count_days_of_month(year: int, month: int) -> int:
     if month == 2:
         return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     return 30 if month in (4, 6, 9, 11) else 31
@@ -69,10 +69,10 @@ def _month_length(year: int, month: int) -> int:
 
 def _make_date(year: int, month: int, day: int) -> int:
     """Return the date with these fields. A negative year is BC. The calendar has no year 0."""
-    astronomical = year + 1 if year < 0 else year
-    if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _month_length(astronomical, month):
+    astronomical_year = year + 1 if year < 0 else year
+    if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _count_days_of_month(astronomical_year, month):
         raise FilterValueError("date field value out of range", sqlstate="22008")
-    return _require_date_range(days_since_epoch(astronomical, month, day))
+    return _require_date_range(days_since_epoch(astronomical_year, month, day))
 
 
 def _is_finite(value: float) -> bool:
@@ -82,48 +82,48 @@ def _is_finite(value: float) -> bool:
 # --- timestamps --------------------------------------------------------------------------
 
 
-def _timestamp_from_date(day: float) -> float:
+def _date_to_timestamp(day: float) -> float:
     if isinf(day) or day < _TIMESTAMP_END:
-        return midnight(day)
+        return date_to_micros(day)
     raise FilterValueError("date out of range for timestamp", sqlstate="22008")
 
 
-def _date_from_timestamp(micros: float) -> float:
+def _timestamp_to_date(micros: float) -> float:
     return micros if isinf(micros) else micros // DAY
 
 
 def _add_months(micros: int, months: int) -> int:
     """Move a timestamp to the same day of another month, or to the last day of this month if it is too short."""
-    days, clock = divmod(micros, DAY)
+    days, micros_of_day = divmod(micros, DAY)
     year, month, day = calendar_date(days)
-    years, place = divmod(month - 1 + months, 12)
-    year, month = year + years, place + 1
-    return days_since_epoch(year, month, min(day, _month_length(year, month))) * DAY + clock
+    years, month_index = divmod(month - 1 + months, 12)
+    year, month = year + years, month_index + 1
+    return days_since_epoch(year, month, min(day, _count_days_of_month(year, month))) * DAY + micros_of_day
 
 
 def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
     """Add the months, then the days, then the microseconds; each sum must be in the range of timestamps."""
     if isinf(micros):
         return micros
-    result = int(micros)
+    sum_micros = int(micros)
     if interval.months:
-        result = _require_timestamp_range(_add_months(result, sign * interval.months))
+        sum_micros = _require_timestamp_range(_add_months(sum_micros, sign * interval.months))
     if interval.days:
-        result = _require_timestamp_range(result + sign * interval.days * DAY)
-    return _require_timestamp_range(result + sign * interval.microseconds)
+        sum_micros = _require_timestamp_range(sum_micros + sign * interval.days * DAY)
+    return _require_timestamp_range(sum_micros + sign * interval.microseconds)
 
 
 def _add_time(day: float, time: str) -> float:
     """Return the timestamp with a date and a time of the form HH:MM:SS[.ffffff]."""
-    start = _timestamp_from_date(day)
-    if isinf(start):
-        return start
+    midnight_micros = _date_to_timestamp(day)
+    if isinf(midnight_micros):
+        return midnight_micros
     hours, minutes, seconds = time.split(":")
-    clock = (int(hours) * 60 + int(minutes)) * 60 * _SECOND + int(Decimal(seconds).scaleb(6))
-    return _require_timestamp_range(int(start) + clock)
+    micros_of_day = (int(hours) * 60 + int(minutes)) * 60 * _SECOND + int(Decimal(seconds).scaleb(6))
+    return _require_timestamp_range(int(midnight_micros) + micros_of_day)
 
 
-def _time_between(left: float, right: float) -> int:
+def _subtract_timestamps(left: float, right: float) -> int:
     """Return the difference of two timestamps in microseconds.
 
     Raises FilterValueError for infinities, as servers before 17 do.
@@ -147,7 +147,7 @@ def _day_of_year(days: int) -> int:
     return days - days_since_epoch(calendar_date(days)[0], 1, 1) + 1
 
 
-def _week(days: int) -> int:
+def _iso_week(days: int) -> int:
     """Return the number of a day's ISO 8601 week. A week belongs to the year in which its Thursday lies."""
     return (_day_of_year(days - _weekday(days) + 3) + 6) // 7
 
@@ -181,7 +181,7 @@ _DAY_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "millennium": partial(_span_of_years, 1000),
         "quarter": lambda days: (calendar_date(days)[1] + 2) // 3,
         "month": lambda days: calendar_date(days)[1],
-        "week": _week,
+        "week": _iso_week,
         "day": lambda days: calendar_date(days)[2],
         "dow": lambda days: (days + 4) % 7,
         "isodow": lambda days: _weekday(days) + 1,
@@ -204,9 +204,9 @@ _CLOCK_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def _julian_day(micros: int) -> Decimal:
-    days, clock = divmod(micros, DAY)
-    part = DECIMAL_FUNCTIONS["numeric_div"](Decimal(clock), Decimal(DAY))
-    return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), part)
+    days, micros_of_day = divmod(micros, DAY)
+    day_fraction = DECIMAL_FUNCTIONS["numeric_div"](Decimal(micros_of_day), Decimal(DAY))
+    return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), day_fraction)
 
 
 #: The fields of a timestamp that have a fraction. The first mapping computes them as numeric, the second as double
@@ -231,29 +231,29 @@ _FRACTIONAL_FIELDS_AS_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = Mapp
 )
 
 
-def _field_of_infinity(field: str, value: float) -> float | None:
+def _extract_from_infinity(field: str, value: float) -> float | None:
     return value if field in _FIELDS_OF_INFINITY else None
 
 
-def _field_of_date(field: str, day: float) -> float | None:
-    return _field_of_infinity(field, day) if isinf(day) else _DAY_FIELDS[field](int(day))
+def _extract_from_date(field: str, day: float) -> float | None:
+    return _extract_from_infinity(field, day) if isinf(day) else _DAY_FIELDS[field](int(day))
 
 
-def _field_of_timestamp(
-    fractional: Mapping[str, Callable[[int], Any]], field: str, micros: float
+def _extract_from_timestamp(
+    fractional_fields: Mapping[str, Callable[[int], Any]], field: str, micros: float
 ) -> float | Decimal | None:
     if isinf(micros):
-        return _field_of_infinity(field, micros)
-    moment = int(micros)
-    compute = fractional.get(field) or _CLOCK_FIELDS.get(field)
-    return _DAY_FIELDS[field](moment // DAY) if compute is None else compute(moment)
+        return _extract_from_infinity(field, micros)
+    finite_micros = int(micros)
+    compute = fractional_fields.get(field) or _CLOCK_FIELDS.get(field)
+    return _DAY_FIELDS[field](finite_micros // DAY) if compute is None else compute(finite_micros)
 
 
-def _field_of_midnight(field: str, day: float) -> float | Decimal | None:
-    return _field_of_timestamp(_FRACTIONAL_FIELDS_AS_DOUBLE, field, _timestamp_from_date(day))
+def _extract_from_midnight(field: str, day: float) -> float | Decimal | None:
+    return _extract_from_timestamp(_FRACTIONAL_FIELDS_AS_DOUBLE, field, _date_to_timestamp(day))
 
 
-_UNITS: Final = MappingProxyType(
+_MICROS_BY_UNIT: Final = MappingProxyType(
     {
         "microseconds": 1, "milliseconds": 1000, "second": _SECOND, "minute": 60 * _SECOND,
         "hour": 3600 * _SECOND, "day": DAY,
@@ -280,25 +280,25 @@ def _truncate(field: str, micros: float) -> float:
     """Return date_trunc: the timestamp with all fields smaller than this field at their least values."""
     if isinf(micros):
         return micros
-    if field in _UNITS:
-        return int(micros) // _UNITS[field] * _UNITS[field]
+    if field in _MICROS_BY_UNIT:
+        return int(micros) // _MICROS_BY_UNIT[field] * _MICROS_BY_UNIT[field]
     days = int(micros) // DAY
     year, month, _ = calendar_date(days)
     if field == "week":
         return _require_timestamp_range((days - _weekday(days)) * DAY)
-    first = month if field == "month" else (month - 1) // 3 * 3 + 1 if field == "quarter" else 1
+    first_month = month if field == "month" else (month - 1) // 3 * 3 + 1 if field == "quarter" else 1
     year = _FIRST_YEARS[field](days) if field in _FIRST_YEARS else year
-    return _require_timestamp_range(days_since_epoch(year, first, 1) * DAY)
+    return _require_timestamp_range(days_since_epoch(year, first_month, 1) * DAY)
 
 
 # --- functions ---------------------------------------------------------------------------
 
 _FIELD_FUNCTIONS: Final[Mapping[str, Callable[[str, float], Any]]] = MappingProxyType(
     {
-        "extract_date": _field_of_date,
-        "extract_timestamp": partial(_field_of_timestamp, _FRACTIONAL_FIELDS),
-        "timestamp_part": partial(_field_of_timestamp, _FRACTIONAL_FIELDS_AS_DOUBLE),
-        "date_part_date": _field_of_midnight,
+        "extract_date": _extract_from_date,
+        "extract_timestamp": partial(_extract_from_timestamp, _FRACTIONAL_FIELDS),
+        "timestamp_part": partial(_extract_from_timestamp, _FRACTIONAL_FIELDS_AS_DOUBLE),
+        "date_part_date": _extract_from_midnight,
         "timestamp_trunc": _truncate,
     }
 )
@@ -310,8 +310,8 @@ _INTERVAL_FUNCTIONS: Final[Mapping[str, Callable[[Interval, float], float]]] = M
     {
         "timestamp_pl_interval": _add_interval,
         "timestamp_mi_interval": partial(_add_interval, sign=-1),
-        "date_pl_interval": lambda interval, day: _add_interval(interval, _timestamp_from_date(day)),
-        "date_mi_interval": lambda interval, day: _add_interval(interval, _timestamp_from_date(day), -1),
+        "date_pl_interval": lambda interval, day: _add_interval(interval, _date_to_timestamp(day)),
+        "date_mi_interval": lambda interval, day: _add_interval(interval, _date_to_timestamp(day), -1),
     }
 )
 
@@ -329,10 +329,10 @@ def bind_constant(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, .
         convert = _RESULT_CONVERSIONS.get(node.type_oid)
         return (compute if convert is None else _convert_result(compute, convert)), (value,)
     if node.name in _INTERVAL_FUNCTIONS:
-        interval, other = sorted(node.operands, key=lambda operand: operand.type_oid != INTERVAL)
+        interval, operand = sorted(node.operands, key=lambda operand: operand.type_oid != INTERVAL)
         assert isinstance(interval, Constant)
         assert isinstance(interval.value, Interval)
-        return partial(_INTERVAL_FUNCTIONS[node.name], interval.value), (other,)
+        return partial(_INTERVAL_FUNCTIONS[node.name], interval.value), (operand,)
     return None
 
 
@@ -346,24 +346,24 @@ def _convert_result(
     return convert_field
 
 
-CONVERSIONS: Final = MappingProxyType(
-    {(DATE, TIMESTAMP): _timestamp_from_date, (TIMESTAMP, DATE): _date_from_timestamp}
+DATETIME_CONVERSIONS: Final = MappingProxyType(
+    {(DATE, TIMESTAMP): _date_to_timestamp, (TIMESTAMP, DATE): _timestamp_to_date}
 )
 """The casts between dates and timestamps, by the type oids of source and target."""
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+DATETIME_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         "date_pli": _add_days,
         "integer_pl_date": lambda days, day: _add_days(day, days),
         "date_mii": lambda day, days: _add_days(day, -days),
-        "date_mi": _days_between,
+        "date_mi": _subtract_dates,
         "date_finite": _is_finite,
         "timestamp_finite": _is_finite,
         "make_date": _make_date,
-        "timestamp_date": _date_from_timestamp,
+        "timestamp_date": _timestamp_to_date,
         "datetime_pl": _add_time,
         "timedate_pl": lambda time, day: _add_time(day, time),
-        "timestamp_mi": _time_between,
+        "timestamp_mi": _subtract_timestamps,
     }
 )
 """The functions of dates and times by `prosrc`, except those of `bind_constant`."""

@@ -38,58 +38,62 @@ from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS, DECIMAL_TO_I
 from pgsieve.decoding.row_filters.strings import INTEGER_FUNCTIONS, FilterValueError
 
 #: Maps the oid of each integer type to its number of bits and its name.
-_BITS: Final = MappingProxyType({INT2: (16, "smallint"), INT4: (32, "integer"), INT8: (64, "bigint")})
+_BITS_AND_NAME_BY_TYPE: Final = MappingProxyType(
+    {INT2: (16, "smallint"), INT4: (32, "integer"), INT8: (64, "bigint")}
+)
 
 
 def _identity(value: Any) -> Any:
     return value
 
 
-def _division_by_zero() -> FilterValueError:
+def _division_by_zero_error() -> FilterValueError:
     return FilterValueError("division by zero", sqlstate="22012")
 
 
 # --- integers ----------------------------------------------------------------------------
 
 
-def _with_range_check(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
+def _add_range_check(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
     """Return a function that calls `compute`, and raises FilterValueError if the result does not fit the integer type."""
-    bits, name = _BITS[type_oid]
+    bits, name = _BITS_AND_NAME_BY_TYPE[type_oid]
     limit = 1 << bits - 1
 
-    def checked(*operands: int) -> int:
+    def compute_checked(*operands: int) -> int:
         result = compute(*operands)
         if -limit <= result < limit:
             return result
         raise FilterValueError(f"{name} out of range", sqlstate="22003")
 
-    return checked
+    return compute_checked
 
 
-def _quotient(left: int, right: int) -> int:
+def _divide_integers(left: int, right: int) -> int:
     """Divide integers, and round towards zero as C does. Python's `//` would round down."""
     if right == 0:
-        raise _division_by_zero()
+        raise _division_by_zero_error()
     magnitude = abs(left) // abs(right)
     return magnitude if (left < 0) == (right < 0) else -magnitude
 
 
-def _remainder(left: int, right: int) -> int:
+def _find_remainder(left: int, right: int) -> int:
     """The remainder of a division. It has the sign of `left` as in C; Python's `%` would give the sign of `right`."""
     if right == 0:
-        raise _division_by_zero()
+        raise _division_by_zero_error()
     magnitude = abs(left) % abs(right)
     return -magnitude if left < 0 else magnitude
 
 
-_INTEGER_ARITHMETIC: Final = MappingProxyType({"+": add, "-": sub, "*": mul, "/": _quotient, "%": _remainder})
+_INTEGER_ARITHMETIC: Final = MappingProxyType(
+    {"+": add, "-": sub, "*": mul, "/": _divide_integers, "%": _find_remainder}
+)
 
 
 def _invert_bits(value: int) -> int:
     return ~value
 
 
-def _hexadecimal(bits: int) -> Callable[[int], str]:
+def _hexadecimal_printer(bits: int) -> Callable[[int], str]:
     return lambda value: f"{value & ((1 << bits) - 1):x}"
 
 
@@ -104,77 +108,77 @@ def _round_to_single(value: float) -> float:
     return c_float(value).value
 
 
-def _overflow() -> NoReturn:
+def _fail_overflow() -> NoReturn:
     raise FilterValueError("value out of range: overflow", sqlstate="22003")
 
 
-def _underflow() -> NoReturn:
+def _fail_underflow() -> NoReturn:
     raise FilterValueError("value out of range: underflow", sqlstate="22003")
 
 
-def _float_addition(
+def _float_adder(
     compute: Callable[[float, float], float], round_result: Callable[[float], float]
 ) -> Callable[..., float]:
     def compute_checked(left: float, right: float) -> float:
         result = round_result(compute(left, right))
         if math.isinf(result) and not math.isinf(left) and not math.isinf(right):
-            _overflow()
+            _fail_overflow()
         return result
 
     return compute_checked
 
 
-def _float_multiplication(round_result: Callable[[float], float]) -> Callable[..., float]:
+def _float_multiplier(round_result: Callable[[float], float]) -> Callable[..., float]:
     def compute_checked(left: float, right: float) -> float:
         result = round_result(left * right)
         if math.isinf(result) and not math.isinf(left) and not math.isinf(right):
-            _overflow()
+            _fail_overflow()
         if result == 0 and left != 0 and right != 0:
-            _underflow()
+            _fail_underflow()
         return result
 
     return compute_checked
 
 
-def _float_division(round_result: Callable[[float], float]) -> Callable[..., float]:
+def _float_divider(round_result: Callable[[float], float]) -> Callable[..., float]:
     def compute_checked(left: float, right: float) -> float:
         if math.isnan(left) or math.isnan(right):
             return math.nan
         if right == 0:
-            raise _division_by_zero()
+            raise _division_by_zero_error()
         result = round_result(left / right)
         if math.isinf(result) and not math.isinf(left):
-            _overflow()
+            _fail_overflow()
         if result == 0 and left != 0 and not math.isinf(right):
-            _underflow()
+            _fail_underflow()
         return result
 
     return compute_checked
 
 
-def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
+def _float_operators(type_oid: int) -> Mapping[str, Callable[..., float]]:
     """Map each operator to its function for real or double precision. PostgreSQL has no `%` for these types."""
     # For real, Python computes in double precision, and the result is then rounded to single precision. Rounding twice
     # gives the same result as rounding once, because 53 bits of precision are more than 2 * 24 + 1.
     round_result = _round_to_single if type_oid == FLOAT4 else _identity
     return {
-        "+": _float_addition(add, round_result),
-        "-": _float_addition(sub, round_result),
-        "*": _float_multiplication(round_result),
-        "/": _float_division(round_result),
+        "+": _float_adder(add, round_result),
+        "-": _float_adder(sub, round_result),
+        "*": _float_multiplier(round_result),
+        "/": _float_divider(round_result),
     }
 
 
-def _float_rounding(compute: Callable[[float], int]) -> Callable[[float], float]:
+def _float_rounder(compute: Callable[[float], int]) -> Callable[[float], float]:
     """Return a function that rounds by `compute`. It returns NaN, infinities and whole numbers unchanged."""
     return lambda value: float(compute(value)) if abs(value) < _MIN_DOUBLE_WITHOUT_FRACTION else value
 
 
-def _float_sign(value: float) -> float:
+def _find_sign(value: float) -> float:
     return float((value > 0) - (value < 0))  # 0 for NaN
 
 
-def _float_root(value: float) -> float:
+def _find_square_root(value: float) -> float:
     if value < 0:
         raise FilterValueError("cannot take square root of a negative number", sqlstate="2201F")
     return math.sqrt(value)
@@ -187,27 +191,27 @@ _NUMERIC_ARITHMETIC: Final = MappingProxyType(
 )
 
 
-def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
+def arithmetic_function(operator: str, type_oid: int) -> Callable[..., Any]:
     """Return the function that computes an operator for two numbers of the same type.
 
     The operators are `+`, `-`, `*` and `/`, and for integers and numeric also `%`.
     """
     if type_oid in INTEGERS:
-        return _with_range_check(_INTEGER_ARITHMETIC[operator], type_oid)
+        return _add_range_check(_INTEGER_ARITHMETIC[operator], type_oid)
     if type_oid in FLOATS:
-        return _float_arithmetic(type_oid)[operator]
+        return _float_operators(type_oid)[operator]
     return DECIMAL_FUNCTIONS[_NUMERIC_ARITHMETIC[operator]]
 
 
 # --- conversions -------------------------------------------------------------------------
 
 
-def _real_from_integer(value: int) -> float:
+def _integer_to_real(value: int) -> float:
     """Convert an integer to real, and round only once. A conversion to Python's float first would round twice."""
     return float(np.int64(value).astype(np.float32))
 
 
-def _integer_from_float(value: float, bits: int, name: str) -> int:
+def _float_to_integer(value: float, bits: int, name: str) -> int:
     """Round a float to an integer of `bits` bits. A number halfway between two integers becomes the even one.
 
     Raises FilterValueError for NaN, infinities, and numbers that the integer type `name` cannot hold.
@@ -218,16 +222,16 @@ def _integer_from_float(value: float, bits: int, name: str) -> int:
     raise FilterValueError(f"{name} out of range", sqlstate="22003")
 
 
-def _real_from_double(value: float) -> float:
+def _double_to_real(value: float) -> float:
     result = _round_to_single(value)
     if math.isinf(result) and not math.isinf(value):
-        _overflow()
+        _fail_overflow()
     if result == 0 and value != 0:
-        _underflow()
+        _fail_underflow()
     return result
 
 
-def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
+def _numeric_converter(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
     """Return a function that converts a numeric by `convert`, and checks the result as the server does.
 
     The function raises FilterValueError if a finite number becomes infinite, or if a number other than 0 becomes 0
@@ -243,53 +247,59 @@ def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decima
     return compute_checked
 
 
-def _real_from_decimal(value: Decimal) -> float:
+def _decimal_to_real(value: Decimal) -> float:
     # Arrow rounds a text to real only once. A conversion to Python's float first would round twice.
     result: float = pa.scalar(numeric_text(value)).cast(pa.float32()).as_py()
     return result
 
 
-def _conversions() -> dict[tuple[int, int], Callable[[Any], Any]]:
+def _list_conversions() -> dict[tuple[int, int], Callable[[Any], Any]]:
     conversions: dict[tuple[int, int], Callable[[Any], Any]] = {
         (FLOAT4, FLOAT8): _identity,
-        (FLOAT8, FLOAT4): _real_from_double,
+        (FLOAT8, FLOAT4): _double_to_real,
         (FLOAT4, NUMERIC): DECIMAL_FUNCTIONS["float4_numeric"],
         (FLOAT8, NUMERIC): DECIMAL_FUNCTIONS["float8_numeric"],
-        (NUMERIC, FLOAT4): _float_from_numeric(_real_from_decimal),
-        (NUMERIC, FLOAT8): _float_from_numeric(float),
+        (NUMERIC, FLOAT4): _numeric_converter(_decimal_to_real),
+        (NUMERIC, FLOAT8): _numeric_converter(float),
         (INT4, BOOL): bool,
         (BOOL, INT4): int,
     }
-    for integer, (bits, name) in _BITS.items():
-        round_result = partial(_integer_from_float, bits=bits, name=name)
+    for integer_oid, (bits, name) in _BITS_AND_NAME_BY_TYPE.items():
+        round_result = partial(_float_to_integer, bits=bits, name=name)
         conversions |= {
-            (integer, NUMERIC): Decimal,
-            (integer, FLOAT4): _real_from_integer,
-            (integer, FLOAT8): float,
-            (NUMERIC, integer): DECIMAL_TO_INTEGER[f"numeric_int{bits // 8}"],
-            **dict.fromkeys(((FLOAT4, integer), (FLOAT8, integer)), round_result),
+            (integer_oid, NUMERIC): Decimal,
+            (integer_oid, FLOAT4): _integer_to_real,
+            (integer_oid, FLOAT8): float,
+            (NUMERIC, integer_oid): DECIMAL_TO_INTEGER[f"numeric_int{bits // 8}"],
+            **dict.fromkeys(((FLOAT4, integer_oid), (FLOAT8, integer_oid)), round_result),
             **{
-                (source, integer): _with_range_check(_identity, integer)
+                (source, integer_oid): _add_range_check(_identity, integer_oid)
                 for source in INTEGERS
-                if source != integer
+                if source != integer_oid
             },
         }
     return conversions
 
 
-CONVERSIONS: Final = MappingProxyType(_conversions())
+NUMBER_CONVERSIONS: Final = MappingProxyType(_list_conversions())
 """Maps the type oids of a source and a target to the function that casts a value from the source type to the target type.
 
 The types are the types of numbers. Integer can be cast to boolean and back, too.
 """
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+NUMBER_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         **DECIMAL_FUNCTIONS,
         **DECIMAL_TO_INTEGER,
         **INTEGER_FUNCTIONS,
-        **{f"int{bits // 8}abs": _with_range_check(abs, oid) for oid, (bits, _) in _BITS.items()},
-        **{f"int{bits // 8}um": _with_range_check(neg, oid) for oid, (bits, _) in _BITS.items()},
+        **{
+            f"int{bits // 8}abs": _add_range_check(abs, oid)
+            for oid, (bits, _) in _BITS_AND_NAME_BY_TYPE.items()
+        },
+        **{
+            f"int{bits // 8}um": _add_range_check(neg, oid)
+            for oid, (bits, _) in _BITS_AND_NAME_BY_TYPE.items()
+        },
         **dict.fromkeys(("float4abs", "float8abs"), abs),
         **dict.fromkeys(("float4um", "float8um"), neg),
         **dict.fromkeys(("int2up", "int4up", "int8up", "float4up", "float8up"), _identity),
@@ -297,14 +307,14 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         **dict.fromkeys(("int2or", "int4or", "int8or"), or_),
         **dict.fromkeys(("int2xor", "int4xor", "int8xor"), xor),
         **dict.fromkeys(("int2not", "int4not", "int8not"), _invert_bits),
-        "to_hex32": _hexadecimal(32),
-        "to_hex64": _hexadecimal(64),
-        "dsign": _float_sign,
-        "dceil": _float_rounding(math.ceil),
-        "dfloor": _float_rounding(math.floor),
-        "dround": _float_rounding(round),
-        "dtrunc": _float_rounding(math.trunc),
-        "dsqrt": _float_root,
+        "to_hex32": _hexadecimal_printer(32),
+        "to_hex64": _hexadecimal_printer(64),
+        "dsign": _find_sign,
+        "dceil": _float_rounder(math.ceil),
+        "dfloor": _float_rounder(math.floor),
+        "dround": _float_rounder(round),
+        "dtrunc": _float_rounder(math.trunc),
+        "dsqrt": _find_square_root,
     }
 )
 """Maps the server's internal name of a function of numbers (`prosrc` in pg_proc) to a Python function that does the same."""

@@ -37,39 +37,39 @@ def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequ
     return value[first : max(start + length - 1, 0)]
 
 
-def _left(text: str, count: int) -> str:
+def _take_left(text: str, count: int) -> str:
     """Return the first `count` characters; for a negative count all but the last `-count` characters."""
     return text[:count]
 
 
-def _right(text: str, count: int) -> str:
+def _take_right(text: str, count: int) -> str:
     """Return the last `count` characters; for a negative count all but the first `-count` characters."""
     return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
 
 
-def _right_before_19(text: str, count: int) -> str:
+def _take_right_before_19(text: str, count: int) -> str:
     # Servers before 19 negate the count. The negation of the least integer overflows to the same integer. So the
     # result is the whole text.
-    return text if count == _MIN_INTEGER else _right(text, count)
+    return text if count == _MIN_INTEGER else _take_right(text, count)
 
 
-def _split_part(text: str, delimiter: str, place: int) -> str:
-    if place == 0:
+def _split_part(text: str, delimiter: str, field_position: int) -> str:
+    if field_position == 0:
         raise FilterValueError("field position must not be zero", sqlstate="22023")
     fields = text.split(delimiter) if delimiter else [text]
-    index = place - 1 if place > 0 else len(fields) + place
+    index = field_position - 1 if field_position > 0 else len(fields) + field_position
     return fields[index] if 0 <= index < len(fields) else ""
 
 
-def _position(text: str, sought: str) -> int:
-    return text.find(sought) + 1
+def _find_position(text: str, sought_text: str) -> int:
+    return text.find(sought_text) + 1
 
 
 # --- changes -----------------------------------------------------------------------------
 
 
-def _replace(text: str, old: str, new: str) -> str:
-    return text.replace(old, new) if old else text
+def _replace(text: str, sought_text: str, replacement: str) -> str:
+    return text.replace(sought_text, replacement) if sought_text else text
 
 
 def _translate(text: str, characters: str, replacements: str) -> str:
@@ -80,17 +80,17 @@ def _translate(text: str, characters: str, replacements: str) -> str:
     return text.translate(table)
 
 
-def _padding(text: str, length: int, fill: str) -> str:
-    missing = length - len(text)
-    return (fill * (missing // len(fill) + 1))[:missing] if fill and missing > 0 else ""
+def _make_padding(text: str, length: int, fill: str) -> str:
+    missing_count = length - len(text)
+    return (fill * (missing_count // len(fill) + 1))[:missing_count] if fill and missing_count > 0 else ""
 
 
 def _pad_left(text: str, length: int, fill: str = " ") -> str:
-    return _padding(text, length, fill) + text[: max(length, 0)]
+    return _make_padding(text, length, fill) + text[: max(length, 0)]
 
 
 def _pad_right(text: str, length: int, fill: str = " ") -> str:
-    return text[: max(length, 0)] + _padding(text, length, fill)
+    return text[: max(length, 0)] + _make_padding(text, length, fill)
 
 
 def _concatenate(left: _Sequence, right: _Sequence) -> _Sequence:
@@ -108,15 +108,15 @@ def _reverse(text: str) -> str:
 # --- numbers of a string -----------------------------------------------------------------
 
 
-def _octet_length(text: str) -> int:
+def _count_octets(text: str) -> int:
     return len(text.encode())
 
 
-def _unpadded_length(text: str) -> int:
+def _count_unpadded_characters(text: str) -> int:
     return len(text.rstrip(" "))
 
 
-def _ascii(text: str) -> int:
+def _first_code(text: str) -> int:
     return ord(text[0]) if text else 0
 
 
@@ -127,22 +127,22 @@ def _md5(value: bytes) -> str:
 # --- conversions -------------------------------------------------------------------------
 
 
-def conversion(source: int, target: int) -> Callable[[str], str] | None:
+def conversion_function(source_oid: int, target_oid: int) -> Callable[[str], str] | None:
     """Return the cast from one string type to another, or None if it changes nothing."""
-    if not {source, target} <= set(STRINGS):
+    if not {source_oid, target_oid} <= set(STRINGS):
         return None
-    return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
+    return (lambda text: text.rstrip(" ")) if source_oid == BPCHAR != target_oid else None
 
 
-def _boolean_text(value: bool) -> str:
+def _print_boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
-CONVERSIONS: Final = MappingProxyType({(BOOL, target): _boolean_text for target in STRINGS})
+STRING_CONVERSIONS: Final = MappingProxyType({(BOOL, target): _print_boolean for target in STRINGS})
 """The casts to strings, by the type oids of source and target."""
 
 
-def modifier_cast(type_oid: int, length: int) -> Callable[[str], str]:
+def modifier_cast_function(type_oid: int, length: int) -> Callable[[str], str]:
     """Return the explicit cast to `varchar(length)` or `character(length)`.
 
     Both casts cut longer texts. The cast to character also pads shorter texts with blanks.
@@ -155,7 +155,7 @@ def modifier_cast(type_oid: int, length: int) -> Callable[[str], str]:
 # --- patterns ----------------------------------------------------------------------------
 
 
-def _like_parts(pattern: str) -> Iterator[str]:
+def _translate_like_parts(pattern: str) -> Iterator[str]:
     """Yield the parts of a pattern that percent signs separate, as regular expressions."""
     part: list[str] = []
     characters = iter(pattern)
@@ -170,41 +170,41 @@ def _like_parts(pattern: str) -> Iterator[str]:
     yield "".join(part)
 
 
-def like(pattern: str) -> Callable[[str], bool]:
+def like_matcher(pattern: str) -> Callable[[str], bool]:
     r"""Return a function that matches a LIKE pattern; the pattern has a backslash before each literal %, _ and \."""
-    first, *rest = _like_parts(pattern)
-    if rest:
-        *middle, last = rest
+    expression, *later_parts = _translate_like_parts(pattern)
+    if later_parts:
+        *middle_parts, last_part = later_parts
         # For a part between two percent signs it is enough to take its first occurrence, without backtracking.
-        first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
-    matches = re.compile(first, re.DOTALL).fullmatch
+        expression += "".join(f"(?>.*?{part})" for part in middle_parts) + f".*{last_part}"
+    matches = re.compile(expression, re.DOTALL).fullmatch
     return lambda text: matches(text) is not None
 
 
 def like_expression(pattern: str) -> str:
     """Return a LIKE pattern as a regular expression of RE2."""
-    return rf"(?s)\A{'.*'.join(_like_parts(pattern))}\z"
+    return rf"(?s)\A{'.*'.join(_translate_like_parts(pattern))}\z"
 
 
-def regex(pattern: str) -> Callable[[str], bool]:
+def regex_matcher(pattern: str) -> Callable[[str], bool]:
     """Return a function that searches a text for a match of a regular expression in RE2's syntax."""
     return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
 
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+STRING_FUNCTIONS_BY_SOURCE: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         **STRING_FUNCTIONS,
         **dict.fromkeys(("textcat", "byteacat"), _concatenate),
         **dict.fromkeys(("textlen", "byteaoctetlen"), len),
-        "bpcharlen": _unpadded_length,
-        **dict.fromkeys(("textoctetlen", "bpcharoctetlen"), _octet_length),
-        "textbitlen": lambda text: 8 * _octet_length(text),
+        "bpcharlen": _count_unpadded_characters,
+        **dict.fromkeys(("textoctetlen", "bpcharoctetlen"), _count_octets),
+        "textbitlen": lambda text: 8 * _count_octets(text),
         "byteabitlen": lambda value: 8 * len(value),
         **dict.fromkeys(("text_substr", "bytea_substr"), _substring),
-        "text_left": _left,
-        "text_right": _right,
-        "text_right_before_19": _right_before_19,
-        "textpos": _position,
+        "text_left": _take_left,
+        "text_right": _take_right,
+        "text_right_before_19": _take_right_before_19,
+        "textpos": _find_position,
         "text_starts_with": str.startswith,
         **dict.fromkeys(("btrim", "btrim1"), lambda text, characters=" ": text.strip(characters)),
         **dict.fromkeys(("ltrim", "ltrim1"), lambda text, characters=" ": text.lstrip(characters)),
@@ -216,7 +216,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "split_part": _split_part,
         "lpad": _pad_left,
         "rpad": _pad_right,
-        "ascii": _ascii,
+        "ascii": _first_code,
         "md5_text": lambda text: _md5(text.encode()),
         "md5_bytea": _md5,
         "sha256_bytea": lambda value: sha256(value).digest(),

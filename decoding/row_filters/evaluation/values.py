@@ -49,19 +49,19 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _day(days: int) -> float:
+def _convert_date(days: int) -> float:
     return _DATE_INFINITIES.get(days, days)
 
 
-def _instant(micros: int) -> float:
+def _convert_timestamp(micros: int) -> float:
     return _TIMESTAMP_INFINITIES.get(micros, micros)
 
 
-def _numeric(value: Decimal | str) -> Decimal:
+def _convert_numeric(value: Decimal | str) -> Decimal:
     return numeric.decimal_from_text(value) if isinstance(value, str) else value
 
 
-def _interval(text: str) -> int:
+def _convert_interval(text: str) -> int:
     return int(str(STRING_FUNCTIONS["interval_cmp_value"](text)))
 
 
@@ -72,22 +72,22 @@ _ARROW_CONVERSIONS: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], An
         (nodes.BOOL, nodes.BYTEA, nodes.TIME, nodes.UUID, *nodes.INTEGERS, *nodes.FLOATS, *nodes.STRINGS),
         (None, _identity),
     ),
-    nodes.NUMERIC: (None, _numeric),
-    nodes.DATE: (pa.int32(), _day),
-    nodes.TIMESTAMP: (pa.int64(), _instant),
-    nodes.TIMESTAMPTZ: (pa.int64(), _instant),
-    nodes.INTERVAL: (None, _interval),
+    nodes.NUMERIC: (None, _convert_numeric),
+    nodes.DATE: (pa.int32(), _convert_date),
+    nodes.TIMESTAMP: (pa.int64(), _convert_timestamp),
+    nodes.TIMESTAMPTZ: (pa.int64(), _convert_timestamp),
+    nodes.INTERVAL: (None, _convert_interval),
 }
 
 
-def python_values(column: pa.Array, type_oid: int) -> list[Any]:
+def to_python_values(column: pa.Array, type_oid: int) -> list[Any]:
     """Return the values of a column of this PostgreSQL type, in the form of the module's table."""
     element_oid = ELEMENT_OIDS.get(type_oid, type_oid)
     if element_oid not in _ARROW_CONVERSIONS:
-        return [True if valid else None for valid in column.is_valid().to_pylist()]
-    arrow, convert = _ARROW_CONVERSIONS[element_oid]
-    if arrow is not None:
-        column = column.cast(arrow if element_oid == type_oid else pa.list_(arrow))
+        return [True if is_valid else None for is_valid in column.is_valid().to_pylist()]
+    arrow_type, convert = _ARROW_CONVERSIONS[element_oid]
+    if arrow_type is not None:
+        column = column.cast(arrow_type if element_oid == type_oid else pa.list_(arrow_type))
     values: list[Any] = column.to_pylist()
     if convert is _identity:
         return values
@@ -102,7 +102,7 @@ def python_values(column: pa.Array, type_oid: int) -> list[Any]:
 # --- constants ---------------------------------------------------------------------------
 
 
-def constant_value(value: nodes.ConstantValue) -> Any:
+def to_python_value(value: nodes.ConstantValue) -> Any:
     """Return a constant's value in the form of the module's table."""
     match value:
         case Decimal():
@@ -123,7 +123,7 @@ def constant_value(value: nodes.ConstantValue) -> Any:
 # --- comparisons -------------------------------------------------------------------------
 
 
-def _float_rank(value: float) -> tuple[bool, float]:
+def _rank_float(value: float) -> tuple[bool, float]:
     """Return the rank of a float: NaN equals NaN, and is greater than all other floats."""
     return (False, value) if value == value else (True, 0.0)  # noqa: PLR0124
 
@@ -133,15 +133,15 @@ def _strip_padding(text: str) -> str:
     return text.rstrip(" ")
 
 
-_RANKS: Final[dict[int, Callable[[Any], Any]]] = {
-    nodes.NUMERIC: numeric.rank,
-    nodes.FLOAT4: _float_rank,
-    nodes.FLOAT8: _float_rank,
+_RANK_FUNCTIONS: Final[dict[int, Callable[[Any], Any]]] = {
+    nodes.NUMERIC: numeric.sort_key,
+    nodes.FLOAT4: _rank_float,
+    nodes.FLOAT8: _rank_float,
     nodes.BPCHAR: _strip_padding,
 }
 
 
-def midnight(days: float) -> float:
+def date_to_micros(days: float) -> float:
     """Return a date as a timestamp, even if it is beyond PostgreSQL's range of timestamps."""
     return days * DAY
 
@@ -153,15 +153,15 @@ def rank_function(type_oid: int) -> Callable[[Any], Any] | None:
     that orders them by bytes. Python orders strings by code points. This is the order of their bytes in UTF-8.
     """
     if type_oid not in ELEMENT_OIDS:
-        return _RANKS.get(type_oid)
-    element_rank = rank_function(ELEMENT_OIDS[type_oid]) or _identity
+        return _RANK_FUNCTIONS.get(type_oid)
+    rank_element = rank_function(ELEMENT_OIDS[type_oid]) or _identity
 
-    def array_rank(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
+    def rank_array(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
         """Return the rank of an array.
 
         As elements, NULL equals NULL, and is greater than all other values. The begin of an array is less than the
         whole array.
         """
-        return tuple((True, 0) if item is None else (False, element_rank(item)) for item in items)
+        return tuple((True, 0) if item is None else (False, rank_element(item)) for item in items)
 
-    return array_rank
+    return rank_array

@@ -75,7 +75,9 @@ def test_after_a_delayed_transaction_the_last_description_is_repeated() -> None:
     kept_apart = descriptions.read_descriptions(binary(A))
     renamed = relation(1, "renamed")
     passed(descriptions, renamed, insert(1))
-    descriptions.record_replayed(kept_apart)  # its description is older than the last one that was passed on
+    descriptions.record_replayed_descriptions(
+        kept_apart
+    )  # its description is older than the last one that was passed on
     assert passed(descriptions, insert(1)) == raw(renamed, insert(1))
 
 

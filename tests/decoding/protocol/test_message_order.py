@@ -97,5 +97,5 @@ def test_the_block_of_a_message() -> None:
     blocks = []
     for message in (FIRST_BLOCK, CHANGE, STOP, Begin(90, 0, 6)):
         order.check(message)
-        blocks.append(order.block)
+        blocks.append(order.block_xid)
     assert blocks == [7, 7, None, None]

@@ -53,7 +53,7 @@ def test_a_type_that_is_not_built_in_is_named_by_its_message(described: Type, na
     cache.add(described)
     cache.add(relation("t", INTEGER, MOOD))
     assert cache.get(1).type_names == ("integer", name)
-    assert cache.get(1).types == (described,)
+    assert cache.get(1).type_messages == (described,)
 
 
 def test_the_name_from_the_server_has_precedence() -> None:
@@ -74,6 +74,6 @@ def test_an_undescribed_relation_is_an_error() -> None:
 def test_a_row_has_as_many_values_as_its_relation_has_columns() -> None:
     cache = RelationCache()
     cache.add(relation("t", INTEGER))
-    cache.get(1).check(Insert(1, (Null(),)))
+    cache.get(1).check_row_widths(Insert(1, (Null(),)))
     with pytest.raises(ProtocolError, match=r"has 2 values for 1 column\b"):
-        cache.get(1).check(Insert(1, (Null(), Null())))
+        cache.get(1).check_row_widths(Insert(1, (Null(), Null())))

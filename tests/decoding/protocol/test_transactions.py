@@ -202,7 +202,9 @@ def assembled_in_sessions(
             for data in in_batches(peek(server, "parts", stop, **options), seed):
                 for whole in assembler.assemble(data):
                     reader.read(whole)
-            prepared = [(p, list(assembler.messages_of(p))) for p in assembler.prepared_transactions]
+            prepared = [
+                (p, list(assembler.read_prepared_messages(p))) for p in assembler.prepared_transactions
+            ]
         advance(server, "parts", stop)
     return reader.changes
 

@@ -47,10 +47,10 @@ def test_a_collation_allows_equality_order_or_neither(
 ) -> None:
     for ordering, allowed in ((False, equality), (True, order)):
         if allowed:
-            require_collation(nodes, ordering=ordering)
+            require_collation(nodes, needs_order=ordering)
         else:
             with pytest.raises(RefusedError, match="collation"):
-                require_collation(nodes, ordering=ordering)
+                require_collation(nodes, needs_order=ordering)
 
 
 def test_only_in_c_and_posix_are_letters_ascii_only() -> None:

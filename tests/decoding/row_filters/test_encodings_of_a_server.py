@@ -41,11 +41,13 @@ def test_filters_interpret_each_code_as_the_server_does(publisher_server: Embedd
             texts, traits = [text for _, text in rows], ENCODINGS[name]
             assert len(texts) > 80
             assert not any(character.isascii() for text in texts for character in text), name
-            assert not traits.same_bytes
-            assert traits.same_characters == all(len(text) == 1 for text in texts), name
-            assert traits.same_codes == all(
+            assert not traits.has_same_bytes
+            assert traits.has_same_characters == all(len(text) == 1 for text in texts), name
+            assert traits.has_same_codes == all(
                 code == text.encode("latin-1", "replace") for code, text in rows
             ), name
-            assert traits.same_order == (texts == sorted(texts)), name
-            if traits.ambiguous is not None:
-                assert traits.ambiguous == {text for text, count in Counter(texts).items() if count > 1}, name
+            assert traits.has_same_order == (texts == sorted(texts)), name
+            if traits.ambiguous_characters is not None:
+                assert traits.ambiguous_characters == {
+                    text for text, count in Counter(texts).items() if count > 1
+                }, name

@@ -11,7 +11,7 @@ import pytest
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
 from pgsieve.decoding.row_filters.letter_case import ASCII
 from pgsieve.decoding.row_filters.nodes import BOOL, TEXT, ColumnValue, Constant, FunctionCall, Like
-from pgsieve.decoding.row_filters.patterns import like
+from pgsieve.decoding.row_filters.patterns import make_like
 from pgsieve.decoding.row_filters.regex import similar_to_escape, translate_pattern
 
 COLUMN = ColumnValue("c", "C", type_oid=TEXT)
@@ -34,11 +34,11 @@ COLUMN = ColumnValue("c", "C", type_oid=TEXT)
     ],
 )
 def test_a_pattern_that_re2_matches_in_the_same_way(pattern: str, re2: str) -> None:
-    assert translate_pattern(pattern, None, ascii_classes=True) == re2
+    assert translate_pattern(pattern, None, has_ascii_classes=True) == re2
 
 
 def test_without_case_each_letter_is_matched_with_its_variants() -> None:
-    assert translate_pattern("a[b-d]1", ASCII, ascii_classes=True) == r"(?s)[aA\x00][b-dBCD\x00]1"
+    assert translate_pattern("a[b-d]1", ASCII, has_ascii_classes=True) == r"(?s)[aA\x00][b-dBCD\x00]1"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_without_case_each_letter_is_matched_with_its_variants() -> None:
 def test_letters_of_a_set_match_no_other_letter_that_unicode_folds_to_them(form: str) -> None:
     texts = pa.array([character for character in map(chr, range(0x80, 0x3000)) if character.isalpha()])
     for letter in string.ascii_lowercase:
-        pattern = translate_pattern(form.format(letter, letter.upper()), None, ascii_classes=True)
+        pattern = translate_pattern(form.format(letter, letter.upper()), None, has_ascii_classes=True)
         assert not pc.any(pc.match_substring_regex(texts, pattern)).as_py(), (letter, pattern)
 
 
@@ -72,13 +72,13 @@ def test_letters_of_a_set_match_no_other_letter_that_unicode_folds_to_them(form:
 )
 def test_a_pattern_that_is_refused(pattern: str, reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        translate_pattern(pattern, None, ascii_classes=True)
+        translate_pattern(pattern, None, has_ascii_classes=True)
 
 
 @pytest.mark.parametrize("pattern", [r"\w", "[[:alpha:]]"])
 def test_classes_of_letters_depend_on_the_collation(pattern: str) -> None:
     with pytest.raises(RefusedError, match="depends on the collation"):
-        translate_pattern(pattern, None, ascii_classes=False)
+        translate_pattern(pattern, None, has_ascii_classes=False)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_escape_is_one_character() -> None:
     with pytest.raises(InvalidConstantError, match="invalid escape string"):
         similar_to_escape("a", "##")
     with pytest.raises(InvalidConstantError, match="invalid escape string"):
-        like(COLUMN, Constant("a", type_oid=TEXT), "##")
+        make_like(COLUMN, Constant("a", type_oid=TEXT), "##")
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_an_escape_is_one_character() -> None:
 def test_a_like_pattern_escapes_by_backslash_whatever_its_escape(
     pattern: str, escape: str, canonical: str
 ) -> None:
-    assert like(COLUMN, Constant(pattern, type_oid=TEXT), escape) == Like(COLUMN, canonical)
+    assert make_like(COLUMN, Constant(pattern, type_oid=TEXT), escape) == Like(COLUMN, canonical)
 
 
 def test_a_like_pattern_that_ends_with_its_escape_fails_only_for_rows_that_reach_its_end() -> None:
-    computed = like(COLUMN, Constant("a\\", type_oid=TEXT))
+    computed = make_like(COLUMN, Constant("a\\", type_oid=TEXT))
     assert computed == FunctionCall(
         "textlike", (COLUMN, Constant("a\\", type_oid=TEXT)), can_fail=True, type_oid=BOOL
     )

@@ -286,7 +286,7 @@ def test_any_and_all_of_nothing() -> None:
     for text, every in (("a = ANY ('{}'::integer[])", False), ("a <> ALL (ARRAY[]::integer[])", True)):
         match tree(text):
             case EachElement(subject=subject, array=array) as each:
-                assert (subject, array, each.every) == (column("a"), nothing, every)
+                assert (subject, array, each.is_all) == (column("a"), nothing, every)
             case other:
                 pytest.fail(f"{text} is {other}")
 

@@ -13,8 +13,8 @@ from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.evaluation.columns import NotColumnarError, compile_columnar
 from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
-from pgsieve.decoding.row_filters.evaluation.strings import like
-from pgsieve.decoding.row_filters.evaluation.values import python_values
+from pgsieve.decoding.row_filters.evaluation.strings import like_matcher
+from pgsieve.decoding.row_filters.evaluation.values import to_python_values
 from pgsieve.decoding.row_filters.nodes import Node
 from pgsieve.decoding.values.datetimes import DATE_INFINITY, TIMESTAMP_MINUS_INFINITY
 
@@ -120,9 +120,9 @@ def tree(text: str) -> Node:
 
 def row_by_row(node: Node) -> list[bool | None]:
     program = compile_tree(node)
-    values = [python_values(ROWS.column(name), oid) for name, oid in program.columns.items()]
+    values = [to_python_values(ROWS.column(name), oid) for name, oid in program.columns.items()]
     rows = zip(*values, strict=True) if values else [()] * ROWS.num_rows
-    return [program.evaluate([*row, *program.scratch]) for row in rows]
+    return [program.evaluate([*row, *program.scratch_values]) for row in rows]
 
 
 def by_columns(node: Node) -> list[bool | None]:
@@ -171,4 +171,4 @@ def test_patterns_match_the_same_by_columns_as_by_rows() -> None:
         for parts in product(("a", "%", "_", "\\%", "\\_", "\\\\"), repeat=size):
             pattern = "".join(parts)
             matches = compile_columnar(nodes.Like(column, pattern))(rows).to_pylist()
-            assert matches == [like(pattern)(text) for text in texts], pattern
+            assert matches == [like_matcher(pattern)(text) for text in texts], pattern

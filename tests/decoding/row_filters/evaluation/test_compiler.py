@@ -43,7 +43,7 @@ A_IS_ONE = Comparison("=", A, ONE)
 
 def value(node: Node, a: int | None, b: int | None) -> Any:
     program = compile_tree(node)
-    return program.evaluate([*({"a": a, "b": b}[name] for name in program.columns), *program.scratch])
+    return program.evaluate([*({"a": a, "b": b}[name] for name in program.columns), *program.scratch_values])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,11 @@ from math import inf
 import pytest
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.row_filters.evaluation.datetimes import CONVERSIONS, FUNCTIONS, bind_constant
+from pgsieve.decoding.row_filters.evaluation.datetimes import (
+    DATETIME_CONVERSIONS,
+    DATETIME_FUNCTIONS,
+    bind_constant,
+)
 from pgsieve.decoding.row_filters.evaluation.values import DAY
 from pgsieve.decoding.row_filters.nodes import (
     DATE,
@@ -54,11 +58,11 @@ def test_the_calendar_has_no_end() -> None:
 
 
 def test_infinities_stay() -> None:
-    assert FUNCTIONS["date_pli"](inf, 5) == inf
-    assert FUNCTIONS["date_mii"](-inf, 5) == -inf
-    assert FUNCTIONS["datetime_pl"](inf, "24:00:00") == inf
+    assert DATETIME_FUNCTIONS["date_pli"](inf, 5) == inf
+    assert DATETIME_FUNCTIONS["date_mii"](-inf, 5) == -inf
+    assert DATETIME_FUNCTIONS["datetime_pl"](inf, "24:00:00") == inf
     assert plus(Interval(1, 1, 1))(-inf) == -inf
-    assert [CONVERSIONS[pair](inf) for pair in ((DATE, TIMESTAMP), (TIMESTAMP, DATE))] == [inf, inf]
+    assert [DATETIME_CONVERSIONS[pair](inf) for pair in ((DATE, TIMESTAMP), (TIMESTAMP, DATE))] == [inf, inf]
     assert field("year", "extract_timestamp")(-inf) == -inf
     assert field("year", "timestamp_part", result=FLOAT8)(inf) == inf
     assert field("hour", "extract_timestamp")(inf) is None
@@ -75,17 +79,17 @@ def test_an_interval_is_added_months_first() -> None:
 @pytest.mark.parametrize(
     "fails",
     [
-        partial(FUNCTIONS["date_pli"], LAST, 1),
-        partial(FUNCTIONS["date_mii"], FIRST, 1),
-        partial(FUNCTIONS["date_mi"], inf, 0),
-        partial(FUNCTIONS["make_date"], 0, 1, 1),
-        partial(FUNCTIONS["make_date"], 2021, 2, 29),
-        partial(FUNCTIONS["make_date"], 5_874_898, 1, 1),
-        partial(CONVERSIONS[DATE, TIMESTAMP], LAST),
+        partial(DATETIME_FUNCTIONS["date_pli"], LAST, 1),
+        partial(DATETIME_FUNCTIONS["date_mii"], FIRST, 1),
+        partial(DATETIME_FUNCTIONS["date_mi"], inf, 0),
+        partial(DATETIME_FUNCTIONS["make_date"], 0, 1, 1),
+        partial(DATETIME_FUNCTIONS["make_date"], 2021, 2, 29),
+        partial(DATETIME_FUNCTIONS["make_date"], 5_874_898, 1, 1),
+        partial(DATETIME_CONVERSIONS[DATE, TIMESTAMP], LAST),
         partial(plus(Interval(0, 0, 1)), LAST_TIMESTAMP),
         partial(plus(Interval(-1, 31, 0)), FIRST_TIMESTAMP),
-        partial(FUNCTIONS["timestamp_mi"], inf, 0),
-        partial(FUNCTIONS["timestamp_mi"], LAST_TIMESTAMP, FIRST_TIMESTAMP),
+        partial(DATETIME_FUNCTIONS["timestamp_mi"], inf, 0),
+        partial(DATETIME_FUNCTIONS["timestamp_mi"], LAST_TIMESTAMP, FIRST_TIMESTAMP),
         partial(field("year", "timestamp_trunc", result=TIMESTAMP), FIRST_TIMESTAMP),
     ],
 )
@@ -96,6 +100,6 @@ def test_values_out_of_range_fail(fails: Callable[[], object]) -> None:
 
 
 def test_years_before_christ() -> None:
-    assert FUNCTIONS["make_date"](-1, 2, 29) == days_since_epoch(0, 2, 29)
+    assert DATETIME_FUNCTIONS["make_date"](-1, 2, 29) == days_since_epoch(0, 2, 29)
     assert field("year", "extract_date", DATE)(days_since_epoch(0, 2, 29)) == -1
     assert field("week", "extract_date", DATE)(days_since_epoch(2021, 1, 3)) == 53

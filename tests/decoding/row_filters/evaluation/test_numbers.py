@@ -10,7 +10,11 @@ from math import inf, isnan, nan
 import pytest
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.row_filters.evaluation.numbers import CONVERSIONS, FUNCTIONS, arithmetic
+from pgsieve.decoding.row_filters.evaluation.numbers import (
+    NUMBER_CONVERSIONS,
+    NUMBER_FUNCTIONS,
+    arithmetic_function,
+)
 from pgsieve.decoding.row_filters.nodes import FLOAT4, FLOAT8, INT2, INT4, INT8, NUMERIC
 
 
@@ -28,32 +32,32 @@ from pgsieve.decoding.row_filters.nodes import FLOAT4, FLOAT8, INT2, INT4, INT8,
     ],
 )
 def test_arithmetic(operator: str, type_oid: int, left: object, right: object, expected: object) -> None:
-    assert str(arithmetic(operator, type_oid)(left, right)) == str(expected)
+    assert str(arithmetic_function(operator, type_oid)(left, right)) == str(expected)
 
 
 def test_nan_is_divided_by_zero() -> None:
-    assert isnan(arithmetic("/", FLOAT8)(nan, 0.0))
+    assert isnan(arithmetic_function("/", FLOAT8)(nan, 0.0))
 
 
 @pytest.mark.parametrize(
     ("sqlstate", "fails"),
     [
-        ("22003", partial(arithmetic("+", INT2), 32767, 1)),
-        ("22003", partial(arithmetic("/", INT4), -(1 << 31), -1)),
-        ("22012", partial(arithmetic("%", INT8), 1, 0)),
-        ("22003", partial(arithmetic("*", FLOAT8), 1e300, 1e300)),
-        ("22003", partial(arithmetic("*", FLOAT4), 1e-30, 1e-30)),
-        ("22012", partial(arithmetic("/", FLOAT8), inf, 0.0)),
-        ("22012", partial(arithmetic("%", NUMERIC), Decimal(1), Decimal(0))),
-        ("22003", partial(FUNCTIONS["int2abs"], -32768)),
-        ("2201F", partial(FUNCTIONS["dsqrt"], -1.0)),
-        ("22003", partial(CONVERSIONS[FLOAT8, INT4], nan)),
-        ("22003", partial(CONVERSIONS[FLOAT4, INT8], float(1 << 63))),
-        ("22003", partial(CONVERSIONS[FLOAT8, FLOAT4], 1e-50)),
-        ("22003", partial(CONVERSIONS[INT8, INT2], 32768)),
-        ("22003", partial(CONVERSIONS[NUMERIC, FLOAT8], Decimal("1e400"))),
-        ("22003", partial(CONVERSIONS[NUMERIC, FLOAT4], Decimal("1e-60"))),
-        ("0A000", partial(CONVERSIONS[NUMERIC, INT4], Decimal("NaN"))),
+        ("22003", partial(arithmetic_function("+", INT2), 32767, 1)),
+        ("22003", partial(arithmetic_function("/", INT4), -(1 << 31), -1)),
+        ("22012", partial(arithmetic_function("%", INT8), 1, 0)),
+        ("22003", partial(arithmetic_function("*", FLOAT8), 1e300, 1e300)),
+        ("22003", partial(arithmetic_function("*", FLOAT4), 1e-30, 1e-30)),
+        ("22012", partial(arithmetic_function("/", FLOAT8), inf, 0.0)),
+        ("22012", partial(arithmetic_function("%", NUMERIC), Decimal(1), Decimal(0))),
+        ("22003", partial(NUMBER_FUNCTIONS["int2abs"], -32768)),
+        ("2201F", partial(NUMBER_FUNCTIONS["dsqrt"], -1.0)),
+        ("22003", partial(NUMBER_CONVERSIONS[FLOAT8, INT4], nan)),
+        ("22003", partial(NUMBER_CONVERSIONS[FLOAT4, INT8], float(1 << 63))),
+        ("22003", partial(NUMBER_CONVERSIONS[FLOAT8, FLOAT4], 1e-50)),
+        ("22003", partial(NUMBER_CONVERSIONS[INT8, INT2], 32768)),
+        ("22003", partial(NUMBER_CONVERSIONS[NUMERIC, FLOAT8], Decimal("1e400"))),
+        ("22003", partial(NUMBER_CONVERSIONS[NUMERIC, FLOAT4], Decimal("1e-60"))),
+        ("0A000", partial(NUMBER_CONVERSIONS[NUMERIC, INT4], Decimal("NaN"))),
     ],
 )
 def test_an_error_has_postgresqls_sqlstate(sqlstate: str, fails: Callable[[], object]) -> None:
@@ -63,10 +67,10 @@ def test_an_error_has_postgresqls_sqlstate(sqlstate: str, fails: Callable[[], ob
 
 
 def test_rounding() -> None:
-    assert [CONVERSIONS[FLOAT8, INT4](value) for value in (0.5, 1.5, -2.5)] == [0, 2, -2]
-    assert [CONVERSIONS[NUMERIC, INT4](Decimal(text)) for text in ("0.5", "1.5", "-2.5")] == [1, 2, -3]
+    assert [NUMBER_CONVERSIONS[FLOAT8, INT4](value) for value in (0.5, 1.5, -2.5)] == [0, 2, -2]
+    assert [NUMBER_CONVERSIONS[NUMERIC, INT4](Decimal(text)) for text in ("0.5", "1.5", "-2.5")] == [1, 2, -3]
     # As doubles, these would be rounded twice, and so down.
-    assert CONVERSIONS[INT8, FLOAT4](9007199791611905) == 9007200328482816.0
-    assert CONVERSIONS[NUMERIC, FLOAT4](Decimal("16777217.000000001")) == 16777218.0
-    assert [FUNCTIONS["dround"](value) for value in (0.5, 2.5, inf, 1e300)] == [0.0, 2.0, inf, 1e300]
-    assert isnan(FUNCTIONS["dceil"](nan))
+    assert NUMBER_CONVERSIONS[INT8, FLOAT4](9007199791611905) == 9007200328482816.0
+    assert NUMBER_CONVERSIONS[NUMERIC, FLOAT4](Decimal("16777217.000000001")) == 16777218.0
+    assert [NUMBER_FUNCTIONS["dround"](value) for value in (0.5, 2.5, inf, 1e300)] == [0.0, 2.0, inf, 1e300]
+    assert isnan(NUMBER_FUNCTIONS["dceil"](nan))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.decoding.row_filters import nodes
-from pgsieve.decoding.row_filters.evaluation.values import constant_value, python_values, rank_function
+from pgsieve.decoding.row_filters.evaluation.values import rank_function, to_python_value, to_python_values
 from pgsieve.decoding.row_filters.nodes import Infinity, Interval
 from pgsieve.decoding.values.types import column_type, convert_text
 
@@ -34,18 +34,18 @@ MONTH = 30 * 86_400_000_000
 )
 def test_a_column(type_oid: int, modifier: int, texts: list[str | None], expected: list[object]) -> None:
     column = convert_text(pa.array(texts, pa.string()), column_type(type_oid, modifier), "x")
-    values = python_values(column, type_oid)
+    values = to_python_values(column, type_oid)
     assert (values, list(map(str, values))) == (expected, list(map(str, expected)))
 
 
 def test_a_constant() -> None:
-    assert str(constant_value(Decimal("1.5e3"))) == "1500"
-    assert constant_value(Infinity(-1)) == -inf
-    assert constant_value(Interval(1, -30, 5)) == 5
-    assert constant_value(date(1969, 12, 31)) == -1
-    assert constant_value(datetime(1970, 1, 1, 0, 0, 1)) == 1_000_000  # noqa: DTZ001 - a timestamp has no zone
-    assert constant_value(datetime(1970, 1, 1, tzinfo=UTC)) == 0
-    assert constant_value(None) is None
+    assert str(to_python_value(Decimal("1.5e3"))) == "1500"
+    assert to_python_value(Infinity(-1)) == -inf
+    assert to_python_value(Interval(1, -30, 5)) == 5
+    assert to_python_value(date(1969, 12, 31)) == -1
+    assert to_python_value(datetime(1970, 1, 1, 0, 0, 1)) == 1_000_000  # noqa: DTZ001 - a timestamp has no zone
+    assert to_python_value(datetime(1970, 1, 1, tzinfo=UTC)) == 0
+    assert to_python_value(None) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, verdicts
+from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, compute_verdicts
 from pgsieve.decoding.row_filters.nodes import BOOL, INT4, TEXT, ColumnValue, FunctionCall, Node, Not
 from pgsieve.decoding.row_filters.strings import FilterValueError
 
@@ -44,19 +44,19 @@ def tree(text: str) -> Node:
     ],
 )
 def test_a_verdict_is_true_false_or_null(text: str, expected: list[bool | None]) -> None:
-    results = verdicts(tree(text), ROWS)
+    results = compute_verdicts(tree(text), ROWS)
     assert results.type == pa.bool_()
     assert results.to_pylist() == expected
 
 
 def test_an_empty_batch_has_no_verdicts() -> None:
-    assert verdicts(tree("10 / a > 1"), ROWS.slice(0, 0)).to_pylist() == []
-    assert verdicts(tree("NULL"), ROWS.slice(1, 2)).to_pylist() == [None, None]
+    assert compute_verdicts(tree("10 / a > 1"), ROWS.slice(0, 0)).to_pylist() == []
+    assert compute_verdicts(tree("NULL"), ROWS.slice(1, 2)).to_pylist() == [None, None]
 
 
 def test_an_error_has_postgresqls_words_and_no_value() -> None:
     with pytest.raises(FilterValueError) as raised:
-        verdicts(tree("10 / a > 1"), ROWS)
+        compute_verdicts(tree("10 / a > 1"), ROWS)
     assert (str(raised.value), raised.value.sqlstate) == ("division by zero [22012]", "22012")
 
 
@@ -92,7 +92,7 @@ def test_without_any_filter_no_row_passes() -> None:
 def test_parts_that_cannot_fail_are_computed_by_columns_even_if_others_may_fail(
     text: str, expected: list[bool | None]
 ) -> None:
-    assert verdicts(tree(text), ROWS).to_pylist() == expected
+    assert compute_verdicts(tree(text), ROWS).to_pylist() == expected
 
 
 def test_several_threads_may_use_a_condition() -> None:
