@@ -24,7 +24,7 @@ from pgsieve.decoding.publications.catalog import (
     PublicationError,
     ReplicatedTable,
     Table,
-    replicated_tables,
+    find_replicated_tables,
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.evolution import (
@@ -32,13 +32,13 @@ from pgsieve.decoding.publications.evolution import (
     Layout,
     LayoutColumn,
     SchemaChangedError,
-    column_sources,
+    find_column_sources,
 )
-from pgsieve.decoding.publications.replica_names import refuse_shared_names, snake_case
+from pgsieve.decoding.publications.replica_names import refuse_shared_names, to_snake_case
 from pgsieve.decoding.publications.routing import (
     CapturePublication,
-    capture_suffixes,
-    leaf_captured_trees,
+    find_leaf_captured_trees,
+    list_capture_suffixes,
     plan_capture,
 )
 from pgsieve.decoding.values.builtin_types import NO_DEFINED_TYPES, DefinedTypes
@@ -122,13 +122,13 @@ class Feed:
         """The leaves of each root whose TRUNCATE looks, as captured, the same as a TRUNCATE of all its leaves."""
         if self.filtered:
             return ()
-        return leaf_captured_trees(
+        return find_leaf_captured_trees(
             catalog, {name: self.publications(catalog, name) for name in self.subscriptions}
         )
 
     def capture_names(self) -> list[str]:
         """The names that capture publications may have. Empty if the publisher filters."""
-        return [] if self.filtered else [self.capture + suffix for suffix in capture_suffixes()]
+        return [] if self.filtered else [self.capture + suffix for suffix in list_capture_suffixes()]
 
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
         """The publications with which the slot is read: those that are planned, and capture publications that exist."""
@@ -158,7 +158,7 @@ class Subscription:
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
         """Maps the schema and the name of each table that the subscription replicates to the table."""
-        return replicated_tables(self.feed.publications(catalog, self.name), catalog)
+        return find_replicated_tables(self.feed.publications(catalog, self.name), catalog)
 
     def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
         """The definition that a copy would give a replica now. Raises PgsieveError if the table cannot be replicated."""
@@ -172,7 +172,7 @@ class Subscription:
                     sqlstate="22021",
                 )
         self.refuse_shared_names(table)
-        layout = Layout.of_table(table, catalog)
+        layout = Layout.from_table(table, catalog)
         columns = tuple(replace(c, name=self.replica_name(c.name)) for c in layout.columns)
         entries = [
             p.table_entry(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)
@@ -227,7 +227,7 @@ class Subscription:
 
     def replica_name(self, column: str) -> str:
         """The name in the replica of a column that is named as at the publisher. A name of the replica stays as it is."""
-        return snake_case(column) if self.layout.uses_plain_names else column
+        return to_snake_case(column) if self.layout.uses_plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
         """Raise PgsieveError if two columns of a table would have the same name in the replica."""
@@ -455,7 +455,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     """How the present columns get their values. Raises SchemaChangedError if the table has to be copied again."""
     if bool(column_mapping_property(former.names)) != bool(column_mapping_property(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
-    sources = column_sources(
+    sources = find_column_sources(
         former.layout,
         present.layout,
         dict(former.table_columns),
@@ -464,7 +464,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     )
     if not former.key and present.key and present.layout.is_partitioned:
         raise SchemaChangedError("a key finds the rows of its partitions now")
-    if all(source.former is None for source in sources) and present != former:
+    if all(source.former_column is None for source in sources) and present != former:
         raise SchemaChangedError("none of its former columns is left")
     if former.soft_delete_columns and not present.soft_delete_columns:
         raise SchemaChangedError("deleted rows are no longer kept")
@@ -486,7 +486,7 @@ def arrow_types(
     """The columns of a replica, each with the Arrow type in which its values arrive."""
     types = []
     for name, _ in definition.table_columns:
-        column = definition.layout.column_by_name(name)
+        column = definition.layout.find_column_by_name(name)
         assert column is not None
         chosen_type = subscription.chosen_type(table, name)
         types.append((name, column_type(column.type_oid, column.type_modifier, chosen_type).arrow_type))

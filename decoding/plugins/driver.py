@@ -110,15 +110,15 @@ class PluginDriver:
         self._decoder = Decoder(parallel=parallel)
         self._order = MessageOrder()
         self._relations = RelationCache(type_names)
-        #: The transaction or block that the next messages belong to. `_open` is set if the plugin gets the changes
-        #: as they arrive, and `_buffering` if the driver buffers them. At most one of the two is set.
-        self._open: _OpenTransaction | None = None
-        self._buffering: BufferedTransaction | None = None
+        #: The transaction or block that the next messages belong to. `_open_transaction` is set if the plugin gets the changes
+        #: as they arrive, and `_open_buffer` if the driver buffers them. At most one of the two is set.
+        self._open_transaction: _OpenTransaction | None = None
+        self._open_buffer: BufferedTransaction | None = None
         #: Streamed and prepared transactions that have not ended, by xid: those that the plugin gets in blocks, those
         #: that are buffered, and those that filter_by_origin has dropped.
-        self._streams: dict[int, _OpenTransaction] = {}
-        self._buffered: dict[int, BufferedTransaction] = {}
-        self._ignored: set[int] = set()
+        self._stream_by_xid: dict[int, _OpenTransaction] = {}
+        self._buffer_by_xid: dict[int, BufferedTransaction] = {}
+        self._ignored_xids: set[int] = set()
 
     @property
     def output_type(self) -> OutputType:
@@ -147,39 +147,39 @@ class PluginDriver:
                 self._relations.add(message, self._order.block_xid)
             case Begin():
                 txn = Transaction(message.xid, message.final_lsn, commit_time=message.commit_time)
-                self._open = _OpenTransaction(txn, "begin")
+                self._open_transaction = _OpenTransaction(txn, "begin")
             case BeginPrepare():
                 self._begin_prepare(message)
             case StreamStart():
                 self._stream_start(message.xid)
             case Origin():
-                transaction = self._buffering or self._current().txn
+                transaction = self._open_buffer or self._find_open_transaction().txn
                 transaction.origin, transaction.origin_lsn = message.name, message.commit_lsn
             case LogicalMessage(transactional=False):
                 yield from self._plugin.call("message", None, message)
             case Insert() | Update() | Delete() | Truncate() | LogicalMessage():
-                relations = self._relations_of(message)
-                if self._buffering is not None:
-                    self._buffering.add(message, data, relations)
+                relations = self._find_relations(message)
+                if self._open_buffer is not None:
+                    self._open_buffer.add(message, data, relations)
                 else:
-                    yield from self._change(self._current(), message, relations)
+                    yield from self._pass_change(self._find_open_transaction(), message, relations)
             case Commit():
-                open_txn = self._current()
+                open_txn = self._find_open_transaction()
                 open_txn.txn.end_lsn = message.end_lsn
-                yield from self._end(open_txn, "commit", message.commit_lsn)
+                yield from self._end_transaction(open_txn, "commit", message.commit_lsn)
             case Prepare():
-                if self._open is None and self._buffering is None:
+                if self._open_transaction is None and self._open_buffer is None:
                     # PostgreSQL 18 sends no Begin Prepare for an empty transaction. The driver calls begin_prepare
                     # all the same, because the plugin's prepare callback needs the state that begin_prepare sets.
                     self._begin_prepare(message)
-                if self._buffering is not None:
-                    self._buffering = None
+                if self._open_buffer is not None:
+                    self._open_buffer = None
                 else:
-                    yield from self._prepare(self._current(), message)
-            case StreamStop() if self._buffering is not None:
-                self._buffering = None
+                    yield from self._prepare(self._find_open_transaction(), message)
+            case StreamStop() if self._open_buffer is not None:
+                self._open_buffer = None
             case StreamStop():
-                yield from self._end(self._current(), "stream_stop")
+                yield from self._end_transaction(self._find_open_transaction(), "stream_stop")
             case StreamCommit():
                 yield from self._stream_commit(message)
             case StreamAbort():
@@ -193,11 +193,11 @@ class PluginDriver:
             case _:
                 assert_never(message)
 
-    def _current(self) -> _OpenTransaction:
-        assert self._open is not None  # MessageOrder checked that a transaction is open.
-        return self._open
+    def _find_open_transaction(self) -> _OpenTransaction:
+        assert self._open_transaction is not None  # MessageOrder checked that a transaction is open.
+        return self._open_transaction
 
-    def _relations_of(self, message: BufferedChange) -> tuple[PublishedRelation, ...]:
+    def _find_relations(self, message: BufferedChange) -> tuple[PublishedRelation, ...]:
         block = self._order.block_xid
         match message:
             case LogicalMessage():
@@ -213,7 +213,7 @@ class PluginDriver:
 
     # transactions
 
-    def _start(self, open_txn: _OpenTransaction) -> list[Output]:
+    def _begin_if_needed(self, open_txn: _OpenTransaction) -> list[Output]:
         if open_txn.is_ignored is None:
             open_txn.is_ignored = self._plugin.is_origin_filtered(open_txn.txn.origin)
         if open_txn.is_ignored or open_txn.is_started:
@@ -221,10 +221,10 @@ class PluginDriver:
         open_txn.is_started = True
         return self._plugin.call(open_txn.start_callback, open_txn.txn)
 
-    def _change(
+    def _pass_change(
         self, open_txn: _OpenTransaction, message: BufferedChange, relations: tuple[PublishedRelation, ...]
     ) -> Iterator[Output]:
-        yield from self._start(open_txn)
+        yield from self._begin_if_needed(open_txn)
         if open_txn.is_ignored:
             return
         match message:
@@ -239,10 +239,10 @@ class PluginDriver:
                     open_txn.callback_prefix + "change", open_txn.txn, relations[0], message
                 )
 
-    def _end(self, open_txn: _OpenTransaction, name: str, *lsn: int) -> Iterator[Output]:
+    def _end_transaction(self, open_txn: _OpenTransaction, name: str, *lsn: int) -> Iterator[Output]:
         """Call the last callback of a transaction or block, even if no change came before it."""
-        self._open = None
-        yield from self._start(open_txn)
+        self._open_transaction = None
+        yield from self._begin_if_needed(open_txn)
         if not open_txn.is_ignored:
             yield from self._plugin.call(name, open_txn.txn, *lsn)
 
@@ -250,37 +250,37 @@ class PluginDriver:
         """Pass the changes of a buffered transaction to the plugin, as the changes of `open_txn`."""
         open_txn.txn.origin, open_txn.txn.origin_lsn = transaction.origin, transaction.origin_lsn
         for message, relations in transaction.changes():
-            yield from self._change(open_txn, message, relations)
+            yield from self._pass_change(open_txn, message, relations)
 
     def _replay_committed(self, transaction: BufferedTransaction, txn: Transaction) -> Iterator[Output]:
         """Pass a buffered transaction to the plugin as if it had never been streamed or prepared."""
         open_txn = _OpenTransaction(txn, "begin")
         yield from self._replay(transaction, open_txn)
-        yield from self._end(open_txn, "commit", txn.final_lsn)
+        yield from self._end_transaction(open_txn, "commit", txn.final_lsn)
 
     # two-phase commit
 
     def _begin_prepare(self, message: BeginPrepare | Prepare) -> None:
-        if self._plugin.decodes_prepare(message.xid, message.gid):
-            self._open = _OpenTransaction(_prepared_transaction(message), "begin_prepare")
+        if self._plugin.can_decode_prepare(message.xid, message.gid):
+            self._open_transaction = _OpenTransaction(_make_prepared_transaction(message), "begin_prepare")
         else:
-            self._buffered[message.xid] = self._buffering = BufferedTransaction(is_streamed=False)
+            self._buffer_by_xid[message.xid] = self._open_buffer = BufferedTransaction(is_streamed=False)
 
     def _prepare(self, open_txn: _OpenTransaction, message: Prepare | StreamPrepare) -> Iterator[Output]:
-        yield from self._end(open_txn, "prepare", message.prepare_lsn)
+        yield from self._end_transaction(open_txn, "prepare", message.prepare_lsn)
         if open_txn.is_ignored:
-            self._ignored.add(message.xid)
+            self._ignored_xids.add(message.xid)
 
     def _commit_prepared(self, message: CommitPrepared) -> Iterator[Output]:
         xid, gid = message.xid, message.gid
-        if xid in self._ignored:
-            self._ignored.remove(xid)
-        elif transaction := self._buffered.pop(xid, None):
+        if xid in self._ignored_xids:
+            self._ignored_xids.remove(xid)
+        elif transaction := self._buffer_by_xid.pop(xid, None):
             yield from self._replay_committed(transaction, _set_commit(Transaction(xid, gid=gid), message))
-        elif stream := self._streams.pop(xid, None):
+        elif stream := self._stream_by_xid.pop(xid, None):
             _set_commit(stream.txn, message)
             yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
-        elif self._plugin.decodes_prepare(xid, gid):
+        elif self._plugin.can_decode_prepare(xid, gid):
             txn = _set_commit(Transaction(xid, gid=gid), message)
             yield from self._plugin.call("commit_prepared", txn, message.commit_lsn)
         else:
@@ -293,12 +293,12 @@ class PluginDriver:
 
     def _rollback_prepared(self, message: RollbackPrepared) -> Iterator[Output]:
         xid, gid = message.xid, message.gid
-        if xid in self._ignored:
-            self._ignored.remove(xid)
-        elif stream := self._streams.pop(xid, None):
+        if xid in self._ignored_xids:
+            self._ignored_xids.remove(xid)
+        elif stream := self._stream_by_xid.pop(xid, None):
             stream.txn.abort_time = message.rollback_time
             yield from self._end_stream(stream, "stream_abort", stream.txn, message.rollback_end_lsn)
-        elif self._buffered.pop(xid, None) is None and self._plugin.decodes_prepare(xid, gid):
+        elif self._buffer_by_xid.pop(xid, None) is None and self._plugin.can_decode_prepare(xid, gid):
             txn = Transaction(xid, end_lsn=message.rollback_end_lsn, gid=gid)
             txn.prepare_time, txn.commit_time = message.prepare_time, message.rollback_time
             yield from self._plugin.call(
@@ -309,10 +309,12 @@ class PluginDriver:
 
     def _stream_start(self, xid: int) -> None:
         if self._plugin.streaming:
-            self._open = self._streams.setdefault(xid, _OpenTransaction(Transaction(xid), "stream_start"))
-            self._open.is_started = False
+            self._open_transaction = self._stream_by_xid.setdefault(
+                xid, _OpenTransaction(Transaction(xid), "stream_start")
+            )
+            self._open_transaction.is_started = False
         else:
-            self._buffering = self._buffered.setdefault(xid, BufferedTransaction(is_streamed=True))
+            self._open_buffer = self._buffer_by_xid.setdefault(xid, BufferedTransaction(is_streamed=True))
 
     def _end_stream(
         self, stream: _OpenTransaction, name: str, txn: Transaction, lsn: int
@@ -324,10 +326,10 @@ class PluginDriver:
     def _stream_commit(self, message: StreamCommit) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
-        if transaction := self._buffered.pop(xid, None):
+        if transaction := self._buffer_by_xid.pop(xid, None):
             yield from self._replay_committed(transaction, _set_commit(Transaction(xid), message))
         else:
-            stream = self._streams.pop(xid)
+            stream = self._stream_by_xid.pop(xid)
             _set_commit(stream.txn, message)
             yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
 
@@ -336,16 +338,16 @@ class PluginDriver:
         is_toplevel = xid == subxid
         if is_toplevel:
             self._relations.end_stream(xid, committed=False)
-        if transaction := self._buffered.get(xid):
+        if transaction := self._buffer_by_xid.get(xid):
             transaction.abort(subxid)
             if is_toplevel:
-                del self._buffered[xid]
+                del self._buffer_by_xid[xid]
             return
-        stream = self._streams.get(xid)
+        stream = self._stream_by_xid.get(xid)
         if stream is None:
             return
         if is_toplevel:
-            del self._streams[xid]
+            del self._stream_by_xid[xid]
         txn = stream.txn if is_toplevel else Transaction(subxid, toptxn=stream.txn)
         txn.abort_time = message.abort.time if message.abort else 0
         abort_lsn = message.abort.lsn if message.abort else 0
@@ -354,22 +356,22 @@ class PluginDriver:
     def _stream_prepare(self, message: StreamPrepare) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
-        if not self._plugin.decodes_prepare(xid, message.gid):
+        if not self._plugin.can_decode_prepare(xid, message.gid):
             return  # The transaction stays buffered until COMMIT PREPARED or ROLLBACK PREPARED.
-        txn = _prepared_transaction(message)
-        if transaction := self._buffered.pop(xid, None):
+        txn = _make_prepared_transaction(message)
+        if transaction := self._buffer_by_xid.pop(xid, None):
             open_txn = _OpenTransaction(txn, "begin_prepare")
             yield from self._replay(transaction, open_txn)
             yield from self._prepare(open_txn, message)
             return
-        stream = self._streams.pop(xid)
+        stream = self._stream_by_xid.pop(xid)
         if stream.is_ignored:
-            self._ignored.add(xid)
+            self._ignored_xids.add(xid)
         txn.output_plugin_private = stream.txn.output_plugin_private
         yield from self._end_stream(stream, "stream_prepare", txn, message.prepare_lsn)
 
 
-def _prepared_transaction(message: BeginPrepare | Prepare | StreamPrepare) -> Transaction:
+def _make_prepared_transaction(message: BeginPrepare | Prepare | StreamPrepare) -> Transaction:
     txn = Transaction(message.xid, message.prepare_lsn, message.end_lsn, gid=message.gid)
     txn.prepare_time = message.prepare_time
     return txn
@@ -380,14 +382,14 @@ def _set_commit(txn: Transaction, message: StreamCommit | CommitPrepared) -> Tra
     return txn
 
 
-def binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
+def read_binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the plugin's output for these messages, as pg_logical_slot_get_binary_changes does."""
     for data in messages:
         for output in driver.feed(data):
             yield output.data
 
 
-def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[str]:
+def read_text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[str]:
     """Yield the plugin's output for these messages as text, as pg_logical_slot_get_changes does.
 
     Raises OutputTypeError if the plugin writes binary output, or text that is not UTF-8.
@@ -398,11 +400,11 @@ def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[st
             hint="choose an option that makes the plugin write text, or read its output as bytes",
             sqlstate="0A000",
         )
-    for data in binary_changes(driver, messages):
-        yield _text(data)
+    for data in read_binary_changes(driver, messages):
+        yield _decode_text(data)
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     with suppress(UnicodeDecodeError):  # The message of this error would contain values of rows.
         return str(data, "utf-8")
     raise OutputTypeError("the output plugin wrote text that is not UTF-8", sqlstate="22021")

@@ -128,29 +128,29 @@ class DecodingContext:
         self.two_phase = two_phase
         self.server_version = server_version
         self.out = bytearray()
-        self.accept_writes = False
-        self._prepared_write: bool | None = None
+        self.can_write = False
+        self._is_last_prepared_write: bool | None = None
         self._output: list[Output] = []
 
     def prepare_write(self, *, last: bool) -> None:
         """Empty `out`. The plugin then fills `out`, and calls `write` (OutputPluginPrepareWrite)."""
-        if not self.accept_writes:
+        if not self.can_write:
             raise OutputNotAcceptedError(
                 "writes are only accepted in commit, begin and change callbacks", sqlstate="XX000"
             )
         self.out.clear()
-        self._prepared_write = last
+        self._is_last_prepared_write = last
 
     def write(self, *, last: bool) -> None:
         """Write the contents of `out`; `last` must be the same as in `prepare_write` (OutputPluginWrite)."""
-        if self._prepared_write is not last:
+        if self._is_last_prepared_write is not last:
             raise OutputNotAcceptedError(
                 "OutputPluginPrepareWrite needs to be called before OutputPluginWrite",
                 hint="call prepare_write before each write, with the same `last`",
                 sqlstate="XX000",
             )
         self._output.append(Output(bytes(self.out), last))
-        self._prepared_write = None
+        self._is_last_prepared_write = None
 
     def take_output(self) -> list[Output]:
         """Return the output since the last call of this method, and remove it."""

@@ -45,7 +45,7 @@ from pgsieve.decoding.plugins.interface import (
     OutputTypeError,
     Transaction,
 )
-from pgsieve.decoding.plugins.options import parse_bool, unknown_option
+from pgsieve.decoding.plugins.options import parse_bool, unknown_option_error
 from pgsieve.decoding.protocol.messages import (
     Delete,
     Insert,
@@ -70,12 +70,12 @@ _ACTIONS: Mapping[type[Change], str] = {Insert: "insert", Update: "update", Dele
 
 def _startup(ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) -> None:
     del is_init
-    stream = False
+    is_streaming = False
     for name, value in ctx.output_plugin_options:
         if name != _STREAM_CHANGES:
-            raise unknown_option(name, value, (_STREAM_CHANGES,))
-        stream = parse_bool(name, value)
-    ctx.streaming = ctx.streaming and stream
+            raise unknown_option_error(name, value, (_STREAM_CHANGES,))
+        is_streaming = parse_bool(name, value)
+    ctx.streaming = ctx.streaming and is_streaming
     options.output_type = OutputType.TEXT
 
 
@@ -142,8 +142,8 @@ def _rollback_prepared(
 ) -> None:
     del prepare_end_lsn, prepare_time
     time = format_timestamptz(txn.commit_time)
-    end = format_lsn(txn.end_lsn)
-    _write(ctx, "rollback_prepared", {"xid": txn.xid, "gid": txn.gid, "end_lsn": end, "time": time})
+    end_lsn = format_lsn(txn.end_lsn)
+    _write(ctx, "rollback_prepared", {"xid": txn.xid, "gid": txn.gid, "end_lsn": end_lsn, "time": time})
 
 
 def _stream_start(ctx: DecodingContext, txn: Transaction) -> None:
@@ -173,8 +173,8 @@ def _change(ctx: DecodingContext, txn: Transaction, relation: PublishedRelation,
         "schema": relation.namespace,
         "table": relation.message.name,
         "old_is_full": True if is_full else None,
-        "old": None if old is None else _row(relation, old.columns, keys_only=not is_full),
-        "new": None if new is None else _row(relation, new),
+        "old": None if old is None else _row_by_column(relation, old.columns, keys_only=not is_full),
+        "new": None if new is None else _row_by_column(relation, new),
         "unchanged": unchanged_columns or None,
     }
     _write(ctx, _ACTIONS[type(change)], fields)
@@ -209,7 +209,9 @@ def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMess
     _write(ctx, "message", fields)
 
 
-def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = False) -> dict[str, Any]:
+def _row_by_column(
+    relation: PublishedRelation, values: TupleData, *, keys_only: bool = False
+) -> dict[str, Any]:
     """Return the values of a row by column; with `keys_only` only those of the columns in the replica identity."""
     row: dict[str, str | int | bool | None] = {}
     for column, value in zip(relation.message.columns, values, strict=True):
@@ -217,7 +219,7 @@ def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = Fa
             if column.is_key or not keys_only:
                 row[column.name] = None
         elif isinstance(value, Text):
-            row[column.name] = _value(relation, column, value.content)
+            row[column.name] = _convert_value(relation, column, value.content)
         elif not isinstance(value, Unchanged):
             raise OutputTypeError(
                 f'column "{column.name}" of relation "{relation.message.name}" is in binary format',
@@ -227,7 +229,7 @@ def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = Fa
     return row
 
 
-def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) -> str | int | bool:
+def _convert_value(relation: PublishedRelation, column: RelationColumn, content: bytes) -> str | int | bool:
     with suppress(ValueError):  # The message of this error would contain the value.
         if column.type_oid in _INTEGERS:
             return int(content)

@@ -72,14 +72,14 @@ class LoadedPlugin:
 
     def is_origin_filtered(self, origin: str | None) -> bool:
         """Whether the plugin drops transactions of this origin."""
-        is_filtered = self._callbacks.filter_by_origin
-        return is_filtered is not None and is_filtered(self._context, origin)
+        filter_by_origin = self._callbacks.filter_by_origin
+        return filter_by_origin is not None and filter_by_origin(self._context, origin)
 
-    def decodes_prepare(self, xid: int, gid: str) -> bool:
+    def can_decode_prepare(self, xid: int, gid: str) -> bool:
         """Whether the plugin gets this transaction at PREPARE TRANSACTION; otherwise it gets it at COMMIT PREPARED."""
-        is_filtered = self._callbacks.filter_prepare
+        filter_prepare = self._callbacks.filter_prepare
         return self._context.two_phase and not (
-            is_filtered is not None and is_filtered(self._context, xid, gid)
+            filter_prepare is not None and filter_prepare(self._context, xid, gid)
         )
 
     def call(self, name: str, *arguments: object) -> list[Output]:
@@ -89,9 +89,9 @@ class LoadedPlugin:
             if name in _MISSING_CALLBACK_MESSAGES:
                 raise MissingCallbackError(_MISSING_CALLBACK_MESSAGES[name].format(name), sqlstate="55000")
             return []
-        self._context.accept_writes = True
+        self._context.can_write = True
         try:
             callback(self._context, *arguments)
         finally:
-            self._context.accept_writes = False
+            self._context.can_write = False
         return self._context.take_output()

@@ -23,7 +23,7 @@ def parse_bool(name: str, value: str | None) -> bool:
     return BOOLEANS[value.lower()]
 
 
-def unknown_option(name: str, value: str | None, names: tuple[str, ...]) -> OutputPluginOptionError:
+def unknown_option_error(name: str, value: str | None, names: tuple[str, ...]) -> OutputPluginOptionError:
     """Return the error for an option that a plugin does not have."""
     value_text = "(null)" if value is None else value
     return OutputPluginOptionError(

@@ -45,7 +45,7 @@ from pgsieve.decoding.plugins.interface import (
     OutputTypeError,
     Transaction,
 )
-from pgsieve.decoding.plugins.options import parse_bool, unknown_option
+from pgsieve.decoding.plugins.options import parse_bool, unknown_option_error
 from pgsieve.decoding.protocol.messages import (
     Binary,
     Delete,
@@ -80,11 +80,11 @@ _NUMBERS = frozenset({20, 21, 23, 26, 700, 701, 1700})
 
 
 @dataclass(slots=True)
-class _Written:
-    """Whether the plugin has written output for a transaction (`xact`), and for its current block (`stream`)."""
+class _WrittenOutput:
+    """Whether the plugin has written output for a transaction, and for its current streamed block."""
 
-    xact: bool = False
-    stream: bool = False
+    has_transaction_output: bool = False
+    has_block_output: bool = False
 
 
 @dataclass(slots=True)
@@ -92,8 +92,8 @@ class _Prefixes:
     """The texts that precede the values of a relation: `table name:`, and ` name[type]:` for each column."""
 
     relation: PublishedRelation
-    table: bytes
-    columns: list[bytes]
+    table_prefix: bytes
+    column_prefixes: list[bytes]
 
 
 class TestDecoding:
@@ -111,7 +111,7 @@ class TestDecoding:
         del is_init
         for name, value in ctx.output_plugin_options:
             if name not in self._settings:
-                raise unknown_option(name, value, _OPTIONS)
+                raise unknown_option_error(name, value, _OPTIONS)
             if value is not None or name not in _OPTIONS_THAT_NEED_A_VALUE:
                 self._settings[name] = parse_bool(name, value)
         options.output_type = OutputType.BINARY if self._settings["force-binary"] else OutputType.TEXT
@@ -134,11 +134,11 @@ class TestDecoding:
 
     def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write BEGIN, also for a prepared transaction; with skip-empty-xacts BEGIN waits for the first change."""
-        txn.output_plugin_private = _Written()
+        txn.output_plugin_private = _WrittenOutput()
         if not self._settings["skip-empty-xacts"]:
-            self._write(ctx, self._begin_line(txn))
+            self._write(ctx, self._format_begin(txn))
 
-    def _begin_line(self, txn: Transaction) -> str:
+    def _format_begin(self, txn: Transaction) -> str:
         return "BEGIN" + self._format_xid(" {}", txn)
 
     def commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
@@ -151,21 +151,21 @@ class TestDecoding:
         """Write PREPARE TRANSACTION."""
         del prepare_lsn
         if not self._is_skipped(txn):
-            self._write(ctx, self._two_phase("PREPARE TRANSACTION", txn, txn.prepare_time))
+            self._write(ctx, self._format_two_phase("PREPARE TRANSACTION", txn, txn.prepare_time))
 
     def commit_prepared(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
         """Write COMMIT PREPARED."""
         del commit_lsn
-        self._write(ctx, self._two_phase("COMMIT PREPARED", txn, txn.commit_time))
+        self._write(ctx, self._format_two_phase("COMMIT PREPARED", txn, txn.commit_time))
 
     def rollback_prepared(
         self, ctx: DecodingContext, txn: Transaction, prepare_end_lsn: int, prepare_time: int
     ) -> None:
         """Write ROLLBACK PREPARED, with the time of the rollback."""
         del prepare_end_lsn, prepare_time
-        self._write(ctx, self._two_phase("ROLLBACK PREPARED", txn, txn.commit_time))
+        self._write(ctx, self._format_two_phase("ROLLBACK PREPARED", txn, txn.commit_time))
 
-    def _two_phase(self, command: str, txn: Transaction, time: int) -> str:
+    def _format_two_phase(self, command: str, txn: Transaction, time: int) -> str:
         return (
             f"{command} {quote_literal(txn.gid)}{self._format_xid(', txid {}', txn)}{self._format_time(time)}"
         )
@@ -177,23 +177,23 @@ class TestDecoding:
     ) -> None:
         """Write the table, the operation, and the old and new rows."""
         self._write_deferred_begin(ctx, txn)
-        prefixes = self._prefixes_of(relation)
+        prefixes = self._find_prefixes(relation)
         ctx.prepare_write(last=True)
-        out = ctx.out
-        out += prefixes.table
+        output_bytes = ctx.out
+        output_bytes += prefixes.table_prefix
         if isinstance(change, Insert):
-            out += b" INSERT:"
-            _print_tuple(out, prefixes, change.new)
+            output_bytes += b" INSERT:"
+            _print_tuple(output_bytes, prefixes, change.new)
         elif isinstance(change, Delete):
-            out += b" DELETE:"
-            _print_tuple(out, prefixes, change.old.columns, skip_nulls=True)
+            output_bytes += b" DELETE:"
+            _print_tuple(output_bytes, prefixes, change.old.columns, skip_nulls=True)
         else:
-            out += b" UPDATE:"
+            output_bytes += b" UPDATE:"
             if change.old is not None:
-                out += b" old-key:"
-                _print_tuple(out, prefixes, change.old.columns, skip_nulls=True)
-                out += b" new-tuple:"
-            _print_tuple(out, prefixes, change.new)
+                output_bytes += b" old-key:"
+                _print_tuple(output_bytes, prefixes, change.old.columns, skip_nulls=True)
+                output_bytes += b" new-tuple:"
+            _print_tuple(output_bytes, prefixes, change.new)
         ctx.write(last=True)
 
     def truncate(
@@ -206,7 +206,7 @@ class TestDecoding:
         """Write the tables and the options of a TRUNCATE."""
         self._write_deferred_begin(ctx, txn)
         flags = " restart_seqs" * change.restart_identity + " cascade" * change.cascade
-        tables = ", ".join(map(self._qualified, relations))
+        tables = ", ".join(map(self._quote_relation, relations))
         self._write(ctx, f"table {tables}: TRUNCATE:{flags or ' (no-flags)'}")
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
@@ -217,31 +217,31 @@ class TestDecoding:
 
     def _write_deferred_begin(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write BEGIN before the first change of a transaction, if skip-empty-xacts has deferred it."""
-        written: _Written = txn.output_plugin_private
-        if self._settings["skip-empty-xacts"] and not written.xact:
-            self._write(ctx, self._begin_line(txn), last=False)
-        written.xact = True
+        written: _WrittenOutput = txn.output_plugin_private
+        if self._settings["skip-empty-xacts"] and not written.has_transaction_output:
+            self._write(ctx, self._format_begin(txn), last=False)
+        written.has_transaction_output = True
 
     # streams
 
     def stream_start(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write the opening of a block; with skip-empty-xacts it waits for the first change."""
         if txn.output_plugin_private is None:
-            txn.output_plugin_private = _Written()
-        txn.output_plugin_private.stream = False
+            txn.output_plugin_private = _WrittenOutput()
+        txn.output_plugin_private.has_block_output = False
         if not self._settings["skip-empty-xacts"]:
-            self._write(ctx, self._stream_line("opening a streamed block for transaction", txn))
+            self._write(ctx, self._format_stream_line("opening a streamed block for transaction", txn))
 
     def stream_stop(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write the closing of a block, unless it is empty and skip-empty-xacts is on."""
-        if not self._settings["skip-empty-xacts"] or txn.output_plugin_private.stream:
-            self._write(ctx, self._stream_line("closing a streamed block for transaction", txn))
+        if not self._settings["skip-empty-xacts"] or txn.output_plugin_private.has_block_output:
+            self._write(ctx, self._format_stream_line("closing a streamed block for transaction", txn))
 
     def stream_abort(self, ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
         """Write the abort of a streamed transaction or of one of its subtransactions."""
         del abort_lsn
         if not self._is_skipped(txn.toptxn or txn):
-            self._write(ctx, self._stream_line("aborting streamed (sub)transaction", txn))
+            self._write(ctx, self._format_stream_line("aborting streamed (sub)transaction", txn))
 
     def stream_prepare(self, ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
         """Write the PREPARE TRANSACTION of a streamed transaction."""
@@ -257,7 +257,7 @@ class TestDecoding:
         """Write the COMMIT of a streamed transaction."""
         del commit_lsn
         if not self._is_skipped(txn):
-            line = self._stream_line("committing streamed transaction", txn)
+            line = self._format_stream_line("committing streamed transaction", txn)
             self._write(ctx, line + self._format_time(txn.commit_time))
 
     def stream_change(
@@ -266,7 +266,7 @@ class TestDecoding:
         """Write a line for a change without its values, because the transaction can still abort."""
         del relation, change
         self._write_deferred_block(ctx, txn)
-        self._write(ctx, self._for_transaction("streaming change for", txn))
+        self._write(ctx, self._format_for_transaction("streaming change for", txn))
 
     def stream_truncate(
         self,
@@ -278,7 +278,7 @@ class TestDecoding:
         """Write a line for a TRUNCATE."""
         del relations, change
         self._write_deferred_block(ctx, txn)
-        self._write(ctx, self._for_transaction("streaming truncate for", txn))
+        self._write(ctx, self._format_for_transaction("streaming truncate for", txn))
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
         """Write a transactional message without its content."""
@@ -288,30 +288,30 @@ class TestDecoding:
 
     def _write_deferred_block(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write the opening of a block before its first change, if skip-empty-xacts has deferred it."""
-        written: _Written = txn.output_plugin_private
-        if self._settings["skip-empty-xacts"] and not written.stream:
-            line = self._stream_line("opening a streamed block for transaction", txn)
+        written: _WrittenOutput = txn.output_plugin_private
+        if self._settings["skip-empty-xacts"] and not written.has_block_output:
+            line = self._format_stream_line("opening a streamed block for transaction", txn)
             self._write(ctx, line, last=False)
-        written.xact = written.stream = True
+        written.has_transaction_output = written.has_block_output = True
 
     # text
 
     def _is_skipped(self, txn: Transaction) -> bool:
-        return self._settings["skip-empty-xacts"] and not txn.output_plugin_private.xact
+        return self._settings["skip-empty-xacts"] and not txn.output_plugin_private.has_transaction_output
 
-    def _format_xid(self, form: str, txn: Transaction) -> str:
-        return form.format(txn.xid) if self._settings["include-xids"] else ""
+    def _format_xid(self, template: str, txn: Transaction) -> str:
+        return template.format(txn.xid) if self._settings["include-xids"] else ""
 
-    def _stream_line(self, text: str, txn: Transaction) -> str:
+    def _format_stream_line(self, text: str, txn: Transaction) -> str:
         return text + self._format_xid(" TXN {}", txn)
 
-    def _for_transaction(self, text: str, txn: Transaction) -> str:
+    def _format_for_transaction(self, text: str, txn: Transaction) -> str:
         return f"{text} {self._format_xid('TXN {}', txn) or 'transaction'}"
 
     def _format_time(self, time: int) -> str:
         return f" (at {format_timestamptz(time)})" if self._settings["include-timestamp"] else ""
 
-    def _prefixes_of(self, relation: PublishedRelation) -> _Prefixes:
+    def _find_prefixes(self, relation: PublishedRelation) -> _Prefixes:
         prefixes = self._prefixes.get(relation.message.relation_id)
         if prefixes is None or prefixes.relation is not relation:
             version = self._server_version
@@ -319,11 +319,11 @@ class TestDecoding:
                 f" {quote_identifier(column.name, version)}[{type_name}]:".encode()
                 for column, type_name in zip(relation.message.columns, relation.type_names, strict=True)
             ]
-            prefixes = _Prefixes(relation, f"table {self._qualified(relation)}:".encode(), columns)
+            prefixes = _Prefixes(relation, f"table {self._quote_relation(relation)}:".encode(), columns)
             self._prefixes[relation.message.relation_id] = prefixes
         return prefixes
 
-    def _qualified(self, relation: PublishedRelation) -> str:
+    def _quote_relation(self, relation: PublishedRelation) -> str:
         return quote_qualified(relation.namespace, relation.message.name, self._server_version)
 
     @staticmethod
@@ -337,15 +337,17 @@ def _message_properties(message: LogicalMessage) -> str:
     return f"transactional: {message.transactional:d} prefix: {message.prefix}, sz: {len(message.content)}"
 
 
-def _print_tuple(out: bytearray, prefixes: _Prefixes, values: TupleData, *, skip_nulls: bool = False) -> None:
+def _print_tuple(
+    output_bytes: bytearray, prefixes: _Prefixes, values: TupleData, *, skip_nulls: bool = False
+) -> None:
     columns = prefixes.relation.message.columns
-    for prefix, column, value in zip(prefixes.columns, columns, values, strict=True):
+    for prefix, column, value in zip(prefixes.column_prefixes, columns, values, strict=True):
         match value:
             case Text(content):
-                out += prefix + _literal(column.type_oid, content)
+                output_bytes += prefix + _format_literal(column.type_oid, content)
             case Null():
                 if not skip_nulls:
-                    out += prefix + b"null"
+                    output_bytes += prefix + b"null"
             case Binary():
                 raise OutputTypeError(
                     f'column "{column.name}" of relation "{prefixes.relation.message.name}" is in binary format',
@@ -353,10 +355,10 @@ def _print_tuple(out: bytearray, prefixes: _Prefixes, values: TupleData, *, skip
                     sqlstate="0A000",
                 )
             case _:
-                out += prefix + b"unchanged-toast-datum"
+                output_bytes += prefix + b"unchanged-toast-datum"
 
 
-def _literal(type_oid: int, content: bytes) -> bytes:
+def _format_literal(type_oid: int, content: bytes) -> bytes:
     """A value as the SQL literal that the server's plugin prints for its type."""
     if type_oid in _NUMBERS:
         return content

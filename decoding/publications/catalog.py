@@ -2,10 +2,10 @@
 
 In: the publisher's tables, and its publications from the catalog or pgsieve.yaml. Out:
 
-- `published_relation`: the part of a relation's changes that several publications send together.
-- `publish_as_relation`: the relation that one publication names in messages about a table's changes. This is the
+- `find_published_relation`: the part of a relation's changes that several publications send together.
+- `find_publish_as_relation`: the relation that one publication names in messages about a table's changes. This is the
   table itself, or with publish_via_partition_root the topmost ancestor that the publication contains.
-- `replicated_tables`: the tables of the initial copy.
+- `find_replicated_tables`: the tables of the initial copy.
 
 Raises `PublicationError` if PostgreSQL refuses to combine the publications.
 
@@ -210,10 +210,10 @@ class Catalog:
     server_version: int = NEWEST_SERVER
     names: Mapping[str, str] = field(default_factory=dict)
     locked: Mapping[int, str] = field(default_factory=dict)
-    by_name: Mapping[tuple[str, str], Table] = field(init=False)
+    table_by_name: Mapping[tuple[str, str], Table] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "by_name", {(t.schema, t.name): t for t in self.tables.values()})
+        object.__setattr__(self, "table_by_name", {(t.schema, t.name): t for t in self.tables.values()})
 
     def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
         """Return the named publications that exist.
@@ -223,12 +223,12 @@ class Catalog:
         raised only if none of the publications exists.
         """
         publications = tuple(self.publications[n] for n in names if n in self.publications)
-        missing = self.missing(names)
+        missing = self.missing_publication_error(names)
         if missing is not None and (self.server_version < 180000 or not publications):
             raise missing
         return publications
 
-    def missing(self, names: Iterable[str]) -> PublicationError | None:
+    def missing_publication_error(self, names: Iterable[str]) -> PublicationError | None:
         """The error for publications that do not exist, or None if all exist."""
         missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
         if not missing:
@@ -258,7 +258,9 @@ class PublishedRelation:
     publications: tuple[str, ...]
 
 
-def publish_as_relation(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
+def find_publish_as_relation(
+    publication: Publication, table: Table, catalog: Catalog
+) -> tuple[Table, int] | None:
     """Return the relation that a publication names in messages about changes of `table`, and the relation's level.
 
     The level is 0 for the table itself, 1 for its parent, and so on. Returns None if the publication sends no
@@ -272,17 +274,17 @@ def publish_as_relation(publication: Publication, table: Table, catalog: Catalog
     return table_and_ancestors[level], level
 
 
-def _distinct_filters(filters: Iterable[str | None]) -> tuple[str, ...] | None:
+def _find_distinct_filters(filters: Iterable[str | None]) -> tuple[str, ...] | None:
     """Return the distinct row filters, of which one must match; or None if one publication has no filter.
 
     A publication without a row filter sends all rows, whatever the other publications filter.
     """
-    distinct: dict[str, None] = {}
+    distinct_filters: dict[str, None] = {}
     for row_filter in filters:
         if row_filter is None:
             return None
-        distinct[row_filter] = None
-    return tuple(distinct)
+        distinct_filters[row_filter] = None
+    return tuple(distinct_filters)
 
 
 def _require_same_generated_columns(publications: Sequence[Publication], table: Table) -> None:
@@ -300,7 +302,7 @@ def _require_same_generated_columns(publications: Sequence[Publication], table: 
         )
 
 
-def _common_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
+def _require_same_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
     lists = {p.column_list(table) for p in publications}
     if len(lists) > 1:
         names = ", ".join(f'"{p.name}"' for p in publications)
@@ -312,7 +314,7 @@ def _common_columns(publications: Sequence[Publication], table: Table) -> tuple[
     return lists.pop()
 
 
-def published_relation(
+def find_published_relation(
     table: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> PublishedRelation | None:
     """The part of changes to `table` (a plain table or a leaf) that `publications` together send.
@@ -323,7 +325,9 @@ def published_relation(
     (get_rel_sync_entry()). Raises PublicationError if column lists differ.
     """
     levels = [
-        (p, target) for p in publications if (target := publish_as_relation(p, table, catalog)) is not None
+        (p, target)
+        for p in publications
+        if (target := find_publish_as_relation(p, table, catalog)) is not None
     ]
     # No change has the name of a partitioned table unless the publication has publish_via_partition_root.
     levels = [(p, target) for p, target in levels if target[0].kind != "p" or p.via_root]
@@ -335,7 +339,7 @@ def published_relation(
     _require_same_generated_columns([p for p, _ in topmost_targets], publish_as)
     operations = frozenset().union(*(p.operations for p, _ in levels))
     filters = {
-        operation: _distinct_filters(
+        operation: _find_distinct_filters(
             p.row_filter(publish_as) for p, _ in topmost_targets if operation in p.operations
         )
         if any(operation in p.operations for p, _ in topmost_targets)
@@ -347,7 +351,7 @@ def published_relation(
         publish_as=publish_as,
         operations=operations,
         filters=filters,
-        columns=_common_columns([p for p, _ in topmost_targets], publish_as),
+        columns=_require_same_columns([p for p, _ in topmost_targets], publish_as),
         publications=tuple(p.name for p, _ in topmost_targets),
     )
 
@@ -359,7 +363,7 @@ class ReplicatedTable:
     - `row_filters`: a row is copied if one of the filters matches it, whatever the publications' operations are
       (PostgreSQL documentation, Row Filters: Initial Data Synchronization). None copies all rows.
     - `leaves` are the leaf partitions of a partitioned table.
-    - `routed_by` are the columns that decide the leaf of a row.
+    - `partition_key_columns` are the columns that decide the leaf of a row.
     """
 
     table: Table
@@ -368,7 +372,7 @@ class ReplicatedTable:
     publications: tuple[str, ...]
     operations: frozenset[str]
     leaves: tuple[Table, ...] = ()
-    routed_by: frozenset[str] = frozenset()
+    partition_key_columns: frozenset[str] = frozenset()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -399,12 +403,12 @@ class ReplicatedTable:
     def _shared_key(self) -> tuple[str, ...]:
         keys = {frozenset(leaf.key) for leaf in self.leaves}
         shared = keys.pop() if len(keys) == 1 else frozenset()
-        if not self.routed_by <= shared or self.table.unsent_leaves:
+        if not self.partition_key_columns <= shared or self.table.unsent_leaves:
             return ()
         return tuple(a.name for a in self.table.attributes if a.name in shared)
 
 
-def _sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]:
+def _find_sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]:
     """The tables whose changes messages can name because of a publication (pg_get_publication_tables())."""
     members = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
@@ -414,7 +418,7 @@ def _sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]
     return {oid: t for oid, t in tables.items() if t.kind != "p"}
 
 
-def replicated_tables(
+def find_replicated_tables(
     publications: Sequence[Publication], catalog: Catalog
 ) -> dict[tuple[str, str], ReplicatedTable]:
     """The tables that a subscription to `publications` replicates, by schema and name; the result is sorted.
@@ -422,27 +426,27 @@ def replicated_tables(
     If a publication has publish_via_partition_root, partitions with an ancestor in the list are omitted, so
     that no row is copied twice (pg_get_publication_tables() since version 16).
     """
-    by_publication = [(p, _sent_tables(p, catalog)) for p in publications]
+    tables_by_publication = [(p, _find_sent_tables(p, catalog)) for p in publications]
     sent_tables: dict[int, Table] = {}
-    for _, tables in by_publication:
+    for _, tables in tables_by_publication:
         sent_tables |= tables
     if any(p.via_root for p in publications):
         sent_tables = {
             oid: t for oid, t in sent_tables.items() if not any(a in sent_tables for a in t.ancestors)
         }
-    result = {}
+    replicated_table_by_name = {}
     for oid, table in sorted(sent_tables.items(), key=lambda item: (item[1].schema, item[1].name)):
-        table_publications = [p for p, tables in by_publication if oid in tables]
-        result[table.schema, table.name] = ReplicatedTable(
+        table_publications = [p for p, tables in tables_by_publication if oid in tables]
+        replicated_table_by_name[table.schema, table.name] = ReplicatedTable(
             table=table,
-            columns=_common_columns(table_publications, table),
-            row_filters=_distinct_filters(p.row_filter(table) for p in table_publications),
+            columns=_require_same_columns(table_publications, table),
+            row_filters=_find_distinct_filters(p.row_filter(table) for p in table_publications),
             publications=tuple(p.name for p in table_publications),
             operations=frozenset().union(*(p.operations for p in table_publications)),
             leaves=(leaves := _tables_by_oid(table.leaves, catalog)),
-            routed_by=_partition_key_columns(table, leaves, catalog),
+            partition_key_columns=_partition_key_columns(table, leaves, catalog),
         )
-    return result
+    return replicated_table_by_name
 
 
 def _tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:

@@ -62,10 +62,10 @@ class DefinedPublication:
 
         Raises the first error that CREATE PUBLICATION would raise. The WHERE clauses are not checked here.
         """
-        for problem in self.problems(catalog, lambda _table, _where: None):
-            raise problem
+        for error in self.list_errors(catalog, lambda _table, _where: None):
+            raise error
         entries: dict[int, PublicationTable] = {}
-        for entry, table in self._entries(catalog):
+        for entry, table in self._list_entries(catalog):
             columns = None if entry.columns is None else frozenset(entry.columns)
             entries.setdefault(table.oid, PublicationTable(table.oid, entry.where, columns))
         return Publication(
@@ -76,118 +76,122 @@ class DefinedPublication:
             generated_columns=self.generated_columns,
             all_tables=self.all_tables,
             excluded=frozenset(
-                table.oid for name in self.excluded for table in _with_children(*name, catalog)
+                table.oid for name in self.excluded for table in _list_with_children(*name, catalog)
             ),
         )
 
-    def missing(self, catalog: Catalog) -> list[tuple[str, str]]:
+    def list_missing_tables(self, catalog: Catalog) -> list[tuple[str, str]]:
         """The schema and name of each table that the publication names and the catalog lacks."""
         names = [*((t.schema, t.name) for t in self.tables), *self.excluded]
-        return [name for name in names if name not in catalog.by_name]
+        return [name for name in names if name not in catalog.table_by_name]
 
-    def problems(self, catalog: Catalog, check_where: WhereCheck) -> Iterator[PublicationError]:
+    def list_errors(self, catalog: Catalog, check_where: WhereCheck) -> Iterator[PublicationError]:
         """Yield all errors of CREATE PUBLICATION, in the server's order; the server raises only the first."""
         if self.generated_columns != "n" and catalog.server_version < 180000:
-            yield self._refusal('unrecognized publication parameter: "publish_generated_columns"', "42601")
-        for schema, name in self.missing(catalog):
-            yield self._refusal(f'relation "{schema}.{name}" does not exist', "42P01")
-        for excluded_table in (catalog.by_name[name] for name in self.excluded if name in catalog.by_name):
+            yield self._make_error('unrecognized publication parameter: "publish_generated_columns"', "42601")
+        for schema, name in self.list_missing_tables(catalog):
+            yield self._make_error(f'relation "{schema}.{name}" does not exist', "42P01")
+        for excluded_table in (
+            catalog.table_by_name[name] for name in self.excluded if name in catalog.table_by_name
+        ):
             if excluded_table.ancestors:
-                yield self._refusal(
+                yield self._make_error(
                     f'cannot specify relation "{excluded_table.qualified_name}" in the publication EXCEPT clause: This operation is not'
                     " supported for individual partitions.",
                     "22023",
                     "exclude the root of its partition tree, or list the tables that are published",
                 )
-        entries = list(self._entries(catalog))
-        yield from self._redundancy_errors(entries)
+        entries = list(self._list_entries(catalog))
+        yield from self._list_redundancy_errors(entries)
         for entry, table in entries:
             if entry.where is not None:
-                yield from self._where_problems(table, entry.where, check_where)
+                yield from self._list_where_errors(table, entry.where, check_where)
         for entry, table in entries:
             if entry.columns is not None and table.kind == "p" and not self.via_root:
-                yield self._refusal(
+                yield self._make_error(
                     f'cannot use column list for relation "{table.qualified_name}" in publication "{self.name}": Column'
                     " lists cannot be specified for partitioned tables when publish_via_partition_root is false.",
                     "22023",
                 )
         for entry, table in entries:
             if entry.columns is not None:
-                yield from self._column_problems(table, entry.columns, catalog.server_version)
+                yield from self._list_column_errors(table, entry.columns, catalog.server_version)
 
-    def _entries(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
+    def _list_entries(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
         """Yield each listed table, followed by the tables that inherit from it, as OpenTableList() orders them.
 
         Each table comes with the entry of pgsieve.yaml that it belongs to.
         """
         for entry in self.tables:
-            for table in _with_children(entry.schema, entry.name, catalog):
+            for table in _list_with_children(entry.schema, entry.name, catalog):
                 yield entry, table
 
-    def _redundancy_errors(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
+    def _list_redundancy_errors(
+        self, entries: list[tuple[DefinedTable, Table]]
+    ) -> Iterator[PublicationError]:
         """Yield the errors for tables that occur twice and have a WHERE clause or a column list.
 
         A table can occur again because a table that it inherits from is listed. In that case the server's message
         does not name the repeated table, but the table that the server added to the publication last.
         """
-        entry_of_table: dict[int, DefinedTable] = {}
-        last_added = ""
+        entry_by_oid: dict[int, DefinedTable] = {}
+        last_added_name = ""
         for entry, table in entries:
-            if table.oid not in entry_of_table:
-                entry_of_table[table.oid], last_added = entry, table.name
+            if table.oid not in entry_by_oid:
+                entry_by_oid[table.oid], last_added_name = entry, table.name
                 continue
-            earlier = entry_of_table[table.oid]
+            earlier_entry = entry_by_oid[table.oid]
             is_inherited = (table.schema, table.name) != (entry.schema, entry.name)
             for clause, is_redundant in (
-                ("WHERE clauses", (earlier.where or entry.where) is not None),
-                ("column lists", (earlier.columns or entry.columns) is not None),
+                ("WHERE clauses", (earlier_entry.where or entry.where) is not None),
+                ("column lists", (earlier_entry.columns or entry.columns) is not None),
             ):
                 if is_redundant:
-                    name = last_added if is_inherited else table.name
-                    yield self._refusal(f'conflicting or redundant {clause} for table "{name}"', "42710")
+                    name = last_added_name if is_inherited else table.name
+                    yield self._make_error(f'conflicting or redundant {clause} for table "{name}"', "42710")
                     break
 
-    def _where_problems(
+    def _list_where_errors(
         self, table: Table, row_filter: str, check_where: WhereCheck
     ) -> Iterator[PublicationError]:
         if table.kind == "p" and not self.via_root:
-            yield self._refusal(
+            yield self._make_error(
                 f'cannot use publication WHERE clause for relation "{table.name}": WHERE clause cannot be used for a'
                 " partitioned table when publish_via_partition_root is false.",
                 "22023",
             )
         elif (error := check_where(table, row_filter)) is not None:
-            yield self._refusal(error.message, error.sqlstate, error.hint)
+            yield self._make_error(error.message, error.sqlstate, error.hint)
 
-    def _column_problems(
+    def _list_column_errors(
         self, table: Table, columns: tuple[str, ...], server_version: int
     ) -> Iterator[PublicationError]:
-        generation_of = {a.name: a.generated for a in table.attributes}
+        generation_by_column = {a.name: a.generated for a in table.attributes}
         earlier_names: set[str] = set()
         for column in columns:
             if column in _SYSTEM_COLUMNS:
-                yield self._refusal(
+                yield self._make_error(
                     f'cannot use system column "{column}" in publication column list', "42P10"
                 )
-            elif column not in generation_of:
-                yield self._refusal(
+            elif column not in generation_by_column:
+                yield self._make_error(
                     f'column "{column}" of relation "{table.name}" does not exist',
                     "42703",
-                    f"the table has {', '.join(generation_of)}",
+                    f"the table has {', '.join(generation_by_column)}",
                 )
-            elif generation_of[column] == "v":
-                yield self._refusal(
+            elif generation_by_column[column] == "v":
+                yield self._make_error(
                     f'cannot use virtual generated column "{column}" in publication column list', "42P10"
                 )
-            elif generation_of[column] and server_version < 180000:
-                yield self._refusal(
+            elif generation_by_column[column] and server_version < 180000:
+                yield self._make_error(
                     f'cannot use generated column "{column}" in publication column list', "42P10"
                 )
             elif column in earlier_names:
-                yield self._refusal(f'duplicate column "{column}" in publication column list', "42710")
+                yield self._make_error(f'duplicate column "{column}" in publication column list', "42710")
             earlier_names.add(column)
 
-    def _refusal(self, message: str, sqlstate: str | None, hint: str | None = None) -> PublicationError:
+    def _make_error(self, message: str, sqlstate: str | None, hint: str | None = None) -> PublicationError:
         return PublicationError(
             f'publication "{self.name}": {message}',
             hint=hint or f'correct the publication "{self.name}" in pgsieve.yaml',
@@ -195,14 +199,14 @@ class DefinedPublication:
         )
 
 
-def _with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
+def _list_with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
     """Yield a table and all tables that inherit from it, each once; nothing if the catalog lacks the table."""
-    table = catalog.by_name.get((schema, name))
-    pending = [] if table is None else [table]
+    table = catalog.table_by_name.get((schema, name))
+    pending_tables = [] if table is None else [table]
     yielded_oids: set[int] = set()
-    while pending:
-        table = pending.pop(0)
+    while pending_tables:
+        table = pending_tables.pop(0)
         if table.oid not in yielded_oids:
             yielded_oids.add(table.oid)
             yield table
-            pending += [catalog.tables[c] for c in table.children if c in catalog.tables]
+            pending_tables += [catalog.tables[c] for c in table.children if c in catalog.tables]

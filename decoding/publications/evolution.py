@@ -10,8 +10,8 @@ of the catalog: the former state, with which the replica was written (`Layout`),
 
 Out:
 
-- `column_sources`: where each column of the altered replica gets its values from.
-- `present_names`: the present names of the columns in a Relation message.
+- `find_column_sources`: where each column of the altered replica gets its values from.
+- `find_present_names`: the present names of the columns in a Relation message.
 
 Raises SchemaChangedError if a change between both states is ambiguous.
 
@@ -30,7 +30,7 @@ from pgsieve.decoding.values.builtin_types import DERIVED_TYPES
 from pgsieve.decoding.values.printed_names import NAME_KIND_BY_OID
 
 #: The oids of text and varchar. A column that changes from one to the other keeps the text of its values.
-_TEXTS = {25, 1043}
+_TEXT_OIDS = {25, 1043}
 
 
 class SchemaChangedError(PgsieveError):
@@ -75,9 +75,9 @@ class Layout:
     files: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of_table(cls, table: Table, catalog: Catalog) -> Layout:
+    def from_table(cls, table: Table, catalog: Catalog) -> Layout:
         """Return the layout of a table, by this state of the catalog."""
-        parts = (
+        tables_with_rows = (
             [catalog.tables[oid] for oid in table.leaves if oid in catalog.tables]
             if table.leaves
             else [table]
@@ -89,12 +89,12 @@ class Layout:
                 a.type_oid,
                 a.type_modifier,
                 a.changed,
-                _missing_values(a, parts),
-                _type_parts(a.type_oid, catalog),
+                _find_missing_values(a, tables_with_rows),
+                _describe_type(a.type_oid, catalog),
             )
             for a in table.attributes
         )
-        files = tuple(sorted((part.oid, part.file) for part in parts))
+        files = tuple(sorted((part.oid, part.file) for part in tables_with_rows))
         return cls(table.oid, columns, table.columns_ever, files)
 
     @property
@@ -102,55 +102,55 @@ class Layout:
         """Whether the table is partitioned, so that its rows are in its leaves."""
         return any(oid != self.oid for oid, _ in self.files)
 
-    def is_rewritten(self, after: Catalog) -> bool:
+    def is_rewritten_in(self, later_catalog: Catalog) -> bool:
         """Whether the table was dropped or its files were replaced before a later state of the catalog.
 
         A copy of such a table is wrong. After TRUNCATE, or an ALTER TABLE that rewrites the table, an older
         snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
         """
-        table = after.tables.get(self.oid)
-        return table is None or Layout.of_table(table, after).files != self.files
+        table = later_catalog.tables.get(self.oid)
+        return table is None or Layout.from_table(table, later_catalog).files != self.files
 
-    def column_by_number(self, number: int) -> LayoutColumn | None:
+    def find_column_by_number(self, number: int) -> LayoutColumn | None:
         """The column with this number, or None."""
         return next((c for c in self.columns if c.number == number), None)
 
-    def column_by_name(self, name: str) -> LayoutColumn | None:
+    def find_column_by_name(self, name: str) -> LayoutColumn | None:
         """The column with this name, or None."""
         return next((c for c in self.columns if c.name == name), None)
 
-    def columns_added_since(self, former: Layout) -> list[LayoutColumn]:
+    def list_added_columns(self, former: Layout) -> list[LayoutColumn]:
         """The columns that were added after a former layout."""
         return [c for c in self.columns if c.number > former.columns_ever]
 
 
-def _missing_values(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, ...]:
-    values = {a.missing for part in parts for a in part.attributes if a.name == attribute.name}
+def _find_missing_values(attribute: Attribute, tables_with_rows: Sequence[Table]) -> tuple[str | None, ...]:
+    values = {a.missing for part in tables_with_rows for a in part.attributes if a.name == attribute.name}
     return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
 
 
-def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
+def _describe_type(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
     """Return the value of `LayoutColumn.made` for a type.
 
     ALTER TYPE can change these parts, and so the text of stored values, without rewriting a row.
     """
     parts, label_transactions, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
-    part_oids, pending = set[int](), [type_oid]
-    while pending:
-        oid = pending.pop()
+    part_oids, pending_oids = set[int](), [type_oid]
+    while pending_oids:
+        oid = pending_oids.pop()
         if oid in part_oids:
             continue
         part_oids.add(oid)
         if oid in NAME_KIND_BY_OID:
             names.add(NAME_KIND_BY_OID[oid])
-        if (type_ := catalog.types.get(oid) or DERIVED_TYPES.get(oid)) is None:
+        if (derived_type := catalog.types.get(oid) or DERIVED_TYPES.get(oid)) is None:
             continue
-        pending += [type_.underlying_oid, *(field for _, field in type_.fields)]
-        if type_.kind == "e":
-            parts[oid] = ("e", str(oid), *type_.labels)
-            label_transactions[oid] = ("w", str(oid), *map(str, type_.label_xids))
-        elif type_.kind == "c":
-            parts[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
+        pending_oids += [derived_type.underlying_oid, *(field for _, field in derived_type.fields)]
+        if derived_type.kind == "e":
+            parts[oid] = ("e", str(oid), *derived_type.labels)
+            label_transactions[oid] = ("w", str(oid), *map(str, derived_type.label_xids))
+        elif derived_type.kind == "c":
+            parts[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in derived_type.fields))
     printed_names = (("n", kind, catalog.names.get(kind, "")) for kind in sorted(names))
     return (
         *(parts[oid] for oid in sorted(parts)),
@@ -163,16 +163,16 @@ def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
 class ColumnSource:
     """A column of the altered replica, and where the rows that the replica already has get its values from.
 
-    The values come from the replica's present column `former`. If `former` is None, the column is new, and all of
+    The values come from the replica's present column `former_column`. If `former_column` is None, the column is new, and all of
     these rows get the same `value` (None is NULL).
     """
 
     column: str
-    former: str | None
+    former_column: str | None
     value: str | None = None
 
 
-def column_sources(
+def find_column_sources(
     former: Layout,
     present: Layout,
     former_columns: Mapping[str, str],
@@ -188,7 +188,9 @@ def column_sources(
     """
     refuse_ambiguity(former, present)
     return tuple(
-        _column_source(former, present, name, former_columns, spark_type, has_column_list=has_column_list)
+        _find_column_source(
+            former, present, name, former_columns, spark_type, has_column_list=has_column_list
+        )
         for name, spark_type in present_columns.items()
     )
 
@@ -201,20 +203,20 @@ def refuse_ambiguity(former: Layout, present: Layout) -> None:
     """
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
-    added_columns = present.columns_added_since(former)
+    added_columns = present.list_added_columns(former)
     if len(added_columns) != present.columns_ever - former.columns_ever:
         raise SchemaChangedError("a column was added and dropped again")
     names = {c.name for c in former.columns}
     for column in present.columns:
-        former_column = former.column_by_number(column.number)
+        former_column = former.find_column_by_number(column.number)
         if column.name in names and (former_column is None or former_column.name != column.name):
             raise SchemaChangedError(f'column "{column.name}" is another one than before')
-    dropped_types = {c.type_oid for c in former.columns if present.column_by_number(c.number) is None}
+    dropped_types = {c.type_oid for c in former.columns if present.find_column_by_number(c.number) is None}
     if any(c.type_oid in dropped_types for c in added_columns):
         raise SchemaChangedError("a column was dropped and one of the same type added")
 
 
-def _column_source(
+def _find_column_source(
     former: Layout,
     present: Layout,
     name: str,
@@ -223,13 +225,13 @@ def _column_source(
     *,
     has_column_list: bool,
 ) -> ColumnSource:
-    column = present.column_by_name(name)
+    column = present.find_column_by_name(name)
     assert column is not None
-    former_column = former.column_by_number(column.number)
+    former_column = former.find_column_by_number(column.number)
     if former_column is None:
         if has_column_list:
             raise SchemaChangedError(f'column "{name}" was added beside a column list')
-        return ColumnSource(name, None, missing_value(column, former, present))
+        return ColumnSource(name, None, find_missing_value(column, former, present))
     if former_column.name not in columns:
         raise SchemaChangedError(f'column "{name}" is published now')
     if columns[former_column.name] != spark_type or not _has_same_text(
@@ -238,12 +240,12 @@ def _column_source(
         raise SchemaChangedError(f'column "{name}" has another type')
     if _is_altered(former_column.made, column.made):
         raise SchemaChangedError(f'the type of column "{name}" was altered, or a name that its values print')
-    if column.changed != former_column.changed and _files_differ(former, present):
+    if column.changed != former_column.changed and _has_other_files(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
     return ColumnSource(name, former_column.name)
 
 
-def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
+def find_missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
     """The value of an added column in the rows that are older than the column.
 
     Raises SchemaChangedError if this value is unknown: because the partitions have different values, or because
@@ -254,13 +256,13 @@ def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str 
             f'column "{column.name}" was added with different defaults in the partitions'
         )
     value = column.missing[0] if column.missing else None
-    if value is None and _files_differ(former, present):
+    if value is None and _has_other_files(former, present):
         raise SchemaChangedError(f'column "{column.name}" was added and the table rewritten')
     return value
 
 
-def _has_same_text(former: int, present: int) -> bool:
-    return former == present or {former, present} <= _TEXTS
+def _has_same_text(former_oid: int, present_oid: int) -> bool:
+    return former_oid == present_oid or {former_oid, present_oid} <= _TEXT_OIDS
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
@@ -271,20 +273,20 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
     """
     former_entries = {entry[:2]: entry for entry in former}
     return any(
-        (entry[: len(before_entry)] if entry[0] in {"e", "w"} else entry) != before_entry
-        if (before_entry := former_entries.get(entry[:2])) is not None
+        (entry[: len(former_entry)] if entry[0] in {"e", "w"} else entry) != former_entry
+        if (former_entry := former_entries.get(entry[:2])) is not None
         else entry[0] == "n"
         for entry in present
     )
 
 
-def _files_differ(former: Layout, present: Layout) -> bool:
+def _has_other_files(former: Layout, present: Layout) -> bool:
     """Whether the table was rewritten, or a leaf of a partitioned table that both states have."""
     files = dict(present.files)
     return any(files.get(oid, file) != file for oid, file in former.files)
 
 
-def present_names(
+def find_present_names(
     columns: Iterable[tuple[str, int]], relation_id: int, former: Layout, present: Layout
 ) -> tuple[str, ...]:
     """Return the present names of the columns of a Relation message that was sent between both states.
@@ -294,12 +296,12 @@ def present_names(
     """
     names, numbers = [], []
     for name, type_oid in columns:
-        column = present.column_by_name(name) or former.column_by_name(name)
+        column = present.find_column_by_name(name) or former.find_column_by_name(name)
         if column is None:
             raise SchemaChangedError(f'column "{name}" had another name before and after')
         present_column, former_column = (
-            present.column_by_number(column.number),
-            former.column_by_number(column.number),
+            present.find_column_by_number(column.number),
+            former.find_column_by_number(column.number),
         )
         if type_oid not in {c.type_oid for c in (present_column, former_column) if c}:
             raise SchemaChangedError(f'column "{name}" had another type before and after')
@@ -308,7 +310,9 @@ def present_names(
     if relation_id != present.oid:
         # A leaf may number its columns differently, so their order cannot show whether names were swapped.
         renamed = [
-            c for c in present.columns if (b := former.column_by_number(c.number)) and b.changed != c.changed
+            c
+            for c in present.columns
+            if (b := former.find_column_by_number(c.number)) and b.changed != c.changed
         ]
         if renamed:
             raise SchemaChangedError(f'column "{renamed[0].name}" was altered')

@@ -49,91 +49,97 @@ _ALLOWED_CONSTRUCTS: Final = (
 class Expression:
     """An expression that the server has analysed.
 
-    `generation` has the expressions of the table's virtual generated columns, by attribute number.
+    `generation_expressions` has the expressions of the table's virtual generated columns, by attribute number.
     """
 
     tree: TreeNode
-    generation: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
+    generation_expressions: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
-    def nodes(self) -> Iterator[TreeNode]:
+    def iterate_nodes(self) -> Iterator[TreeNode]:
         """Yield each node before its children.
 
         A reference to a virtual generated column counts as the parent of the column's expression.
         """
-        pending = [self.tree]
-        while pending:
-            node = pending.pop()
+        pending_nodes = [self.tree]
+        while pending_nodes:
+            node = pending_nodes.pop()
             if node.label != "CASEWHEN":
                 yield node
             children = list(node.children)
-            if node.label == "VAR" and (expression := self.generation.get(node.number("varattno"))):
+            if node.label == "VAR" and (
+                expression := self.generation_expressions.get(node.find_number("varattno"))
+            ):
                 children = [expression]
-            pending += reversed(children)
+            pending_nodes += reversed(children)
 
-    def columns(self) -> frozenset[int]:
+    def find_column_numbers(self) -> frozenset[int]:
         """The numbers of the columns that the expression reads.
 
         A virtual generated column is not in the result, but the columns that its own expression reads are.
         """
-        attribute_numbers = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
-        return frozenset(attribute_numbers - self.generation.keys())
+        attribute_numbers = {
+            node.find_number("varattno") for node in self.iterate_nodes() if node.label == "VAR"
+        }
+        return frozenset(attribute_numbers - self.generation_expressions.keys())
 
-    def functions(self) -> frozenset[int]:
+    def find_function_oids(self) -> frozenset[int]:
         """The oids of the functions that the expression calls by name or by a cast."""
-        return frozenset(node.number("funcid") for node in self.nodes()) - {0}
+        return frozenset(node.find_number("funcid") for node in self.iterate_nodes()) - {0}
 
-    def operators(self) -> frozenset[int]:
+    def find_operator_oids(self) -> frozenset[int]:
         """The oids of the operators in the expression."""
-        return frozenset(oid for node in self.nodes() for oid in _operators(node)) - {0}
+        return frozenset(oid for node in self.iterate_nodes() for oid in _find_operator_oids(node)) - {0}
 
 
-def column_names(expression: Expression, table: Table) -> frozenset[str]:
+def expression_column_names(expression: Expression, table: Table) -> frozenset[str]:
     """The columns of the table that the expression reads."""
-    attribute_numbers = expression.columns()
+    attribute_numbers = expression.find_column_numbers()
     return frozenset(a.name for a in table.attributes if a.number in attribute_numbers)
 
 
-def _operators(node: TreeNode) -> tuple[int, ...]:
+def _find_operator_oids(node: TreeNode) -> tuple[int, ...]:
     if node.label == "ROWCOMPAREEXPR":
-        return _oids(node.fields["opnos"])
-    return (node.number("opno"),) if node.label in _OPERATOR_LABELS else ()
+        return _parse_oids(node.fields["opnos"])
+    return (node.find_number("opno"),) if node.label in _OPERATOR_LABELS else ()
 
 
-def _oids(value: Value) -> tuple[int, ...]:
+def _parse_oids(value: Value) -> tuple[int, ...]:
     """Parse a list of oids, such as `(o 96 97)`."""
     items = value[1:] if isinstance(value, tuple) else ()
     return tuple(int(oid) for oid in items if isinstance(oid, str))
 
 
-def refusal_reason(
-    expression: Expression, functions: frozenset[int], operators: frozenset[int]
+def find_refusal_reason(
+    expression: Expression, refused_functions: frozenset[int], refused_operators: frozenset[int]
 ) -> str | None:
     """The reason why PostgreSQL refuses the expression as a row filter, or None if PostgreSQL accepts it.
 
-    `functions` and `operators` are the oids of the functions and operators that are user-defined or not immutable.
+    `refused_functions` and `refused_operators` are the oids of the functions and operators that are user-defined or not immutable.
     """
     return next(
         (
             reason
-            for node in expression.nodes()
-            if (reason := _node_refusal_reason(node, functions, operators))
+            for node in expression.iterate_nodes()
+            if (reason := _find_node_refusal_reason(node, refused_functions, refused_operators))
         ),
         None,
     )
 
 
-def _node_refusal_reason(node: TreeNode, functions: frozenset[int], operators: frozenset[int]) -> str | None:
-    used_operators = _operators(node)
+def _find_node_refusal_reason(
+    node: TreeNode, refused_functions: frozenset[int], refused_operators: frozenset[int]
+) -> str | None:
+    used_operators = _find_operator_oids(node)
     if node.label not in _ALLOWED_LABELS:
         return _ALLOWED_CONSTRUCTS
-    if node.label == "VAR" and node.number("varattno") < 0:
+    if node.label == "VAR" and node.find_number("varattno") < 0:
         return "System columns are not allowed."
     if any(oid >= FIRST_USER_OID for oid in used_operators):
         return "User-defined operators are not allowed."
-    if any(node.number(name) >= FIRST_USER_OID for name in _TYPE_FIELDS):
+    if any(node.find_number(name) >= FIRST_USER_OID for name in _TYPE_FIELDS):
         return "User-defined types are not allowed."
-    if node.number("funcid") in functions or not operators.isdisjoint(used_operators):
+    if node.find_number("funcid") in refused_functions or not refused_operators.isdisjoint(used_operators):
         return "User-defined or built-in mutable functions are not allowed."
-    if any(node.number(name) >= FIRST_USER_OID for name in _COLLATION_FIELDS):
+    if any(node.find_number(name) >= FIRST_USER_OID for name in _COLLATION_FIELDS):
         return "User-defined collations are not allowed."
     return None

@@ -27,8 +27,10 @@ def parse_published_filter(relation: PublishedRelation, text: str) -> RowFilter:
     return parse_table_filter(relation.publish_as, text)
 
 
-def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = None) -> RowFilter:
-    """Parse a row filter over a table; `mappings`, if given, replace the table's case mappings.
+def parse_table_filter(
+    table: Table, text: str, replacement_mappings: CaseMappings | None = None
+) -> RowFilter:
+    """Parse a row filter over a table; `replacement_mappings`, if given, replace the table's case mappings.
 
     Raises UnsupportedFilterError, with a remedy, if pgsieve cannot evaluate the filter.
     """
@@ -36,7 +38,9 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
     from pgsieve.decoding.row_filters.analysis import PUBLISHER_HINT, FilterColumn, parse_row_filter
     from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 
-    case_mappings = server_mappings(dict(table.case_mappings)) if mappings is None else mappings
+    case_mappings = (
+        server_mappings(dict(table.case_mappings)) if replacement_mappings is None else replacement_mappings
+    )
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
@@ -60,7 +64,7 @@ def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = 
 
 
 @lru_cache(maxsize=4096)  # A continuous run calls this often with the same filters.
-def needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
+def find_needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
     """The collations under which a row filter changes or ignores the case of letters.
 
     Maps each collation to whether the filter also calls initcap under this collation.
@@ -71,7 +75,7 @@ def needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
     return MappingProxyType(requests.collations)
 
 
-def reads_unsent_columns(table: Table, text: str) -> bool:
+def has_unsent_columns(table: Table, text: str) -> bool:
     """Whether a row filter reads a generated column that changes do not contain.
 
     Raises the errors of `expand_unsent_columns`.

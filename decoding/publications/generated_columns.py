@@ -32,22 +32,22 @@ def expand_unsent_columns(filter_text: str, table: Table) -> str:
 
     Text that cannot be parsed is returned unchanged; the parser of row filters reports it later.
     """
-    unsent = {a.name: a for a in table.attributes if not a.is_sent}
-    if not unsent:
+    unsent_columns = {a.name: a for a in table.attributes if not a.is_sent}
+    if not unsent_columns:
         return filter_text
     try:
         tree = grammar.parse(filter_text)
     except (grammar.InvalidSyntaxError, RefusedError, RecursionError):
         return filter_text
-    references = [c for c in tree.find_all(exp.Column) if grammar.folded_name(c.this) in unsent]
+    references = [c for c in tree.find_all(exp.Column) if grammar.folded_name(c.this) in unsent_columns]
     for column in sorted(references, key=lambda c: int(c.this.meta["start"]), reverse=True):
-        expression = _expression(unsent[grammar.folded_name(column.this)], table)
-        begin, end = int(column.parts[0].meta["start"]), int(column.this.meta["end"]) + 1
-        filter_text = filter_text[:begin] + expression + filter_text[end:]
+        expression = _cast_generation_expression(unsent_columns[grammar.folded_name(column.this)], table)
+        start, end = int(column.parts[0].meta["start"]), int(column.this.meta["end"]) + 1
+        filter_text = filter_text[:start] + expression + filter_text[end:]
     return filter_text
 
 
-def _expression(column: Attribute, table: Table) -> str:
+def _cast_generation_expression(column: Attribute, table: Table) -> str:
     """The column's generation expression, with a cast to the column's type.
 
     The server casts the expression to this type, but does not print the cast.

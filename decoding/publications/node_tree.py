@@ -30,7 +30,7 @@ class TreeNode:
     label: str
     fields: Mapping[str, Value]
 
-    def number(self, field: str) -> int:
+    def find_number(self, field: str) -> int:
         """Return a field's value as a number, such as an oid; 0 if the node lacks the field."""
         value = self.fields.get(field, "0")
         return int(value) if isinstance(value, str) else 0
@@ -38,41 +38,41 @@ class TreeNode:
     @property
     def children(self) -> tuple[TreeNode, ...]:
         """The nodes directly below this node, as values of its fields or elements of lists in its fields."""
-        return tuple(node for value in self.fields.values() for node in _nodes(value))
+        return tuple(node for value in self.fields.values() for node in _iterate_nodes(value))
 
 
 Value: TypeAlias = "str | TreeNode | tuple[Value, ...]"
 
 
-def _nodes(value: Value) -> Iterator[TreeNode]:
+def _iterate_nodes(value: Value) -> Iterator[TreeNode]:
     match value:
         case TreeNode():
             yield value
         case tuple():
             for item in value:
-                yield from _nodes(item)
+                yield from _iterate_nodes(item)
 
 
 def parse_node_tree(text: str) -> Value:
     """Parse text of any depth into a node or a list of nodes; raises ValueError for other text."""
-    top: list[Value] = []
-    enclosing: list[list[Value]] = []
-    values = top
-    for part in _TOKEN.findall(text):
-        if part in ("{", "("):
-            enclosing.append(values)
+    top_values: list[Value] = []
+    enclosing_lists: list[list[Value]] = []
+    values = top_values
+    for lexeme in _TOKEN.findall(text):
+        if lexeme in ("{", "("):
+            enclosing_lists.append(values)
             values = []
-        elif part in ("}", ")"):
-            if not enclosing:
+        elif lexeme in ("}", ")"):
+            if not enclosing_lists:
                 raise ValueError("not the text of a node tree")
-            closed = _node(values) if part == "}" else tuple(values)
-            values = enclosing.pop()
-            values.append(closed)
+            closed_value = _make_node(values) if lexeme == "}" else tuple(values)
+            values = enclosing_lists.pop()
+            values.append(closed_value)
         else:
-            values.append(part)
-    if enclosing or len(top) != 1:
+            values.append(lexeme)
+    if enclosing_lists or len(top_values) != 1:
         raise ValueError("not the text of a node tree")
-    return top[0]
+    return top_values[0]
 
 
 def parse_expression(text: str) -> TreeNode:
@@ -83,7 +83,7 @@ def parse_expression(text: str) -> TreeNode:
     return tree
 
 
-def _node(values: list[Value]) -> TreeNode:
+def _make_node(values: list[Value]) -> TreeNode:
     """Return a node from its label and its `:field value` pairs.
 
     A value can begin with a colon, too. So the text after a field's name is always its value.

@@ -27,16 +27,16 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
     """
     selection = [catalog.publications[name] for name in publications if name in catalog.publications]
     published_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in selection)}
-    trees = published_oids | {a for oid in published_oids for a in catalog.tables[oid].ancestors}
-    tables = [t for t in catalog.tables.values() if t.oid in trees or trees & {*t.ancestors}]
-    plain = {
+    tree_oids = published_oids | {a for oid in published_oids for a in catalog.tables[oid].ancestors}
+    tables = [t for t in catalog.tables.values() if t.oid in tree_oids or tree_oids & {*t.ancestors}]
+    plain_fields = {
         f.name: getattr(catalog, f.name)
         for f in fields(catalog)
         if f.init and f.name not in _CONVERTED_FIELDS
     }
     mappings = {name: mapping for t in tables for name, mapping in t.case_mappings}
     document = {
-        **plain,
+        **plain_fields,
         "tables": [_table_to_json(t) for t in tables],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
         "publications": [_publication_to_json(p) for p in selection],
@@ -56,12 +56,12 @@ def catalog_from_json(text: str) -> Catalog:
     major_version = document["server_version"] // 10000
     tables = [_table_from_json(mappings, major_version=major_version, **t) for t in document["tables"]]
     publications = [_publication_from_json(**p) for p in document["publications"]]
-    nested = {
+    converted_fields = {
         "tables": {t.oid: t for t in tables},
         "publications": {p.name: p for p in publications},
         "types": {int(oid): DerivedType(t["kind"], t["of"]) for oid, t in document["types"].items()},
     }
-    return Catalog(**{**document, **nested})
+    return Catalog(**{**document, **converted_fields})
 
 
 def _table_to_json(table: Table) -> dict[str, Any]:
@@ -69,35 +69,42 @@ def _table_to_json(table: Table) -> dict[str, Any]:
 
     Many tables share a mapping, so the JSON of the catalog has each mapping once.
     """
-    plain = asdict(replace(table, case_mappings=()))
-    del plain["case_mappings"], plain["major_version"]  # `catalog_from_json` adds the catalog's version.
+    table_document = asdict(replace(table, case_mappings=()))
+    del (
+        table_document["case_mappings"],
+        table_document["major_version"],
+    )  # `catalog_from_json` adds the catalog's version.
     if table.encoding == "UTF8":
-        del plain["encoding"]
+        del table_document["encoding"]
     if table.legible:
-        del plain["legible"]
-    return {**plain, "cases": [name for name, _ in table.case_mappings]} if table.case_mappings else plain
+        del table_document["legible"]
+    return (
+        {**table_document, "cases": [name for name, _ in table.case_mappings]}
+        if table.case_mappings
+        else table_document
+    )
 
 
 def _publication_to_json(publication: Publication) -> dict[str, Any]:
     """Return a publication as JSON; `excluded` is left out if it is empty."""
-    plain = asdict(publication)
+    publication_document = asdict(publication)
     if not publication.excluded:
-        del plain["excluded"]
-    return plain
+        del publication_document["excluded"]
+    return publication_document
 
 
 def _mapping_from_json(
     lower: list[str], upper: list[str], words: dict[str, Any] | None, refusal: str
 ) -> CaseMapping:
-    initials = words and Words(
+    initcap_rules = words and Words(
         _changes_from_json(words["first"]), _changes_from_json(words["rest"]), words["members"]
     )
-    return CaseMapping(_changes_from_json(lower), _changes_from_json(upper), initials or None, refusal)
+    return CaseMapping(_changes_from_json(lower), _changes_from_json(upper), initcap_rules or None, refusal)
 
 
-def _changes_from_json(read: list[str]) -> Changes:
-    before, after = read
-    return before, after
+def _changes_from_json(pair: list[str]) -> Changes:
+    characters, replacements = pair
+    return characters, replacements
 
 
 def _table_from_json(
@@ -106,11 +113,13 @@ def _table_from_json(
     cases: Collection[str] = (),
     **rest: Any,
 ) -> Table:
-    plain: dict[str, Any] = {
+    fields_by_name: dict[str, Any] = {
         n: tuple(value) if isinstance(value, list) else value for n, value in rest.items()
     }
     table_mappings = tuple((name, mappings[name]) for name in cases)
-    return Table(attributes=tuple(Attribute(**a) for a in attributes), case_mappings=table_mappings, **plain)
+    return Table(
+        attributes=tuple(Attribute(**a) for a in attributes), case_mappings=table_mappings, **fields_by_name
+    )
 
 
 def _publication_from_json(
@@ -130,5 +139,5 @@ def _publication_from_json(
 
 
 def _publication_table_from_json(**entry: Any) -> PublicationTable:
-    plain: dict[str, Any] = {n: frozenset(v) if isinstance(v, list) else v for n, v in entry.items()}
-    return PublicationTable(**plain)
+    fields_by_name: dict[str, Any] = {n: frozenset(v) if isinstance(v, list) else v for n, v in entry.items()}
+    return PublicationTable(**fields_by_name)

@@ -2,8 +2,8 @@
 
 In: a table, publications, and the catalog. Out:
 
-- `publisher_errors`: the errors that UPDATE and DELETE would raise on the publisher.
-- `subscriber_error`: the error that UPDATE and DELETE would raise on a subscriber.
+- `find_publisher_errors`: the errors that UPDATE and DELETE would raise on the publisher.
+- `find_subscriber_error`: the error that UPDATE and DELETE would raise on a subscriber.
 
 The publisher's rules are CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
 pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c.
@@ -22,8 +22,8 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     ReplicatedTable,
     Table,
-    publish_as_relation,
-    published_relation,
+    find_publish_as_relation,
+    find_published_relation,
 )
 
 _COMMANDS: Final = {"update": ("update", "updating"), "delete": ("delete from", "deleting from")}
@@ -33,7 +33,7 @@ class ReplicaIdentityError(PgsieveError):
     """The publisher refuses UPDATE or DELETE, or a subscriber cannot find its row."""
 
 
-def publisher_errors(
+def find_publisher_errors(
     table: Table, publication: Publication, catalog: Catalog
 ) -> Iterator[ReplicaIdentityError]:
     """Yield the errors that UPDATE and DELETE of the table would raise because of this publication.
@@ -41,13 +41,13 @@ def publisher_errors(
     With publish_via_partition_root, the server compares the root's filter and column list with the names of
     the leaf's identity columns.
     """
-    target = publish_as_relation(publication, table, catalog)
+    target = find_publish_as_relation(publication, table, catalog)
     operations = [o for o in _COMMANDS if o in publication.operations]
     if target is None or not operations:
         return
-    problem = _coverage_problem(table, target[0], publication, catalog.server_version)
+    problem = _find_coverage_problem(table, target[0], publication, catalog.server_version)
     for operation in operations:
-        command, doing = _COMMANDS[operation]
+        command, activity = _COMMANDS[operation]
         if problem is not None:
             reason, columns, hint = problem
             yield ReplicaIdentityError(
@@ -60,12 +60,12 @@ def publisher_errors(
             yield ReplicaIdentityError(
                 f'cannot {command} table "{table.qualified_name}" because it does not have a replica identity and publishes'
                 f' {operation}s (publication "{publication.name}")',
-                hint=f"To enable {doing} the table, set REPLICA IDENTITY using ALTER TABLE.",
+                hint=f"To enable {activity} the table, set REPLICA IDENTITY using ALTER TABLE.",
                 sqlstate="55000",
             )
 
 
-def _coverage_problem(
+def _find_coverage_problem(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
     """The reason why a table's replica identity does not fit a publication; None if it fits.
@@ -79,11 +79,11 @@ def _coverage_problem(
     if (
         entry is not None
         and not is_full
-        and (columns_outside := (entry.filter_columns or frozenset()) - identity)
+        and (uncovered_columns := (entry.filter_columns or frozenset()) - identity)
     ):
         return (
             "Column used in the publication WHERE expression is not part of the replica identity.",
-            sorted(columns_outside),
+            sorted(uncovered_columns),
             "set REPLICA IDENTITY FULL or an index that has the column, or publish only inserts",
         )
     columns = entry.columns if entry is not None else None
@@ -98,32 +98,34 @@ def _coverage_problem(
     if server_version < 180000 or (columns is not None and not is_full):
         return None
     published_kinds = {"", "s"} if publication.generated_columns == "s" else {""}
-    if unpublished := [
+    if unpublished_columns := [
         a.name for a in table.attributes if a.name in identity and a.generated not in published_kinds
     ]:
         return (
             "Replica identity must not contain unpublished generated columns.",
-            unpublished,
+            unpublished_columns,
             "publish them with publish_generated_columns = stored, or choose another replica identity",
         )
     return None
 
 
-def subscriber_error(
-    replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
+def find_subscriber_error(
+    replicated_table: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> ReplicaIdentityError | None:
     """The error that a subscriber would raise because it cannot find the row of an UPDATE or DELETE, or None.
 
     Returns None if the root of a partition tree has a key. A subscriber takes this key for the identity of all
-    leaves, and raises no error (`leaves_without_root_key` lists the leaves for which that is wrong).
+    leaves, and raises no error (`find_leaves_without_root_key` lists the leaves for which that is wrong).
     """
-    relations = [] if replicated.key else _relations_without_key(replicated, publications, catalog)
+    relations = (
+        [] if replicated_table.key else _find_relations_without_key(replicated_table, publications, catalog)
+    )
     if not relations:
         return None
-    table, relation = replicated.table, relations[0]
-    unsent = [c for c in relation.identity if c not in replicated.columns]
-    if unsent:
-        reason = f"the replica identity has {', '.join(unsent)}, which is not published"
+    table, relation = replicated_table.table, relations[0]
+    unsent_columns = [c for c in relation.identity if c not in replicated_table.columns]
+    if unsent_columns:
+        reason = f"the replica identity has {', '.join(unsent_columns)}, which is not published"
         hint = "choose a replica identity of published columns, or REPLICA IDENTITY FULL, or publish only inserts"
     else:
         identity = ", ".join(relation.identity)
@@ -139,38 +141,40 @@ def subscriber_error(
     )
 
 
-def leaves_without_root_key(
-    replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
+def find_leaves_without_root_key(
+    replicated_table: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
     """The leaves whose old rows lack columns of the root's key.
 
     A subscriber searches for a row by the root's key, so it does not find the rows of these leaves.
     """
-    return _relations_without_key(replicated, publications, catalog) if replicated.key else []
+    return (
+        _find_relations_without_key(replicated_table, publications, catalog) if replicated_table.key else []
+    )
 
 
-def _relations_without_key(
-    replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
+def _find_relations_without_key(
+    replicated_table: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
     """The relations of a replicated table whose old rows can lack columns that are needed to find the row."""
-    key = set(replicated.key)
+    key = set(replicated_table.key)
     return [
         relation
-        for relation in replicated.leaves or (replicated.table,)
+        for relation in replicated_table.leaves or (replicated_table.table,)
         if relation.identity  # Otherwise the publisher refuses the change.
         and not (key <= set(relation.identity) if key else relation.replica_identity == "f")
-        and sends_updates_or_deletes(relation, replicated.table, publications, catalog)
+        and can_send_updates_or_deletes(relation, replicated_table.table, publications, catalog)
     ]
 
 
-def sends_updates_or_deletes(
-    relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
+def can_send_updates_or_deletes(
+    relation: Table, published_table: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> bool:
-    """Whether the publisher allows UPDATE or DELETE of a relation, and sends it as a change of `published`."""
-    sent_relation = published_relation(relation, publications, catalog)
-    if sent_relation is None or sent_relation.publish_as.oid != published.oid:
+    """Whether the publisher allows UPDATE or DELETE of a relation, and sends it as a change of `published_table`."""
+    sent_relation = find_published_relation(relation, publications, catalog)
+    if sent_relation is None or sent_relation.publish_as.oid != published_table.oid:
         return False
-    refusing_publications = [p for p in publications if any(publisher_errors(relation, p, catalog))]
+    refusing_publications = [p for p in publications if any(find_publisher_errors(relation, p, catalog))]
     return bool(
         (sent_relation.operations & {*_COMMANDS})
         - frozenset().union(*(p.operations for p in refusing_publications))

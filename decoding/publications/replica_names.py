@@ -14,7 +14,7 @@ _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-def snake_case(name: str) -> str:
+def to_snake_case(name: str) -> str:
     """Return a name of only `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`."""
     if _PLAIN_NAME.fullmatch(name):
         return name
@@ -24,14 +24,14 @@ def snake_case(name: str) -> str:
 
 
 def refuse_shared_names(table: str, columns: Iterable[str]) -> None:
-    """Raise PgsieveError if `snake_case` gives two columns of a table the same name."""
-    column_of_name: dict[str, str] = {}
+    """Raise PgsieveError if `to_snake_case` gives two columns of a table the same name."""
+    column_by_name: dict[str, str] = {}
     for column in columns:
-        first_column = column_of_name.setdefault(snake_case(column), column)
+        first_column = column_by_name.setdefault(to_snake_case(column), column)
         if first_column != column:
             raise PgsieveError(
                 f'table "{table}": columns {quote_identifier(first_column)} and {quote_identifier(column)} would both be'
-                f" {snake_case(column)} in the replica",
+                f" {to_snake_case(column)} in the replica",
                 hint="rename one of them, or leave `names: snake` out of the subscription's layout",
                 sqlstate="42701",
             )

@@ -4,9 +4,9 @@ In: a catalog, and the publications of each subscription of a slot (`pgsieve.dec
 
 - `plan_capture`: the capture publications. pgsieve creates these publications and reads the slot with them.
   Together they send exactly the subscribed tables and operations, without row filters.
-- `routes`: maps each relation id in messages to the part of the relation's changes that one subscription receives.
+- `find_routes`: maps each relation id in messages to the part of the relation's changes that one subscription receives.
   For example, with publish_via_partition_root the changes of a partition belong to the replica of its root.
-- `truncated_tables`: the replicated tables that a TRUNCATE empties.
+- `find_truncated_tables`: the replicated tables that a TRUNCATE empties.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     PublishedRelation,
     Table,
-    published_relation,
-    replicated_tables,
+    find_published_relation,
+    find_replicated_tables,
 )
 
 Subscriptions = Mapping[str, Sequence[Publication]]
@@ -42,7 +42,7 @@ class CapturePublication:
     tables: tuple[Table, ...]
 
 
-def changed_relations(catalog: Catalog) -> list[Table]:
+def find_changed_relations(catalog: Catalog) -> list[Table]:
     """The relations that contain rows: plain tables and leaf partitions."""
     return [t for t in catalog.tables.values() if t.kind == "r"]
 
@@ -55,13 +55,13 @@ def _has_uniform_leaves(root: Table, relations: Mapping[int, PublishedRelation],
     leaves = [relations.get(leaf) for leaf in root.leaves if leaf in catalog.tables]
     if not leaves:
         return False
-    first = leaves[0]
+    first_relation = leaves[0]
     return all(
         relation is not None
-        and first is not None
+        and first_relation is not None
         and relation.publish_as.oid == root.oid
         and (relation.operations, relation.filters, relation.columns)
-        == (first.operations, first.filters, first.columns)
+        == (first_relation.operations, first_relation.filters, first_relation.columns)
         for relation in leaves
     )
 
@@ -74,7 +74,7 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     - As its root, if all subscriptions of the tree publish it as this root, in the same way for all leaves. The
       publisher sends each change as a change of the root, by the catalog as of the change. It also distinguishes
       a TRUNCATE of a leaf from a TRUNCATE of the root.
-    - As its leaves, if a subscription publishes the tree as its root in any other case. `routes` routes the
+    - As its leaves, if a subscription publishes the tree as its root in any other case. `find_routes` routes the
       changes of the leaves to the root. The capture publication lists the root without
       publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
 
@@ -82,9 +82,9 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     UPDATE fail on a table without a replica identity (PostgreSQL documentation, CREATE PUBLICATION, notes).
     """
     relations_by_subscription = [
-        _published_relations(catalog, publications) for publications in subscriptions.values()
+        _find_published_relations(catalog, publications) for publications in subscriptions.values()
     ]
-    roots = _captured_roots(catalog, subscriptions, relations_by_subscription)
+    roots = _find_captured_roots(catalog, subscriptions, relations_by_subscription)
     operations_by_table: dict[int, tuple[Table, set[str]]] = {
         oid: (catalog.tables[oid], set(operations)) for oid, (_, operations) in roots.items()
     }
@@ -93,25 +93,25 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
             captured_roots = [a for a in relation.relation.ancestors if a in roots]
             oid = captured_roots[-1] if captured_roots else relation.relation.oid
             operations_by_table.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
-    groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
+    tables_by_group: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in operations_by_table.values():
         if not table.legible:
             continue  # A statement cannot name this table; `Subscription.definition` reports it.
         sorted_operations = tuple(o for o in OPERATIONS if o in operations)
         via_root = table.oid in roots and roots[table.oid][0]
-        groups.setdefault((sorted_operations, via_root), []).append(table)
+        tables_by_group.setdefault((sorted_operations, via_root), []).append(table)
     return tuple(
         CapturePublication(
-            suffix=_suffix(operations, via_root=via_root),
+            suffix=_make_suffix(operations, via_root=via_root),
             operations=operations,
             via_root=via_root,
             tables=tuple(sorted(tables, key=lambda t: (t.schema, t.name))),
         )
-        for (operations, via_root), tables in sorted(groups.items())
+        for (operations, via_root), tables in sorted(tables_by_group.items())
     )
 
 
-def _captured_roots(
+def _find_captured_roots(
     catalog: Catalog,
     subscriptions: Subscriptions,
     relations_by_subscription: Sequence[Mapping[int, PublishedRelation]],
@@ -123,11 +123,11 @@ def _captured_roots(
     """
     replicated_roots: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
-        for replicated in replicated_tables(publications, catalog).values():
-            if replicated.table.kind == "p":
-                oid = replicated.table.oid
-                replicated_roots[oid] = replicated_roots.get(oid, frozenset()) | replicated.operations
-    result = {}
+        for replicated_table in find_replicated_tables(publications, catalog).values():
+            if replicated_table.table.kind == "p":
+                oid = replicated_table.table.oid
+                replicated_roots[oid] = replicated_roots.get(oid, frozenset()) | replicated_table.operations
+    root_properties = {}
     for oid, operations in replicated_roots.items():
         root = catalog.tables[oid]
         if any(a in replicated_roots for a in root.ancestors):
@@ -140,11 +140,11 @@ def _captured_roots(
         is_root_captured = all(
             _has_uniform_leaves(root, relations, catalog) for relations in subscribed_relations
         )
-        result[oid] = (is_root_captured, operations)
-    return result
+        root_properties[oid] = (is_root_captured, operations)
+    return root_properties
 
 
-def leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
+def find_leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
     """The trees for which the messages cannot show whether a user truncated the root or all of its leaves.
 
     Such a tree is published as its root, including TRUNCATE, but captured as its leaves. Each set has the oids of
@@ -154,7 +154,7 @@ def leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple
     relations = [
         relation
         for publications in subscriptions.values()
-        for relation in routes(catalog, publications).values()
+        for relation in find_routes(catalog, publications).values()
     ]
     trees = {
         relation.publish_as.oid: relation.publish_as
@@ -167,24 +167,24 @@ def leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple
     return tuple(frozenset(root.leaves) for oid, root in sorted(trees.items()) if oid not in captured_roots)
 
 
-def capture_suffixes() -> tuple[str, ...]:
+def list_capture_suffixes() -> tuple[str, ...]:
     """All suffixes that can follow the configured name in the names of capture publications."""
     groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
-    return tuple(_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
+    return tuple(_make_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
 
 
-def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
+def _make_suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
     letters = "" if operations == OPERATIONS else "_" + "".join(o[0] for o in operations)
     return letters + ("_root" if via_root else "")
 
 
-def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
+def find_routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
     """Maps a relation id in captured messages to the part of the relation's changes that one subscription receives.
 
     The result has the id of a root only if all leaves of the root are published in the same way. No other tree is
     captured as its root, so no message has the id of its root.
     """
-    relations = _published_relations(catalog, publications)
+    relations = _find_published_relations(catalog, publications)
     roots = {
         relation.publish_as.oid: relation
         for relation in relations.values()
@@ -193,36 +193,36 @@ def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, P
     return roots | relations
 
 
-def _published_relations(
+def _find_published_relations(
     catalog: Catalog, publications: Sequence[Publication]
 ) -> dict[int, PublishedRelation]:
     """The relations with rows that these publications publish, by oid."""
     return {
         table.oid: relation
-        for table in changed_relations(catalog)
-        if (relation := published_relation(table, publications, catalog))
+        for table in find_changed_relations(catalog)
+        if (relation := find_published_relation(table, publications, catalog))
     }
 
 
-def truncated_tables(
+def find_truncated_tables(
     relation_ids: Iterable[int], catalog: Catalog, publications: Sequence[Publication]
 ) -> list[Table]:
     """The replicated tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
     If a partition tree is published as its root, a TRUNCATE of a partition does not empty the replica of the root.
     If the leaves of a root are captured, a TRUNCATE of all leaves counts as a TRUNCATE of the root. That is wrong
-    if a user truncated the leaves by name. `leaf_captured_trees` lists the trees for which this can happen.
+    if a user truncated the leaves by name. `find_leaf_captured_trees` lists the trees for which this can happen.
     """
-    truncated = set(relation_ids)
-    emptied: dict[int, Table] = {}
-    by_id = routes(catalog, publications)
-    for oid in truncated:
-        relation = by_id.get(oid)
+    truncated_oids = set(relation_ids)
+    emptied_tables: dict[int, Table] = {}
+    relation_by_oid = find_routes(catalog, publications)
+    for oid in truncated_oids:
+        relation = relation_by_oid.get(oid)
         if relation is None or "truncate" not in relation.operations:
             continue
         root = relation.publish_as
         if root.oid == oid:
-            emptied[oid] = root
-        elif root.leaves and set(root.leaves) <= truncated:
-            emptied[root.oid] = root
-    return list(emptied.values())
+            emptied_tables[oid] = root
+        elif root.leaves and set(root.leaves) <= truncated_oids:
+            emptied_tables[root.oid] = root
+    return list(emptied_tables.values())

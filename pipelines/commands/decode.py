@@ -14,7 +14,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.plugins import find_plugin
-from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes
+from pgsieve.decoding.plugins.driver import PluginDriver, read_binary_changes
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
@@ -53,7 +53,7 @@ def decode(
     feed = _find_feed(project, source, slot)
     if from_change_log:
         with PluginDriver(init, plugin_options) as driver:
-            yield from binary_changes(driver, _change_log_messages(project, feed))
+            yield from read_binary_changes(driver, _change_log_messages(project, feed))
         return
     version = feed.source.check_ready()
     with feed.source.connect() as connection:
@@ -62,7 +62,7 @@ def decode(
     with PluginDriver(
         init, plugin_options, parallel=parallel, server_version=version, type_names=names
     ) as driver:
-        yield from binary_changes(driver, _slot_messages(feed, version, streaming=driver.streaming))
+        yield from read_binary_changes(driver, _slot_messages(feed, version, streaming=driver.streaming))
 
 
 def _parse_option(text: str) -> tuple[str, str | None]:

@@ -114,7 +114,7 @@ class _TableExplainer:
         if policy.choose_file_committer(path, schema) is not None:
             reason = "its files are written anew, and this process commits them"
             return self._apply_entry(name, reason, DRIVER, self.engine)
-        key = [types[column].spark for column in replicated.key]
+        key = [types[column].spark_type for column in replicated.key]
         _, files_reason = policy.choose_committer_with_reason(path, schema.names, None, lambda: schema)
         _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key=key)
         if key and policy.choose_in_process_committer(path, schema.names, 0, key=key) is not None:

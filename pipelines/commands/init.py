@@ -25,7 +25,7 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     PublicationError,
     Table,
-    replicated_tables,
+    find_replicated_tables,
 )
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.pipelines.commands.results import InitReport, SurveyedPublication, SurveyedTable
@@ -186,7 +186,7 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
 def _published_tables(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
     """The tables of a publication. Empty if the publication has an error, which `validate` reports later."""
     try:
-        return sorted(replicated_tables([publication], catalog))
+        return sorted(find_replicated_tables([publication], catalog))
     except PublicationError:
         return []
 

@@ -42,9 +42,9 @@ from pgsieve.decoding.publications.catalog import (
     PublishedRelation,
     ReplicatedTable,
     Table,
-    published_relation,
+    find_published_relation,
 )
-from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.publications.routing import find_changed_relations
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.pipelines.commands.refilter import possible_sources
@@ -325,8 +325,8 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
     """
     publications = subscription.feed.publications(catalog, subscription.name)
     changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
-    for table in sorted(changed_relations(catalog), key=lambda table: (table.schema, table.name)):
-        if (published := published_relation(table, publications, catalog)) is None:
+    for table in sorted(find_changed_relations(catalog), key=lambda table: (table.schema, table.name)):
+        if (published := find_published_relation(table, publications, catalog)) is None:
             continue
         name, filters = quote_qualified(table.schema, table.name), _effective_filters(published)
         updates = _updates_sent_as(filters, subscription.feed)

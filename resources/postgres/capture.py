@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
-from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
+from pgsieve.decoding.publications.routing import CapturePublication, list_capture_suffixes
 from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectError, execute_ddl
 from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
@@ -132,7 +132,7 @@ def describe_preparation(name: str) -> str:
 
 def _own_capture_publications(connection: psycopg.Connection[Any], capture_name: str) -> list[str]:
     """The capture publications of a source that pgsieve itself created."""
-    return own_publications(connection, [capture_name + suffix for suffix in capture_suffixes()])
+    return own_publications(connection, [capture_name + suffix for suffix in list_capture_suffixes()])
 
 
 def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
@@ -149,7 +149,7 @@ def others_publications(
 ) -> list[str]:
     """The capture publications of a source that another client created. pgsieve does not alter them."""
     own_names = _own_capture_publications(connection, capture_name)
-    names = (capture_name + suffix for suffix in capture_suffixes())
+    names = (capture_name + suffix for suffix in list_capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in own_names)
 
 

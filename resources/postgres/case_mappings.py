@@ -26,7 +26,7 @@ from typing import Any, Final
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
-from pgsieve.decoding.publications.filters import needed_case_mappings
+from pgsieve.decoding.publications.filters import find_needed_case_mappings
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, character_ranges
 from pgsieve.resources.postgres.errors import is_transient
 from pgsieve.resources.postgres.source import quote
@@ -88,7 +88,7 @@ def add_case_mappings(
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:
             if entry.where is not None and entry.oid in catalog.tables:
-                for collation, needs_initcap in needed_case_mappings(
+                for collation, needs_initcap in find_needed_case_mappings(
                     catalog.tables[entry.oid], entry.where
                 ).items():
                     needs_initcap_by_collation = collations_by_table.setdefault(entry.oid, {})

@@ -21,7 +21,11 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
-from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal_reason
+from pgsieve.decoding.publications.filter_rules import (
+    Expression,
+    expression_column_names,
+    find_refusal_reason,
+)
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
 from pgsieve.resources.postgres.ddl import find_failed_trigger, own_search_path
 from pgsieve.resources.postgres.errors import is_transient, message_without_values
@@ -95,7 +99,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
         raise _rejection_error(table, where, message, error.diag.message_detail, error.sqlstate) from None
     if reason is not None:
         raise _rejection_error(table, where, "invalid publication WHERE expression", reason, "0A000")
-    return column_names(expression, table)
+    return expression_column_names(expression, table)
 
 
 def _analyse_filter(
@@ -110,7 +114,7 @@ def _analyse_filter(
             connection.execute("select set_config('search_path', %s, true)", [search_path])
         _check_syntax(connection, where)
         expression = _read_expression(connection, table, where)
-        return expression, refusal_reason(expression, *_mutable_functions(connection, expression))
+        return expression, find_refusal_reason(expression, *_mutable_functions(connection, expression))
 
 
 def _rejection_error(
@@ -176,11 +180,11 @@ def _mutable_functions(
     """
     functions = connection.execute(
         "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",
-        [list(expression.functions())],
+        [list(expression.find_function_oids())],
     ).fetchall()
     operators = connection.execute(
         "select o.oid::bigint from pg_operator o join pg_proc p on p.oid = o.oprcode"
         " where o.oid = any(%s) and (p.provolatile <> 'i' or p.oid >= 16384)",
-        [list(expression.operators())],
+        [list(expression.find_operator_oids())],
     ).fetchall()
     return frozenset(oid for (oid,) in functions), frozenset(oid for (oid,) in operators)

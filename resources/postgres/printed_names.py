@@ -12,7 +12,7 @@ are not covered, because no published value names them.
 
 from pgsieve.decoding.values.printed_names import NAME_TYPE_OIDS
 
-_PRINTING_TYPE_OIDS = ", ".join(map(str, sorted(PRINTING_TYPES)))
+_PRINTING_TYPE_OIDS = ", ".join(map(str, sorted(NAME_TYPE_OIDS)))
 
 #: The digests cover the xmin of the row with the name. So they also change if a name was changed and changed back.
 #: For a relation they cover the xmin of its row type instead, because TRUNCATE writes the relation's own row

@@ -319,9 +319,9 @@ def encode_status_update(written_lsn: int, flushed_lsn: int, *, reply_requested:
     """A status update for the server, with the present time. It reports the flushed position as the applied position, too."""
     return encode_envelope(
         StandbyStatusUpdate(
-            written=written_lsn,
-            flushed=flushed_lsn,
-            applied=flushed_lsn,
+            written_lsn=written_lsn,
+            flushed_lsn=flushed_lsn,
+            applied_lsn=flushed_lsn,
             client_time=time.time_ns() // 1000 - _POSTGRES_EPOCH_MICROS,
             reply_requested=reply_requested,
         )

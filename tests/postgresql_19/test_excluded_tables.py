@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.decoding.publications.catalog import published_relation, replicated_tables
-from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.publications.catalog import find_published_relation, find_replicated_tables
+from pgsieve.decoding.publications.routing import find_changed_relations
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
@@ -141,7 +141,7 @@ def test_every_combination_of_publications_sends_and_copies_the_servers_tables(
                 "SELECT DISTINCT relid::bigint FROM pg_get_publication_tables(VARIADIC %s::text[])",
                 [list(names)],
             )
-            tables = replicated_tables(publications, catalog)
+            tables = find_replicated_tables(publications, catalog)
             assert {r.table.oid for r in tables.values()} == {oid for (oid,) in copied}, names
             messages = database.execute(
                 "SELECT data FROM pg_logical_slot_peek_binary_changes('excluded_tables', NULL, NULL, 'proto_version', '1',"
@@ -149,7 +149,9 @@ def test_every_combination_of_publications_sends_and_copies_the_servers_tables(
                 [",".join(names)],
             )
             sent = Counter(int.from_bytes(data[1:5]) for (data,) in messages if data[:1] == b"I")
-            relations = [published_relation(t, publications, catalog) for t in changed_relations(catalog)]
+            relations = [
+                find_published_relation(t, publications, catalog) for t in find_changed_relations(catalog)
+            ]
             assert sent == Counter(r.publish_as.oid for r in relations if r is not None), names
 
 

@@ -34,7 +34,7 @@ from pgsieve.decoding.protocol.messages import (
 )
 from pgsieve.decoding.protocol.tuple_data import TupleData
 from pgsieve.decoding.publications.catalog import PublishedRelation
-from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value
+from pgsieve.decoding.publications.evolution import SchemaChangedError, find_missing_value
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
@@ -180,7 +180,9 @@ class Followed:
         planned = planned_sources(definition, present)
         former = former_layout(definition, present, self.transformed, lsn)
         for key, row in self.rows.items():
-            self.rows[key] = {s.column: s.value if s.former is None else row[s.former] for s in planned}
+            self.rows[key] = {
+                s.column: s.value if s.former_column is None else row[s.former_column] for s in planned
+            }
         self.definition = replace(present, former=former)
         self.followed += 1
 
@@ -216,10 +218,12 @@ class Followed:
                 part = PublishedVersion(RelationVersion(message, (commit, ordinal), None), sent, {})
                 columns, added = arriving_columns(self.subscription, part, definition)
                 names, filled = columns.names, {}
-                for column in (definition.layout.column_by_name(a.name) for a in added):
+                for column in (definition.layout.find_column_by_name(a.name) for a in added):
                     assert column is not None
                     assert definition.former is not None
-                    filled[column.name] = missing_value(column, definition.former.layout, definition.layout)
+                    filled[column.name] = find_missing_value(
+                        column, definition.former.layout, definition.layout
+                    )
             if isinstance(message, Insert):
                 self.put(names, message.new, filled, definition)
             elif isinstance(message, Update):

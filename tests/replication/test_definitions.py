@@ -22,12 +22,17 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.waiting import sound_part, table_problems
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
-from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, PublicationError, published_relation
+from pgsieve.decoding.publications.catalog import (
+    OPERATIONS,
+    Catalog,
+    PublicationError,
+    find_published_relation,
+)
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.generated_columns import expand_unsent_columns
-from pgsieve.decoding.publications.replica_identity import publisher_errors
-from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.publications.replica_identity import find_publisher_errors
+from pgsieve.decoding.publications.routing import find_changed_relations
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import UncheckedFilterError
@@ -133,7 +138,9 @@ class Database:
     def refused_by_the_server(self) -> dict[tuple[str, str], tuple[str | None, str]]:
         """By table and operation, the publisher's errors for an UPDATE and a DELETE of each table."""
         refused = {}
-        for schema, name in [(t.schema, t.name) for t in changed_relations(read_catalog(self.connection))]:
+        for schema, name in [
+            (t.schema, t.name) for t in find_changed_relations(read_catalog(self.connection))
+        ]:
             for operation, change in (("update", "UPDATE {} SET c = c"), ("delete", "DELETE FROM {}")):
                 try:
                     self.connection.execute(change.format("ONLY " + quote(schema, name)) + " WHERE false")
@@ -152,8 +159,8 @@ def refusal_of(error: psycopg.Error) -> tuple[str | None, str]:
 def refused_by_pgsieve(catalog: Catalog, name: str) -> dict[tuple[str, str], tuple[str | None, str]]:
     """The same errors as pgsieve predicts them, for one publication of the catalog."""
     refused = {}
-    for table in changed_relations(catalog):
-        for error in publisher_errors(table, catalog.publications[name], catalog):
+    for table in find_changed_relations(catalog):
+        for error in find_publisher_errors(table, catalog.publications[name], catalog):
             operation = "update" if error.message.startswith("cannot update") else "delete"
             message = error.message.split(" (publication")[0].replace(table.qualified_name, table.name)
             refused[table.name, operation] = (error.sqlstate, message)
@@ -250,7 +257,7 @@ def test_random_publications_are_refused_where_the_server_refuses_them(database:
 
 
 def test_a_change_that_the_identity_does_not_cover_is_refused(database: Database) -> None:
-    tables = [t for t in changed_relations(read_catalog(database.connection)) if t.schema == "public"]
+    tables = [t for t in find_changed_relations(read_catalog(database.connection)) if t.schema == "public"]
     wheres, lists = (None, "a > 1", "b > 1"), (None, ("a",), ("a", "b"))
     counts: Counter[tuple[str | None, ...]] = Counter()
     for where, columns in itertools.product(wheres, lists):
@@ -327,7 +334,7 @@ def test_publications_must_agree_on_generated_columns(database: Database) -> Non
 def combined(catalog: Catalog, table: str) -> tuple[str | None, str] | None:
     """pgsieve's error for the publications n and s together."""
     try:
-        published_relation(catalog.by_name["public", table], catalog.select("ns"), catalog)
+        find_published_relation(catalog.table_by_name["public", table], catalog.select("ns"), catalog)
     except PublicationError as error:
         return error.sqlstate, error.message.split(" (")[0]
     return None
@@ -355,7 +362,7 @@ def test_a_virtual_generated_column_in_a_filter_stands_for_its_expression(databa
     """The server expands the column when it stores the filter. A filter in pgsieve.yaml means the same."""
     if database.version < 180000:  # there are none
         assert '"' not in expand_unsent_columns(
-            "b > 1", read_catalog(database.connection).by_name["public", "plain"]
+            "b > 1", read_catalog(database.connection).table_by_name["public", "plain"]
         )
         return
     wheres = (

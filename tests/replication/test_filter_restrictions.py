@@ -303,7 +303,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
         admin.execute("CREATE DATABASE filters")
         with psycopg.connect(server.conninfo(dbname="filters"), autocommit=True) as connection:
             connection.execute(OBJECTS)
-            table = read_catalog(connection).by_name["public", "t"]
+            table = read_catalog(connection).table_by_name["public", "t"]
             with begin_analysis(connection):
                 yield Database(connection, table)
             assert not connection.execute(

@@ -168,6 +168,6 @@ def test_text_is_converted_from_the_encoding_of_the_publisher(
         scenario.check(expect={table: [f"1|{word}", f"3|{word}{word}"]})
         with Source("s", scenario.publisher_conninfo).connect() as connection:
             catalog = read_catalog(connection)
-    encoded = catalog_from_json(catalog_to_json(catalog, ["pub"])).by_name["public", table]
+    encoded = catalog_from_json(catalog_to_json(catalog, ["pub"])).table_by_name["public", table]
     with pytest.raises(UnsupportedFilterError, match=f"encoding, which is {encoding}, not UTF8"):
         parse_table_filter(encoded, f"""octet_length("{word}") > 8""")

@@ -181,7 +181,7 @@ def test_mappings_that_depend_on_context_or_cannot_be_read_are_refused(
 def published(catalog: Catalog, **filters: str) -> Catalog:
     """The catalog with a publication `p` of tables with these row filters."""
     tables = tuple(
-        PublicationTable(catalog.by_name["public", name].oid, where) for name, where in filters.items()
+        PublicationTable(catalog.table_by_name["public", name].oid, where) for name, where in filters.items()
     )
     return replace(catalog, publications={"p": Publication("p", tables=tables)})
 
@@ -209,12 +209,12 @@ def test_a_recorded_catalog_keeps_each_mapping_once(server: psycopg.Connection) 
     text = catalog_to_json(catalog, ["p"])
     assert list(json.loads(text)["case_mappings"]) == ["default"]
     assert catalog_from_json(text) == catalog
-    assert catalog_from_json(text).by_name["public", "plain"].case_mappings == ()
+    assert catalog_from_json(text).table_by_name["public", "plain"].case_mappings == ()
 
 
 def test_a_filter_that_cannot_be_evaluated_gives_the_reason(server: psycopg.Connection) -> None:
     catalog = published(read_catalog(server), needing="lower(i) = 'x'")
-    table = add_case_mappings(server, catalog, ["p"]).by_name["public", "needing"]
+    table = add_case_mappings(server, catalog, ["p"]).table_by_name["public", "needing"]
     with pytest.raises(UnsupportedFilterError, match="collation unicode, and that is ICU's"):
         parse_table_filter(table, "lower(i) = 'x'")
     with pytest.raises(UnsupportedFilterError, match="the case of letters depends on the collation default"):

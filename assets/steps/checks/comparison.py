@@ -100,14 +100,14 @@ class TableSides:
             return self._compare_in_process(reader, None)
         publisher, replica = self._compute_checksums(self.row_hash)
         row_counts, differing_segments = (
-            (int(publisher.rows.sum()), int(replica.rows.sum())),
+            (int(publisher.row_counts.sum()), int(replica.row_counts.sum())),
             publisher.differing_segments(replica),
         )
         if not differing_segments.any():
             return Difference(*row_counts)
-        segment_share = max(int(side.rows[differing_segments].sum()) for side in (publisher, replica)) / max(
-            row_counts
-        )
+        segment_share = max(
+            int(side.row_counts[differing_segments].sum()) for side in (publisher, replica)
+        ) / max(row_counts)
         reader, segments = (
             self._local_reader(int(size * segment_share)),
             SegmentSelection(self.row_hash, differing_segments),
@@ -117,12 +117,12 @@ class TableSides:
         )
         return Difference(*row_counts, difference.differing_rows, difference.sample)
 
-    def find_differing_segments(self) -> ChosenSegments | None:
+    def find_differing_segments(self) -> SegmentSelection | None:
         """The segments that differ. None if there are no checksums, so that only rows can be compared."""
         if self.row_hash is None:
             return None
         publisher, replica = self._compute_checksums(self.row_hash)
-        return ChosenSegments(self.row_hash, publisher.differing_segments(replica))
+        return SegmentSelection(self.row_hash, publisher.differing_segments(replica))
 
     def _compute_checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
         """The checksums of the publisher and of the replica, which are computed at the same time."""
@@ -136,7 +136,7 @@ class TableSides:
                     add_query_result(publisher, batch)
         return publisher, replica
 
-    def read_frames(self, segments: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
+    def read_frames(self, segments: SegmentSelection | None) -> tuple[DataFrame, DataFrame]:
         """The publisher's and the replica's rows as Spark DataFrames.
 
         They are the rows in the chosen segments, or all rows if `segments` is None.
@@ -172,7 +172,7 @@ class TableSides:
             return compute_replica_checksums(self._read_replica(), row_hash)
         checksums = Checksums()
         for batch in self._read_replica_batches(reader):
-            checksums.add(row_hash.hashes(batch))
+            checksums.add(row_hash.compute_hashes(batch))
         return checksums
 
     def _read_replica_batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
@@ -181,7 +181,7 @@ class TableSides:
             for batch in reader.read_version_batches(self.path, self.version):
                 yield select_living(batch, schema, self._deleted_column)
 
-    def _make_queries(self, segments: ChosenSegments | None) -> list[str]:
+    def _make_queries(self, segments: SegmentSelection | None) -> list[str]:
         if segments is None:
             return self.make_chunks(self.select_list).queries
         names = [f"c{number}" for number in range(len(self.columns))]

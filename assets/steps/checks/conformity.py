@@ -27,9 +27,9 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import locked_tables
 from pgsieve.decoding.changes.metadata_columns import select_living
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, find_published_relation
 from pgsieve.decoding.publications.filters import parse_table_filter
-from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.publications.routing import find_changed_relations
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
@@ -71,8 +71,8 @@ def find_applicable_filters(
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated_table.row_filters]
-    for relation in changed_relations(catalog):
-        published = published_relation(relation, publications, catalog)
+    for relation in find_changed_relations(catalog):
+        published = find_published_relation(relation, publications, catalog)
         if published is not None and published.publish_as.oid == replicated_table.table.oid:
             sources += [
                 published.filters[operation]
@@ -191,7 +191,9 @@ class _FilteredReplica:
             replicated_table.columns[:1]
         )
         types = subscription.column_types(replicated_table)
-        schema = pa.schema([(name, types[name].arrow) for name in replicated_table.columns if name in names])
+        schema = pa.schema(
+            [(name, types[name].arrow_type) for name in replicated_table.columns if name in names]
+        )
         replica_schema = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
 
         def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -231,7 +233,7 @@ def _evaluate_batches(
         rows = batch.cast(schema)
         is_failing = pc.invert(pc.fill_null(evaluate_filters(rows), False))
         sample = rows.filter(is_failing).slice(0, MAX_KEYS)
-        values = zip(*(value_texts(sample.column(name)) for name in key), strict=True)
+        values = zip(*(list_texts(sample.column(name)) for name in key), strict=True)
         yield pa.RecordBatch.from_pylist(
             [
                 {

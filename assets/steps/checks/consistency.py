@@ -141,7 +141,7 @@ class SubscriptionAtLsn:
         return [
             name
             for name in names
-            if Layout.of_table(self.tables[name].table, self.catalog).is_rewritten(later_catalog)
+            if Layout.from_table(self.tables[name].table, self.catalog).is_rewritten_in(later_catalog)
         ]
 
     @contextmanager

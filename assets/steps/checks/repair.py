@@ -119,7 +119,7 @@ def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResu
 def _count_differing_rows(sides: TableSides) -> DataFrame | None:
     """The rows that one side has more often, in the form of `count_differing_rows`; None if the sides are equal."""
     segments = sides.find_differing_segments()
-    if segments is not None and not segments.segments.any():
+    if segments is not None and not segments.is_selected.any():
         return None
     columns = [c.name for c in sides.columns]
     row_counts = checkpoint(count_differing_rows(*sides.read_frames(segments), columns))
@@ -163,7 +163,7 @@ def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
         metadata = end_metadata if action == "end" else {"filtered": F.lit(False)}
         values = {name: struct_field("row", name) for name in names}
         values |= {
-            name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark)
+            name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark_type)
             for name, kind in kind_by_column.items()
         }
         values |= {name: F.lit(action == "end") for name, kind in kind_by_column.items() if kind == DELETED}

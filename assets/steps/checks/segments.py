@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.decoding.changes.metadata_columns import mask_living_rows
-from pgsieve.decoding.checksums.segments import Checksums, ChosenSegments, RowHash
+from pgsieve.decoding.checksums.segments import Checksums, RowHash, SegmentSelection
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.spark_writes import number_columns
 
@@ -69,7 +69,7 @@ def compute_replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksum
     return totals
 
 
-def select_segment_rows(replica: DataFrame, segments: ChosenSegments) -> DataFrame:
+def select_segment_rows(replica: DataFrame, segments: SegmentSelection) -> DataFrame:
     """The rows of a replica that are in the chosen segments."""
 
     def select_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

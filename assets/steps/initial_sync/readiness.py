@@ -113,7 +113,7 @@ def state_after_copy(
     if result.again:
         return replace(state, state=SyncState.INITIALIZE, reason=result.problem)
     assert state.definition is not None
-    if state.definition.layout.is_rewritten(catalog_after):
+    if state.definition.layout.is_rewritten_in(catalog_after):
         reason = f'table "{result.schema}.{result.table}" was rewritten while it was copied'
         return replace(state, state=SyncState.INITIALIZE, reason=reason)
     return replace(state, state=SyncState.READY)
@@ -155,7 +155,7 @@ class Readiness:
                 for name, path in paths.items()
                 if (definition := states[name].definition) is not None
                 and _is_at(lake, path, states[name].lsn)
-                and not definition.layout.is_rewritten(catalog)
+                and not definition.layout.is_rewritten_in(catalog)
             ]
         ready_states = self.complete(states_ready).ready
         for state in ready_states:

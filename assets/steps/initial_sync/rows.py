@@ -62,7 +62,7 @@ class SelectedRows:
 def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
     """The selected rows as a DataFrame, which has a partition for each query."""
     schema, queries = (
-        write_ddl((column.name, column.type.spark) for column in selected.columns),
+        write_ddl((column.name, column.type.spark_type) for column in selected.columns),
         len(selected.queries),
     )
     if not queries:

@@ -112,7 +112,7 @@ def _make_rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
     """
     count = 0
     for prepare in assembler.prepared_transactions:
-        for batch in chain([_ROW_WITHOUT_MESSAGE], assembler.messages_of(prepare)):
+        for batch in chain([_ROW_WITHOUT_MESSAGE], assembler.read_prepared_messages(prepare)):
             numbers = pa.array(range(count, count + len(batch)), pa.int64())
             prepare_column = pa.array([encode(prepare)] * len(batch), pa.binary())
             count += len(batch)

@@ -54,5 +54,5 @@ def drain(
 def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:
     """Log which subscribed publications do not exist. The others are replicated without them."""
     for subscription, names in feed.subscriptions.items():
-        if error := catalog.missing(names):
+        if error := catalog.missing_publication_error(names):
             log(f"{subscription}: {error.message}; the others are replicated without it")

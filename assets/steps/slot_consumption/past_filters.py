@@ -21,8 +21,8 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, replicated_tables
-from pgsieve.decoding.publications.routing import routes
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, find_replicated_tables
+from pgsieve.decoding.publications.routing import find_routes
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import own_publications
 from pgsieve.resources.postgres.errors import SourceError
@@ -99,7 +99,7 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
         return None
     (subscription,) = peek.feed.subscriptions
     catalog = present_catalog(connection)
-    relations_by_oid = routes(catalog, peek.feed.publications(catalog, subscription))
+    relations_by_oid = find_routes(catalog, peek.feed.publications(catalog, subscription))
     names = {
         (relation.publish_as.schema, relation.publish_as.name)
         for oid, relation in relations_by_oid.items()
@@ -115,7 +115,7 @@ def _set_aside_tables(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name,
     set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
     if not set_aside_tables:
         return {}
-    tables = replicated_tables(feed.publications(catalog, subscription), catalog)
+    tables = find_replicated_tables(feed.publications(catalog, subscription), catalog)
     return {name: replicated for name, replicated in tables.items() if name in set_aside_tables}
 
 

@@ -44,7 +44,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.decoding.publications.catalog import PublicationError, Table
-from pgsieve.decoding.publications.routing import routes
+from pgsieve.decoding.publications.routing import find_routes
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
@@ -328,7 +328,7 @@ class Fallback:
         ):
             with suppress(PublicationError):
                 publications = feed.publications(catalog, subscription)
-                relations_by_oid = routes(catalog, publications)
+                relations_by_oid = find_routes(catalog, publications)
                 relations |= relations_by_oid.keys()
                 names |= {
                     _name(relations_by_oid[oid].publish_as)

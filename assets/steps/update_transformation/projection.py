@@ -27,14 +27,14 @@ class Projection:
     @property
     def former_columns(self) -> list[str]:
         """The names of the former columns that have to be read."""
-        return [source.former for source in self.sources if source.former is not None]
+        return [source.former_column for source in self.sources if source.former_column is not None]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows with the new columns."""
         columns = [
             repeat_value(self.value_by_column[source.column], batch.num_rows)
-            if source.former is None
-            else batch.column(source.former).cast(field.type)
+            if source.former_column is None
+            else batch.column(source.former_column).cast(field.type)
             for source, field in zip(self.sources, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

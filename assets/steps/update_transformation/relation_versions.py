@@ -24,7 +24,7 @@ from pgsieve.decoding.changes.sent_as import BY_PUBLISHER, Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.catalog import PublishedRelation
-from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
+from pgsieve.decoding.publications.evolution import SchemaChangedError, find_missing_value, find_present_names
 from pgsieve.decoding.publications.filters import parse_published_filter
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.types import convert_text
@@ -194,18 +194,18 @@ def _present_columns(
         return names, ()
     table = part.sent.publish_as
     try:
-        names = present_names(
+        names = find_present_names(
             [(name, column.type_oid) for name, column in zip(names, relation.columns, strict=True)],
             relation.relation_id,
             former.layout,
             layout,
         )
         columns_since = [
-            column for column in layout.columns_added_since(former.layout) if column.name in definition.names
+            column for column in layout.list_added_columns(former.layout) if column.name in definition.names
         ]
         missing_columns = [column for column in columns_since if column.name not in names]
         values_by_column = [
-            (column, missing_value(column, former.layout, layout)) for column in missing_columns
+            (column, find_missing_value(column, former.layout, layout)) for column in missing_columns
         ]
     except SchemaChangedError as error:
         raise _copy_needed(part, error.message) from None

@@ -253,6 +253,6 @@ def _projection(sources: Sequence[ColumnSource], types: Mapping[str, ColumnType]
             pa.array([source.value], pa.string()), types[source.column], source.column
         )
         for source in sources
-        if source.former is None
+        if source.former_column is None
     }
     return Projection(sources, schema, added_values)

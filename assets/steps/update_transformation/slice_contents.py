@@ -33,8 +33,8 @@ from pgsieve.decoding.publications.catalog import (
     PublishedRelation,
     Table,
 )
-from pgsieve.decoding.publications.replica_identity import sends_updates_or_deletes
-from pgsieve.decoding.publications.routing import routes, truncated_tables
+from pgsieve.decoding.publications.replica_identity import can_send_updates_or_deletes
+from pgsieve.decoding.publications.routing import find_routes, find_truncated_tables
 from pgsieve.decoding.values.builtin_types import DefinedTypes
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
@@ -174,7 +174,7 @@ def published_versions(
 ) -> dict[Name, list[PublishedVersion]]:
     """Maps each replica to the relation versions that have changes for it."""
     feed, publications = subscription.feed, _publications(subscription, catalog)
-    relations_by_oid = {} if feed.filtered else routes(catalog, publications)
+    relations_by_oid = {} if feed.filtered else find_routes(catalog, publications)
     versions_by_table: dict[Name, list[PublishedVersion]] = {}
     for relation_id, versions in contents.versions.items():
         if relation_id not in contents.changed_oids:
@@ -230,7 +230,7 @@ def _leaves(
     for oid, versions in versions_by_oid.items():
         leaf = catalog.tables.get(oid)
         if (
-            sends_updates_or_deletes(leaf, root, publications, catalog)
+            can_send_updates_or_deletes(leaf, root, publications, catalog)
             if leaf is not None and leaf.ancestors
             else any({"update", "delete"} & publication.operations for publication in publications)
         ):
@@ -277,7 +277,7 @@ def table_truncates(
             tables = [_described(contents.versions[oid], order) for oid in truncate.relation_ids]
         else:
             publications = subscription.feed.publications(catalog, subscription.name)
-            tables = truncated_tables(truncate.relation_ids, catalog, publications)
+            tables = find_truncated_tables(truncate.relation_ids, catalog, publications)
         for table in tables:
             truncates_by_table.setdefault((table.schema, table.name), []).append(order)
     return truncates_by_table

@@ -25,13 +25,13 @@ from pgsieve.decoding.publications.catalog import (
     PublicationTable,
     PublishedRelation,
     Table,
-    published_relation,
-    replicated_tables,
+    find_published_relation,
+    find_replicated_tables,
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
-from pgsieve.decoding.publications.filters import parse_table_filter, reads_unsent_columns
-from pgsieve.decoding.publications.replica_identity import publisher_errors, subscriber_error
-from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.publications.filters import has_unsent_columns, parse_table_filter
+from pgsieve.decoding.publications.replica_identity import find_publisher_errors, find_subscriber_error
+from pgsieve.decoding.publications.routing import find_changed_relations
 from pgsieve.decoding.row_filters.letter_case import MappingRequests
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.catalog import missing_relation_error
@@ -83,14 +83,14 @@ class Examination:
         self, connection: psycopg.Connection[Any], definition: DefinedPublication, server: Catalog
     ) -> Iterator[PgsieveError]:
         """Yields the problems of a publication that pgsieve.yaml defines."""
-        missing_tables = definition.missing(server)
+        missing_tables = definition.list_missing_tables(server)
         for schema, name in missing_tables:
             is_excluded = (schema, name) in definition.excluded
             yield missing_relation_error(connection, definition.name, schema, name, is_excluded=is_excluded)
         if missing_tables:
             return
         if not any(table.where for table in definition.tables):
-            yield from definition.problems(server, lambda _table, _where: None)
+            yield from definition.list_errors(server, lambda _table, _where: None)
             return
 
         def verdict(table: Table, where: str) -> PublicationError | None:
@@ -102,10 +102,10 @@ class Examination:
 
         try:
             with begin_analysis(connection):
-                yield from list(definition.problems(server, verdict))
+                yield from list(definition.list_errors(server, verdict))
         except UncheckedFilterError as error:
             self.unchecked = error
-            yield from definition.problems(server, lambda _table, _where: None)
+            yield from definition.list_errors(server, lambda _table, _where: None)
 
     def _with_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
         """Add to a publication which columns its row filters read."""
@@ -147,13 +147,13 @@ class Examination:
             return  # The problems of the publication are in `refusals`.
         try:
             publications = catalog.select(names)
-            replicated_tables(publications, catalog)
+            find_replicated_tables(publications, catalog)
         except PublicationError as error:
             yield error
             return
-        for table in changed_relations(catalog):
+        for table in find_changed_relations(catalog):
             try:
-                published_relation(table, publications, catalog)
+                find_published_relation(table, publications, catalog)
             except PublicationError as error:
                 yield error
 
@@ -182,14 +182,16 @@ class Examination:
         """Yields the publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
         for name in self._feed.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
-                for table in changed_relations(self.catalog):
-                    for error in publisher_errors(table, publication, self.catalog):
+                for table in find_changed_relations(self.catalog):
+                    for error in find_publisher_errors(table, publication, self.catalog):
                         yield publication, error
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields all problems of a subscription, each once."""
         names = self._feed.subscriptions[subscription]
-        missing_error = self.catalog.missing(name for name in names if name not in self._feed.defined)
+        missing_error = self.catalog.missing_publication_error(
+            name for name in names if name not in self._feed.defined
+        )
         problems = [
             *([missing_error] if missing_error else []),
             *self.publication_problems(subscription),
@@ -211,9 +213,9 @@ def unevaluable_filters(
     if feed.filtered:
         return
     publications = feed.publications(catalog, subscription)
-    for table in changed_relations(catalog):
+    for table in find_changed_relations(catalog):
         with suppress(PublicationError):
-            published = published_relation(table, publications, catalog)
+            published = find_published_relation(table, publications, catalog)
             if published is not None and published.publish_as.oid not in catalog.locked:
                 yield from ((published.publish_as, error) for error in _unevaluable(published))
 
@@ -226,7 +228,7 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
     if not catalog.locked:
         return
     publications = feed.publications(catalog, subscription)
-    for name, replicated in replicated_tables(publications, catalog).items():
+    for name, replicated in find_replicated_tables(publications, catalog).items():
         table = replicated.table
         for oid in {table.oid, *table.ancestors, *table.leaves} & catalog.locked.keys():
             yield (
@@ -243,9 +245,9 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
 def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, PgsieveError]]:
     """Yields the tables of a subscription in which UPDATEs and DELETEs would not find rows, each with the error."""
     publications = feed.publications(catalog, subscription)
-    for name, replicated in replicated_tables(publications, catalog).items():
+    for name, replicated in find_replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
-            if (error := subscriber_error(replicated, publications, catalog)) is not None:
+            if (error := find_subscriber_error(replicated, publications, catalog)) is not None:
                 yield name, error
 
 
@@ -258,7 +260,7 @@ def _unevaluable(published: PublishedRelation) -> Iterator[PgsieveError]:
                 yield columns
                 continue
             try:
-                if operation != "insert" and reads_unsent_columns(published.publish_as, text):
+                if operation != "insert" and has_unsent_columns(published.publish_as, text):
                     _refuse_uncomputable(published, columns)
             except PgsieveError as error:
                 yield error

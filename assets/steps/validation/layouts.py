@@ -86,7 +86,9 @@ def layout_problems(
         except PgsieveError as error:
             yield error
         if subscription.layout.table_layout(name).cluster_by:
-            types = ((column, kind.spark) for column, kind in subscription.replica_types(replicated).items())
+            types = (
+                (column, kind.spark_type) for column, kind in subscription.replica_types(replicated).items()
+            )
             try:
                 clustering_columns(subscription, name, types)
             except ClusteringError as error:

@@ -14,7 +14,7 @@ from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, PublicationError, Table
-from pgsieve.decoding.publications.replica_identity import leaves_without_root_key
+from pgsieve.decoding.publications.replica_identity import find_leaves_without_root_key
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.spark_writes import column_mapping_property
 
@@ -31,7 +31,7 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
         for replicated in subscription.tables(catalog).values():
-            leaves = leaves_without_root_key(replicated, publications, catalog)
+            leaves = find_leaves_without_root_key(replicated, publications, catalog)
             if leaves:
                 key = ", ".join(map(quote_identifier, replicated.key))
                 yield PgsieveError(

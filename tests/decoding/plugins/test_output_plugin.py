@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pgsieve.decoding.plugins import PLUGINS, find_plugin
-from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes, text_changes
+from pgsieve.decoding.plugins.driver import PluginDriver, read_binary_changes, read_text_changes
 from pgsieve.decoding.plugins.interface import (
     DecodingContext,
     MissingCallbackError,
@@ -227,9 +227,9 @@ def test_one_callback_may_write_several_times() -> None:
 def test_a_text_plugin_writes_text() -> None:
     with PluginDriver(registered(startup=None)) as driver:
         with pytest.raises(OutputTypeError, match="produces binary output") as refused:
-            list(text_changes(driver, []))
+            list(read_text_changes(driver, []))
         assert refused.value.sqlstate == "0A000"
-        assert list(binary_changes(driver, map(encode, [BEGIN, COMMIT]))) == [b"begin 7", b"commit 7"]
+        assert list(read_binary_changes(driver, map(encode, [BEGIN, COMMIT]))) == [b"begin 7", b"commit 7"]
 
 
 def test_values_in_binary_format_are_refused_by_plugins_that_write_text() -> None:
@@ -280,7 +280,7 @@ def test_messages_count_as_changes_since_17(version: int, framed: bool) -> None:
     block = [BLOCK[0], replace(emitted, xid=7), StreamStop(), StreamCommit(7, 7, 8, 0)]
     options = [("skip-empty-xacts", "on"), ("stream-changes", "on")]
     with PluginDriver(find_plugin("test_decoding"), options, server_version=version) as driver:
-        lines = list(text_changes(driver, map(encode, [BEGIN, emitted, COMMIT, *block])))
+        lines = list(read_text_changes(driver, map(encode, [BEGIN, emitted, COMMIT, *block])))
     message = "message: transactional: 1 prefix: p, sz: 2"
     begun = ["BEGIN 7", f"{message} content:hi", "COMMIT 7"]
     opened = [

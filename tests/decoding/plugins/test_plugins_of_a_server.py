@@ -20,7 +20,7 @@ import pytest
 from psycopg import sql
 
 from pgsieve.decoding.plugins import pgoutput, test_decoding
-from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes, text_changes
+from pgsieve.decoding.plugins.driver import PluginDriver, read_binary_changes, read_text_changes
 from pgsieve.decoding.plugins.interface import OutputPluginOptionError, OutputTypeError
 from pgsieve.decoding.protocol.messages import (
     BeginPrepare,
@@ -91,7 +91,7 @@ class Database:
         with PluginDriver(
             test_decoding.init, list(options.items()), server_version=version, type_names=names
         ) as driver:
-            return list(text_changes(driver, self.messages(slot, streaming=streaming)))
+            return list(read_text_changes(driver, self.messages(slot, streaming=streaming)))
 
     def partitioned(self) -> list[str]:
         names = self.reader.execute("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'p'")
@@ -251,7 +251,7 @@ def try_for(
 
 def recoded(messages: list[bytes], options: Options, *, parallel: bool = False) -> list[bytes]:
     with PluginDriver(pgoutput.init, list(options.items()), parallel=parallel) as driver:
-        return list(binary_changes(driver, messages))
+        return list(read_binary_changes(driver, messages))
 
 
 def described(messages: list[bytes]) -> list[tuple[Message, list[Relation]]]:
@@ -393,7 +393,7 @@ def test_each_option_prints_the_servers_lines(worked: Database, options: Options
 
 def test_names_of_types_come_from_type_messages_if_there_is_no_catalog(worked: Database) -> None:
     with PluginDriver(test_decoding.init, server_version=150000) as driver:
-        ours = list(text_changes(driver, worked.messages("po")))
+        ours = list(read_text_changes(driver, worked.messages("po")))
     assert ours == comparable(worked.theirs("td", {}), [])
     assert (
         """moods[public.mood[]]:'{sad}' pair[public.pair]:'(1,x)' "Moods"["Odd Types"."Mood"[]]:'{Happy}'"""
@@ -415,7 +415,7 @@ def test_binary_output_equals_the_text_and_a_text_function_refuses_it(worked: Da
     messages = worked.messages("po")
     version = worked.session.info.server_version
     with PluginDriver(test_decoding.init, list(options.items()), server_version=version) as driver:
-        ours = list(binary_changes(driver, messages))
+        ours = list(read_binary_changes(driver, messages))
     assert [line.decode() for line in ours] == comparable([line.decode() for line in theirs], [])
     with pytest.raises(psycopg.Error, match="produces binary output") as refused:
         worked.theirs("td", options)

@@ -15,7 +15,7 @@ from pgsieve.decoding.publications.catalog import (
     PublicationTable,
     PublishedRelation,
     Table,
-    published_relation,
+    find_published_relation,
 )
 
 COLUMNS = (Attribute("id", 23, -1, "integer"), Attribute("region", 25, -1, "text"))
@@ -40,7 +40,7 @@ def publication(
 
 
 def sent(*publications: Publication) -> PublishedRelation:
-    relation = published_relation(LEAF, publications, CATALOG)
+    relation = find_published_relation(LEAF, publications, CATALOG)
     assert relation is not None
     return relation
 

@@ -11,8 +11,8 @@ from pgsieve.decoding.publications.evolution import (
     ColumnSource,
     Layout,
     SchemaChangedError,
-    column_sources,
-    present_names,
+    find_column_sources,
+    find_present_names,
 )
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -34,7 +34,7 @@ def connection(publisher_server: EmbeddedServer) -> Iterator[Connection]:
 def layout(connection: Connection, table: str = "t") -> Layout:
     """The present layout of a table."""
     catalog = read_catalog(connection)
-    return Layout.of_table(catalog.by_name["public", table], catalog)
+    return Layout.from_table(catalog.table_by_name["public", table], catalog)
 
 
 def columns(made: Layout) -> dict[str, str]:
@@ -51,7 +51,7 @@ def followed(
         connection.execute(definition)
     after = layout(connection, table)
     return list(
-        column_sources(before, after, columns(before), columns(after), has_column_list=has_column_list)
+        find_column_sources(before, after, columns(before), columns(after), has_column_list=has_column_list)
     )
 
 
@@ -86,9 +86,9 @@ def test_an_added_column_has_its_missing_value_unless_the_table_was_rewritten(
     assert filled is not None
     if value is None and (filled[0] or "GENERATED" in definition):
         with pytest.raises(SchemaChangedError, match="rewritten"):
-            column_sources(before, after, columns(before), columns(after), has_column_list=False)
+            find_column_sources(before, after, columns(before), columns(after), has_column_list=False)
         return
-    values = column_sources(before, after, columns(before), columns(after), has_column_list=False)
+    values = find_column_sources(before, after, columns(before), columns(after), has_column_list=False)
     assert list(values) == [*KEPT, ColumnSource("c", None, value)]
     assert connection.execute(
         "SELECT count(*) FROM t WHERE c::text IS DISTINCT FROM %s", [value]
@@ -118,7 +118,8 @@ def test_ddl_that_changes_no_value_keeps_every_column(connection: Connection, de
     connection.execute(definition)
     after = layout(connection)
     assert (
-        list(column_sources(before, after, columns(before), columns(before), has_column_list=False)) == KEPT
+        list(find_column_sources(before, after, columns(before), columns(before), has_column_list=False))
+        == KEPT
     )
 
 
@@ -214,7 +215,7 @@ def test_messages_before_the_change_are_read_under_the_present_names(connection:
     types = {"id": 23, "a": 25, "x": 25, "b": 23, "c": 1082}
 
     def names(*sent: str) -> tuple[str, ...]:
-        return present_names([(name, types[name]) for name in sent], before.oid, before, after)
+        return find_present_names([(name, types[name]) for name in sent], before.oid, before, after)
 
     assert names("id", "a", "b") == ("id", "x", "b")
     assert names("id", "x", "b", "c") == ("id", "x", "b", "c")
@@ -225,6 +226,6 @@ def test_messages_before_the_change_are_read_under_the_present_names(connection:
         ([("x", 25), ("id", 23)], "exchanged"),
     ]:
         with pytest.raises(SchemaChangedError, match=reason):
-            present_names(unexplained, before.oid, before, after)
+            find_present_names(unexplained, before.oid, before, after)
     with pytest.raises(SchemaChangedError, match="was altered"):
-        present_names([("a", 25), ("id", 23)], before.oid + 1, before, after)
+        find_present_names([("a", 25), ("id", 23)], before.oid + 1, before, after)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.decoding.publications.filter_rules import FIRST_USER_OID, Expression, refusal_reason
+from pgsieve.decoding.publications.filter_rules import FIRST_USER_OID, Expression, find_refusal_reason
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
 
 #: `a > 5`, as in pg_publication_rel.prqual, shortened.
@@ -20,7 +20,7 @@ COMPARED = (
 
 def test_a_node_has_a_label_fields_and_child_nodes() -> None:
     tree = parse_expression(COMPARED)
-    assert (tree.label, tree.number("opno"), tree.number("no such field")) == ("OPEXPR", 521, 0)
+    assert (tree.label, tree.find_number("opno"), tree.find_number("no such field")) == ("OPEXPR", 521, 0)
     assert [node.label for node in tree.children] == ["VAR", "CONST"]
 
 
@@ -68,7 +68,7 @@ def test_a_deep_tree_needs_no_deep_stack() -> None:
     ],
 )
 def test_row_filters_with_forbidden_nodes_are_refused(text: str, reason: str | None) -> None:
-    message = refusal_reason(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
+    message = find_refusal_reason(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
     assert (message is None) if reason is None else (reason in (message or ""))
 
 
@@ -80,5 +80,9 @@ def test_a_virtual_column_counts_as_its_expression() -> None:
         )
     }
     expression = Expression(parse_expression("{NULLTEST :arg {VAR :varattno 2 :vartype 1184}}"), virtual)
-    assert (expression.columns(), expression.functions(), expression.operators()) == ({3}, {1299}, {1327})
-    assert refusal_reason(expression, frozenset({1299}), frozenset()) is not None
+    assert (
+        expression.find_column_numbers(),
+        expression.find_function_oids(),
+        expression.find_operator_oids(),
+    ) == ({3}, {1299}, {1327})
+    assert find_refusal_reason(expression, frozenset({1299}), frozenset()) is not None

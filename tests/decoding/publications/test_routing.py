@@ -6,11 +6,11 @@ import pytest
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationTable, Table
 from pgsieve.decoding.publications.routing import (
-    capture_suffixes,
-    leaf_captured_trees,
+    find_leaf_captured_trees,
+    find_routes,
+    find_truncated_tables,
+    list_capture_suffixes,
     plan_capture,
-    routes,
-    truncated_tables,
 )
 
 #: orders (1) ⊃ orders_a (2), orders_b (3); and a plain table, customers (4)
@@ -53,13 +53,13 @@ def test_a_capture_has_each_table_once_with_the_operations_of_all_subscriptions(
     subscriptions: dict[str, Publication], expected: dict[str, tuple[str, ...]]
 ) -> None:
     assert captures(**subscriptions) == expected
-    assert set(expected) <= set(capture_suffixes())
+    assert set(expected) <= set(list_capture_suffixes())
 
 
 def test_a_message_of_the_root_or_of_a_leaf_reaches_the_subscriptions_replica() -> None:
-    as_root = {oid: sent.publish_as.name for oid, sent in routes(CATALOG, [AS_ROOT]).items()}
+    as_root = {oid: sent.publish_as.name for oid, sent in find_routes(CATALOG, [AS_ROOT]).items()}
     assert as_root == {1: "orders", 2: "orders", 3: "orders"}
-    as_leaves = {oid: sent.publish_as.name for oid, sent in routes(CATALOG, [AS_LEAVES]).items()}
+    as_leaves = {oid: sent.publish_as.name for oid, sent in find_routes(CATALOG, [AS_LEAVES]).items()}
     assert as_leaves == {2: "orders_a", 3: "orders_b"}
 
 
@@ -77,9 +77,9 @@ def test_a_message_of_the_root_or_of_a_leaf_reaches_the_subscriptions_replica() 
 def test_a_truncate_empties_the_replicas_of_the_truncated_tables(
     truncated: set[int], publication: Publication, emptied: list[str]
 ) -> None:
-    assert [t.name for t in truncated_tables(truncated, CATALOG, [publication])] == emptied
+    assert [t.name for t in find_truncated_tables(truncated, CATALOG, [publication])] == emptied
 
 
 def test_if_only_leaves_are_captured_a_truncate_of_all_may_be_one_of_the_root() -> None:
-    assert leaf_captured_trees(CATALOG, {"a": [AS_ROOT]}) == ()
-    assert leaf_captured_trees(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)
+    assert find_leaf_captured_trees(CATALOG, {"a": [AS_ROOT]}) == ()
+    assert find_leaf_captured_trees(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)

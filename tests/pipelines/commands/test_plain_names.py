@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pgsieve.assets.steps.checks.conformity import check_conformity
-from pgsieve.decoding.publications.replica_names import snake_case
+from pgsieve.decoding.publications.replica_names import to_snake_case
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
@@ -21,8 +21,8 @@ from tests.fixtures.shop import Shop
     ],
 )
 def test_a_plain_name_is_made_once(name: str, plain: str) -> None:
-    assert snake_case(name) == plain
-    assert snake_case(plain) == plain
+    assert to_snake_case(name) == plain
+    assert to_snake_case(plain) == plain
 
 
 def _rows(shop: Shop, table: str) -> list[dict[str, object]]:

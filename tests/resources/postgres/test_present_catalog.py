@@ -120,7 +120,9 @@ def test_the_present_catalog_is_read_once_while_nothing_is_altered(
 def test_each_database_has_its_own(server: EmbeddedServer, database: psycopg.Connection) -> None:
     database.execute("CREATE TABLE only_here (a int)")
     with psycopg.connect(server.conninfo(), autocommit=True) as other:
-        assert not present_catalog(other).by_name.keys() & present_catalog(database).by_name.keys()
+        assert (
+            not present_catalog(other).table_by_name.keys() & present_catalog(database).table_by_name.keys()
+        )
 
 
 def test_a_catalog_altered_while_it_is_read_is_read_again(database: psycopg.Connection, monkeypatch) -> None:
@@ -134,4 +136,4 @@ def test_a_catalog_altered_while_it_is_read_is_read_again(database: psycopg.Conn
         return catalog
 
     monkeypatch.setattr(module, "read_catalog", altered)
-    assert ("public", "second") in present_catalog(database).by_name
+    assert ("public", "second") in present_catalog(database).table_by_name

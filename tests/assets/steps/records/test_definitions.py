@@ -35,7 +35,7 @@ def test_an_old_definition_without_types_has_none() -> None:
     read = Definition.from_json(json.dumps(written))
     assert [column.made for column in read.layout.columns] == [(), ()]
     # The next run adds the present types, and copies nothing.
-    assert [source.former for source in planned_sources(read, MADE)] == ["a", "ß"]
+    assert [source.former_column for source in planned_sources(read, MADE)] == ["a", "ß"]
 
 
 def test_a_former_name_and_a_history_make_no_other_definition() -> None:

@@ -26,7 +26,7 @@ from pgsieve.assets.steps.update_transformation.slice_contents import read_slice
 from pgsieve.decoding.protocol.messages import Relation, Type, decode
 from pgsieve.decoding.publications.catalog import PublicationError
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
-from pgsieve.decoding.publications.routing import routes
+from pgsieve.decoding.publications.routing import find_routes
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.alterations import fingerprint_catalog
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -202,7 +202,7 @@ def test_a_recorded_catalog_decides_as_the_catalog_itself(published) -> None:
     catalog = read_catalog(published.run.connection)
     recorded = catalog_from_json(catalog_to_json(catalog, ["p", "q"]))
     for names in (["p"], ["q"]):
-        assert routes(recorded, recorded.select(names)) == routes(catalog, catalog.select(names))
+        assert find_routes(recorded, recorded.select(names)) == find_routes(catalog, catalog.select(names))
     # The catalog has no labels and fields, because they are in the layouts; it decodes no values.
     assert recorded.types.keys() == catalog.types.keys()
     assert all(

@@ -290,7 +290,7 @@ def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
         tmp_path, [*map(message, range(50)), Insert(1, (Text(b"1"), Text(b"x"))), Insert(0, (Null(), Null()))]
     )
     text_as_int = RelationColumns(("b", "a"), (COLUMNS.types[1], COLUMNS.types[0]))
-    schema = changes_schema(zip(text_as_int.names, (t.arrow for t in text_as_int.types), strict=True))
+    schema = changes_schema(zip(text_as_int.names, (t.arrow_type for t in text_as_int.types), strict=True))
     of_one = Messages(no_frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
     made = Transformation(text_as_int, schema, ("b",), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):

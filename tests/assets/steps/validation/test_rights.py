@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.validation.rights import missing_rights
-from pgsieve.decoding.publications.catalog import replicated_tables
+from pgsieve.decoding.publications.catalog import find_replicated_tables
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import own_database
@@ -30,7 +30,7 @@ def lacking(owner: psycopg.Connection, role: str) -> list[tuple[str, str | None]
     owner.execute(f"set role {role}")
     try:
         catalog = read_catalog(owner)
-        tables = replicated_tables(catalog.select(["p"]), catalog).values()
+        tables = find_replicated_tables(catalog.select(["p"]), catalog).values()
         return [(error.message, error.hint) for error in missing_rights(owner, tables)]
     finally:
         owner.execute("reset role")
