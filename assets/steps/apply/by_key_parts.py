@@ -72,11 +72,11 @@ class ReplicaFile:
 
 @dataclass(frozen=True)
 class KeyPartsWriter:
-    """Applies a batch to one replica table at `path` by parts of its keys; `log` has the transformed changes."""
+    """Applies a batch to one replica table at `path` by parts of its keys; `changes_path` has the transformed changes."""
 
     lake: Lake
     path: str
-    log: str
+    changes_path: str
     definition: Definition
     pending: PendingChanges
     end: int
@@ -96,7 +96,7 @@ class KeyPartsWriter:
         """
         pending, definition = self.pending, self.definition
         return (
-            _number_of_changes(pending) >= self.lake.policy.min_parted_changes
+            _count_changes(pending) >= self.lake.policy.min_parted_changes
             and bool(definition.key)
             and not definition.soft_delete_columns
             and not (pending.unchanged or pending.key_changes)
@@ -108,10 +108,10 @@ class KeyPartsWriter:
         None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
         """
         path, pending, columns, committer = self.path, self.pending, self.definition.names, stored.committer
-        with self.lake.access.translate_errors(self.log):
+        with self.lake.access.translate_errors(self.changes_path):
             files_of_changes = dict.fromkeys(group.file for group in stored.groups)
-            bounds = [_bounds(committer.local.store, file, keys) for file in files_of_changes]
-        table, max_rows = committer.local.open_table(path), _MOST_ROWS * _number_of_changes(pending)
+            bounds = [_read_bounds(committer.local.store, file, keys) for file in files_of_changes]
+        table, max_rows = committer.local.open_table(path), _MOST_ROWS * _count_changes(pending)
         files = find_stored_files(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
         if sum(file.row_count or 0 for file in files) > max_rows:
             return None
@@ -141,7 +141,7 @@ class KeyPartsWriter:
             return None
         runner, store, files = self.lake.policy.choose_runner(pending.size), self.lake.store, plan.files
         parts = divide_groups(stored.groups, runner.parallelism)
-        key_part_count = max(runner.parallelism, -(-_number_of_changes(pending) // _PART_CHANGES))
+        key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
         file_part_count = min(len(files), 2 * runner.parallelism)
         batch = _BatchOfKeys(keys, pending.extent, len(parts), len(files))
         chosen = ChosenRows(pending.extent, Stamp(stored.stamp))
@@ -152,7 +152,7 @@ class KeyPartsWriter:
             len(parts) + file_part_count,
             [
                 Receivers(key_part_count, _Decider(batch, stored.empties_replica)),
-                Receivers(batch.targets, _Writer(batch, writes, parts, files, plan.added is not None)),
+                Receivers(batch.target_count, _Writer(batch, writes, parts, files, plan.added is not None)),
             ],
             _RESULT,
         )
@@ -190,11 +190,11 @@ class _Plan:
     added: Mapping[str, Action] | None = None
 
 
-def _number_of_changes(pending: PendingChanges) -> int:
+def _count_changes(pending: PendingChanges) -> int:
     return pending.count("insert", "update", "delete")
 
 
-def _bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | None:
+def _read_bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | None:
     """The lowest and highest value of each key column in a file of the change history; None if the file has no keys."""
     # Statistics are found by a path such as `new.id`. If the column's name has a dot, the path may be of another column.
     kinds = {key.name: key.type for key in keys if "." not in key.name and has_bounds(key.type)}
@@ -228,7 +228,7 @@ class _BatchOfKeys:
     files: int
 
     @property
-    def targets(self) -> int:
+    def target_count(self) -> int:
         """The number of receivers that write."""
         return self.parts + self.files + 1
 
@@ -237,7 +237,7 @@ class _BatchOfKeys:
 class _Reader:
     """Reads the keys of the changes and of the replica's files, and sends each key to the part that decides it.
 
-    `of_files` is the number of tasks that read files of the replica. `of_keys` is the number of parts of the keys.
+    `file_task_count` is the number of tasks that read files of the replica. `key_part_count` is the number of parts of the keys.
     """
 
     batch: _BatchOfKeys
@@ -245,24 +245,24 @@ class _Reader:
     path: str
     parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
-    of_files: int
-    of_keys: int
+    file_task_count: int
+    key_part_count: int
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Send the changes of a part, or the rows of some files."""
         if number < len(self.parts):
-            yield from guard(self._changes(number))
+            yield from guard(self._send_changes(number))
         else:
-            for place in range(number - len(self.parts), len(self.files), self.of_files):
-                yield from guard(self._rows(place))
+            for place in range(number - len(self.parts), len(self.files), self.file_task_count):
+                yield from guard(self._send_rows(place))
 
-    def _changes(self, number: int) -> Iterator[pa.RecordBatch]:
+    def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
         batch = self.batch
         names = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in SIDES for name in batch.keys.names)]
         for _, read in self.store.group_readers(self.parts[number]):
             changes = changes_of_keys(read(names), batch.keys, (), batch.extent)
             if changes.truncates.num_rows:
-                for part in range(self.of_keys):
+                for part in range(self.key_part_count):
                     yield make_message(part, _TRUNCATES, _pack(changes.truncates))
             rows = _label_keys(changes.keys).append_column("place", pa.array(changes.places))
             rows = rows.append_column("operation", pa.array(changes.operations))
@@ -271,7 +271,7 @@ class _Reader:
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
             yield from self._messages(number, changes.keys, rows)
 
-    def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
+    def _send_rows(self, number: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[number], 0
         deleted = read_vector(self.store, self.path, file.vector)
         for batch in self.store.read_batches(join_path(self.path, file.name), self.batch.keys):
@@ -285,10 +285,10 @@ class _Reader:
     def _messages(self, number: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Messages with the rows of each part of the keys."""
         # NumPy sorts numbers of two bytes without comparing them.
-        key_part = key_parts(keys, self.of_keys).astype(np.uint16)
+        key_part = key_parts(keys, self.key_part_count).astype(np.uint16)
         order = np.argsort(key_part, kind="stable")
         rows = rows.take(pa.array(order)).combine_chunks()
-        ends = np.cumsum(np.bincount(key_part, minlength=self.of_keys)).tolist()
+        ends = np.cumsum(np.bincount(key_part, minlength=self.key_part_count)).tolist()
         for receiver, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
                 yield make_message(receiver, number, _pack(rows.slice(begin, end - begin)))
@@ -299,11 +299,11 @@ class _Decider:
     """Decides the changes of a part of the keys.
 
     Sends to the receivers: the places of new rows, the numbers of the rows to remove from each file, and the counts of
-    rows. `empties` is True if a TRUNCATE removes all rows that the replica had.
+    rows. `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
     """
 
     batch: _BatchOfKeys
-    empties: bool
+    empties_replica: bool
 
     def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Decide the changes that readers have sent to one part."""
@@ -319,21 +319,21 @@ class _Decider:
         ]
         if not changes:
             return
-        keyed = join_changes([_changes([table for _, table in changes], truncates)])
+        keyed = join_changes([_unpack_changes([table for _, table in changes], truncates)])
         sought, matches = SoughtKeys.of(_label_keys(keyed.keys)), dict[int, tuple[Numbers, Numbers]]()
         for sender, tables in received.items():
             if sender >= batch.parts:
                 table = pa.concat_tables(tables)
                 row, key = sought.within(table.drop_columns("row"))
                 matches[sender] = np.asarray(table["row"])[row], key
-        decided = keyed.decide((key for _, key in matches.values()), empties=self.empties)
+        decided = keyed.decide((key for _, key in matches.values()), empties=self.empties_replica)
         net, remains = decided.net, decided.remains
         new_places = keyed.places[keyed.first_effective :][net.last[remains & (net.last != NONE)]]
-        receivers = _parts_of(new_places, changes)
+        receivers = _find_parts(new_places, changes)
         for receiver in np.unique(receivers).tolist():
             yield make_message(receiver, 0, new_places[receivers == receiver].tobytes())
         is_replaced = np.zeros_like(decided.before)
-        is_replaced[net.keys] = not self.empties
+        is_replaced[net.keys] = not self.empties_replica
         for receiver, (row, key) in matches.items():
             if len(removed := row[is_replaced[key]]):
                 yield make_message(receiver, 0, removed.tobytes())
@@ -341,7 +341,7 @@ class _Decider:
             "conflicts": int(decided.conflict is not None),
             "changes": int(decided.changes_rows),
         }
-        yield make_message(batch.targets - 1, 0, json.dumps(counts).encode())
+        yield make_message(batch.target_count - 1, 0, json.dumps(counts).encode())
 
 
 @dataclass(frozen=True)
@@ -349,19 +349,19 @@ class _Writer:
     """Writes what a receiver was sent; see `_BatchOfKeys` for the receivers.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
-    removed rows, or writes a deletion vector if `marks` is True. The last receiver sums up the counts. `writes` is the
+    removed rows, or writes a deletion vector if `can_mark_rows` is True. The last receiver sums up the counts. `write_task` is the
     task that writes files, before its rows are chosen.
     """
 
     batch: _BatchOfKeys
-    writes: RowsTask
+    write_task: RowsTask
     parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
-    marks: bool
+    can_mark_rows: bool
 
     def __call__(self, number: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write what a receiver was sent."""
-        if number == self.batch.targets - 1:
+        if number == self.batch.target_count - 1:
             counts = sum(
                 (Counter(json.loads(content.to_pybytes())) for _, content in messages), Counter[str]()
             )
@@ -371,17 +371,17 @@ class _Writer:
             np.concatenate([_NO_ROWS, *(np.frombuffer(each, np.int64) for _, each in messages)])
         )
         if number < len(self.parts):
-            chosen = replace(self.writes.chosen, kept=numbers)
-            yield from _results(replace(self.writes, parts=[self.parts[number]], chosen=chosen), guard)
+            chosen = replace(self.write_task.chosen, kept=numbers)
+            yield from _results(replace(self.write_task, parts=[self.parts[number]], chosen=chosen), guard)
             return
         place = number - len(self.parts)
         file = self.files[place]
-        if not self.marks:
+        if not self.can_mark_rows:
             match = FileMatches(file.name, file.path, file.size, numbers, _NO_ROWS, _NO_ROWS)
-            yield from _results(replace(self.writes, rewritten=[match]), guard)
+            yield from _results(replace(self.write_task, rewritten=[match]), guard)
             yield _result({"file": place})
             return
-        store, path = self.writes.store, self.writes.path
+        store, path = self.write_task.store, self.write_task.path
         deleted = np.sort(np.concatenate([read_vector(store, path, file.vector), numbers]))
         yield _result({"file": place, "vector": write_vector(store, path, deleted)})
 
@@ -396,7 +396,7 @@ def _result(result: Mapping[str, object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"result": json.dumps(result)}], _RESULT)
 
 
-def _parts_of(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
+def _find_parts(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
     """The number of the part of the changes that each of `places` is in."""
     all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
     parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
@@ -404,7 +404,7 @@ def _parts_of(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbe
     return np.asarray(parts[order][np.searchsorted(all_places[order], places)])
 
 
-def _changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
+def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
     """The changes that `_Reader` has sent.
 
     Without a TRUNCATE, `_Reader` leaves out LSN and ordinal: they only tell whether a change is before the TRUNCATE.

@@ -137,7 +137,7 @@ class SparkChanges:
         """
         row = f"place bigint, row {write_struct_ddl(self.definition.columns)}"
         schema = arrow_schema(self.lake.spark.createDataFrame([], row).schema)
-        place_rows = partial(_placed, chosen, schema, times)
+        place_rows = partial(_select_by_place, chosen, schema, times)
         return self._stored_changes().select(*PLACE_COLUMNS, side).mapInArrow(place_rows, row)
 
     def present(self, keyed: KeyedChanges) -> PresentKeys:
@@ -367,7 +367,7 @@ def _mask_living_rows(rows: pa.RecordBatch) -> pa.BooleanArray:
     return mask_living_rows(rows, _DELETED if _DELETED in rows.schema.names else None)
 
 
-def _placed(
+def _select_by_place(
     chosen: ChosenRows, schema: pa.Schema, times: Numbers | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The chosen rows of batches of changes, with their places.
