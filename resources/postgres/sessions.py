@@ -16,18 +16,18 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import adbc_driver_manager
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus
-from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_secrets
@@ -36,6 +36,8 @@ from pgsieve.resources.postgres.errors import sqlstate_of_connection
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
     from psycopg.pq.abc import PGresult
+
+Session = TypeVar("Session")
 
 #: Settings that decide how the server prints values. PostgreSQL's own apply worker requests the first three
 #: (libpqrcv_connect in src/backend/replication/libpqwalreceiver/libpqwalreceiver.c). pgsieve adds the time zone
@@ -165,14 +167,20 @@ def _is_refused_by_limit(error: BaseException) -> bool:
     return sqlstate_of_connection(error) == "53300"
 
 
-#: Repeats an attempt to open a session for a moment if a limit of connections is reached. The server counts a session
-#: until the process of the session has ended, which is a moment after the client has closed the session.
-_retry_while_limited = retry(
-    retry=retry_if_exception(_is_refused_by_limit),
-    stop=stop_after_delay(_LIMIT_SECONDS),
-    wait=wait_fixed(0.05),
-    reraise=True,
-)
+def _connect_within_limits(connect: Callable[[], Session]) -> Session:
+    """Open a session by `connect`. If a limit of connections is reached, repeat that for a moment.
+
+    The server counts a session until the process of the session has ended, which is a moment after the client has closed
+    the session. Executors run this function, and may lack the library that retries elsewhere (tenacity).
+    """
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while True:
+        try:
+            return connect()
+        except Exception as error:
+            if not _is_refused_by_limit(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +224,10 @@ class Conninfo:
             raise
         return connection
 
-    @_retry_while_limited
     def _open(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
+        return _connect_within_limits(
+            lambda: psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
+        )
 
     @contextmanager
     def connect_adbc(self) -> Iterator["dbapi.Connection"]:
@@ -232,7 +241,7 @@ class Conninfo:
         # refuse to send a name with invalid bytes, and there would be no session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **password_parameter)
         try:
-            connection = _retry_while_limited(dbapi.connect)(uri)
+            connection = _connect_within_limits(lambda: dbapi.connect(uri))
         except adbc_driver_manager.Error as error:
             text = conceal_passwords(str(error))
             raise type(error)(text, status_code=error.status_code, sqlstate=error.sqlstate) from None

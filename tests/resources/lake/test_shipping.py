@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 SENT = """
 import pickle, sys
 from importlib import import_module
@@ -70,7 +68,7 @@ for what in sys.argv[1:]:
 FUNCTIONS = (
     "lambda batch: decode_batch(batch, relation, names, names)",
     "copy.SelectedRows('', '', ('',), columns).batches",
-    "messages.change_log_rows",
+    "messages.make_change_log_rows",
     "_change_maker(of_slice, filtered)",
     "by_key_parts._Reader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "by_key_parts._Decider(batch, False)",
@@ -80,7 +78,6 @@ FUNCTIONS = (
 )
 
 
-@pytest.mark.drawn
 def test_functions_can_be_sent_to_executors() -> None:
     command = [sys.executable, "-c", SENT, *FUNCTIONS]
     sent = subprocess.run(command, capture_output=True, check=False)
