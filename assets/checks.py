@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from pgsieve.assets.dagster_names import Name, groups_of_distinct_names
+from pgsieve.assets.encoded_names import TableName, group_by_distinct_names
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
 from pgsieve.assets.outcome import as_step
@@ -22,14 +22,14 @@ from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, feed_asset, replica_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, replica_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 
-Keys = Mapping[dg.AssetKey, Name]
+Keys = Mapping[dg.AssetKey, TableName]
 
 #: The names of the checks that each run evaluates for the cut.
 SYNC_STATE, FRESHNESS = "sync_state", "freshness"
@@ -45,9 +45,11 @@ def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
 
 
-def _tables_by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
+def _tables_by_key(subscription: Subscription, tables: Tables, dagster_names: DagsterNames) -> Keys:
     """Maps the asset key of each replica to the name of its table."""
-    return {naming.key(replica_asset(subscription, table)): name for name, table in tables.items()}
+    return {
+        dagster_names.asset_key(replica_asset(subscription, table)): name for name, table in tables.items()
+    }
 
 
 def _checks_in_ops(
@@ -60,7 +62,7 @@ def _checks_in_ops(
     """
     return [
         checks(name if number == 1 else f"{name}_{number}", group)
-        for number, group in enumerate(groups_of_distinct_names(keys), 1)
+        for number, group in enumerate(group_by_distinct_names(keys), 1)
     ]
 
 
@@ -70,10 +72,10 @@ def _selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
 
 
 def consistency_checks(
-    subscription: Subscription, tables: Tables, naming: Naming
+    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    tables_by_key = _tables_by_key(subscription, tables, naming)
+    tables_by_key = _tables_by_key(subscription, tables, dagster_names)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs(
@@ -86,7 +88,7 @@ def consistency_checks(
             specs=specs,
             name=name,
             can_subset=True,
-            required_resource_keys=naming.resources,
+            required_resource_keys=dagster_names.resource_keys,
             pool=f"slot_{subscription.feed.slot}",
         )
         def consistency(
@@ -95,7 +97,7 @@ def consistency_checks(
             names = [keys[key] for key in _selected_keys(context)]
             keys_by_name = {name: key for key, name in keys.items()}
             with as_step(context):
-                lake = open_lake(context, naming)
+                lake = open_lake(context, dagster_names)
                 compared_tables = check_consistency(
                     subscription, lake, context.log.info, names, context.log.warning
                 )
@@ -104,7 +106,9 @@ def consistency_checks(
 
         return consistency
 
-    return _checks_in_ops(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
+    return _checks_in_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_consistency"), tables_by_key, checks
+    )
 
 
 def _consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetCheckResult:
@@ -139,7 +143,7 @@ def _difference(result: TableConsistency) -> str | None:
 
 
 def conformity_checks(
-    subscription: Subscription, tables: Tables, naming: Naming
+    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `row_filter_conformity`: each row of the replica matches the row filter.
 
@@ -150,25 +154,27 @@ def conformity_checks(
         for name, table in tables.items()
         if table.replicated and is_checkable(subscription, table.replicated)
     }
-    tables_by_key = _tables_by_key(subscription, checkable_tables, naming)
+    tables_by_key = _tables_by_key(subscription, checkable_tables, dagster_names)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
 
         @dg.multi_asset_check(
-            specs=specs, name=name, can_subset=True, required_resource_keys=naming.resources
+            specs=specs, name=name, can_subset=True, required_resource_keys=dagster_names.resource_keys
         )
         def conformity(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                lake = open_lake(context, naming)
+                lake = open_lake(context, dagster_names)
                 for key in _selected_keys(context):
                     yield _conformity_result(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
 
-    return _checks_in_ops(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
+    return _checks_in_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_conformity"), tables_by_key, checks
+    )
 
 
 #: The reason why rows of a correct replica may not match its row filter.
@@ -193,13 +199,13 @@ def _conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.Asse
 
 
 def freshness_checks(
-    subscription: Subscription, tables: Tables, naming: Naming
+    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `freshness`: how long the oldest commit that the replicas do not have yet has been waiting.
 
     The check reads no replica.
     """
-    tables_by_key = _tables_by_key(subscription, tables, naming)
+    tables_by_key = _tables_by_key(subscription, tables, dagster_names)
     limit = subscription.freshness.total_seconds()
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
@@ -211,14 +217,14 @@ def freshness_checks(
             specs=specs,
             name=name,
             can_subset=True,
-            required_resource_keys=naming.resources,
+            required_resource_keys=dagster_names.resource_keys,
             pool=f"slot_{subscription.feed.slot}",
         )
         def freshness(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                lake = open_lake(context, naming)
+                lake = open_lake(context, dagster_names)
                 freshness_of_replicas = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).newest()
             for key in _selected_keys(context):
@@ -226,14 +232,16 @@ def freshness_checks(
 
         return freshness
 
-    return _checks_in_ops(naming.name(f"{subscription.name}_freshness"), tables_by_key, checks)
+    return _checks_in_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_freshness"), tables_by_key, checks
+    )
 
 
 def sync_state_checks(
-    subscription: Subscription, tables: Tables, naming: Naming
+    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `sync_state`: the table is ready, and the subscription is enabled. The check reads no rows."""
-    tables_by_key = _tables_by_key(subscription, tables, naming)
+    tables_by_key = _tables_by_key(subscription, tables, dagster_names)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs(
@@ -243,13 +251,13 @@ def sync_state_checks(
         )
 
         @dg.multi_asset_check(
-            specs=specs, name=name, can_subset=True, required_resource_keys=naming.resources
+            specs=specs, name=name, can_subset=True, required_resource_keys=dagster_names.resource_keys
         )
         def sync_state(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                lake = open_lake(context, naming)
+                lake = open_lake(context, dagster_names)
                 states = TableStates(lake, subscription.name).newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
             for key in _selected_keys(context):
@@ -257,7 +265,9 @@ def sync_state_checks(
 
         return sync_state
 
-    return _checks_in_ops(naming.name(f"{subscription.name}_sync_state"), tables_by_key, checks)
+    return _checks_in_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_sync_state"), tables_by_key, checks
+    )
 
 
 def sync_state_result(
@@ -280,7 +290,7 @@ def sync_state_result(
 
 def cut_sync_state_result(
     key: dg.AssetKey,
-    states: Mapping[Name, TableState],
+    states: Mapping[TableName, TableState],
     subscription_state: SubscriptionState,
     reported: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
@@ -381,16 +391,16 @@ def slot_problem(slot: str, state: SlotState | None) -> str | None:
     return None
 
 
-def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
+def slot_health_spec(feed: Feed, dagster_names: DagsterNames) -> dg.AssetCheckSpec:
     """The spec of the check `slot_health`: the slot exists, has the WAL that it needs, and does not lag too far behind."""
     return dg.AssetCheckSpec(
         "slot_health",
-        asset=naming.key(feed_asset(feed, AssetKind.CHANGE_LOG)),
+        asset=dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG)),
         description="The replication slot exists, holds its WAL, and lags less than 1 GiB.",
     )
 
 
-def slot_health_result(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
+def slot_health_result(feed: Feed, dagster_names: DagsterNames) -> dg.AssetCheckResult:
     """Evaluate the check `slot_health` for the slot as it is now."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
@@ -408,7 +418,7 @@ def slot_health_result(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
     problem = slot_problem(feed.slot, state)
     return dg.AssetCheckResult(
         check_name="slot_health",
-        asset_key=naming.key(feed_asset(feed, AssetKind.CHANGE_LOG)),
+        asset_key=dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG)),
         passed=problem is None,
         description=problem,
         metadata=metadata,

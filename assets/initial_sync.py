@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name, decode_partition_key, encode_partition_key
+from pgsieve.assets.encoded_names import TableName, decode_partition_key, encode_partition_key
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
@@ -29,7 +29,13 @@ from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.translator import AssetKind, Naming, replica_asset, source_table_asset, subscription_asset
+from pgsieve.assets.translator import (
+    AssetKind,
+    DagsterNames,
+    replica_asset,
+    source_table_asset,
+    subscription_asset,
+)
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -70,7 +76,7 @@ def range_tags(stretch: Sequence[str]) -> dict[str, str]:
 
 def initial_sync_asset(
     subscription: Subscription,
-    naming: Naming,
+    dagster_names: DagsterNames,
     *,
     names: str | None = None,
     tell: Callable[[str], None] = no_log,
@@ -87,7 +93,7 @@ def initial_sync_asset(
     its partition is not materialised, and the run fails after it has copied the others.
     """
     asset = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
-    key = naming.key(asset)
+    key = dagster_names.asset_key(asset)
     partitions = tables_partitions(subscription.name)
 
     def copy_and_measure(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
@@ -105,23 +111,23 @@ def initial_sync_asset(
         warnings.simplefilter("ignore", dg.BetaWarning)
 
         @dg.multi_asset(
-            specs=[naming.spec(asset).replace_attributes(partitions_def=partitions)],
-            name=naming.name(f"{subscription.name}__initial_sync"),
+            specs=[dagster_names.asset_spec(asset).replace_attributes(partitions_def=partitions)],
+            name=dagster_names.prefixed_name(f"{subscription.name}__initial_sync"),
             partitions_def=partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            required_resource_keys=naming.resources,
+            required_resource_keys=dagster_names.resource_keys,
             pool=f"slot_{subscription.feed.slot}",
             can_subset=True,
         )
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
             with as_step(context), callbacks.reporting_errors():
-                lake = open_lake(context, naming)
+                lake = open_lake(context, dagster_names)
                 tables, work = copy_and_measure(context, lake)
                 callbacks.add_work(work)
                 callbacks.report(tables)
                 yield from _partition_events(key, context.partition_keys, tables, work)
-                copies = (copy for copy in tables if not (copy.problem or copy.overtaken))
-                yield from (_replica_event(context, subscription, naming, copy, work) for copy in copies)
+                for copy in (each for each in tables if not (each.problem or each.overtaken)):
+                    yield _replica_event(context, subscription, dagster_names, copy, work)
                 if names is not None:
                     Registration(subscription, lake, names).register()
                 if problems := list(_problems(tables).values()):
@@ -147,7 +153,7 @@ def _partition_events(
             yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
 
 
-def _problems(copies: Sequence[CopyResult]) -> dict[Name, str]:
+def _problems(copies: Sequence[CopyResult]) -> dict[TableName, str]:
     """Maps each table that could not be copied to the reason."""
     return {
         (
@@ -162,7 +168,7 @@ def _problems(copies: Sequence[CopyResult]) -> dict[Name, str]:
 def _replica_event(
     context: dg.AssetExecutionContext,
     subscription: Subscription,
-    naming: Naming,
+    dagster_names: DagsterNames,
     copy: CopyResult,
     work: Work,
 ) -> dg.AssetMaterialization:
@@ -173,9 +179,9 @@ def _replica_event(
     name = copy.schema, copy.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copy.row_filter or NO_FILTER)
-    source = naming.key(source_table_asset(subscription.feed.source.name, name))
+    source = dagster_names.asset_key(source_table_asset(subscription.feed.source.name, name))
     event = dg.MaterializeResult[None](
-        asset_key=naming.key(replica_asset(subscription, table)),
+        asset_key=dagster_names.asset_key(replica_asset(subscription, table)),
         data_version=replica_version(copy.lsn, copy.version),
         metadata={
             "LSN": format_lsn(copy.lsn),
@@ -188,7 +194,7 @@ def _replica_event(
             **column_metadata(copy.columns, source, NO_COMMENTS, copy.published),
         },
     )
-    changes = naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
+    changes = dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
     return unplanned_event(context, event, [changes, source])
 
 

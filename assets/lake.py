@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import find_tables, read_frames
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.translator import Naming
+from pgsieve.assets.translator import DagsterNames
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
 from pgsieve.resources.lake.session import SparkEngine
@@ -60,16 +60,23 @@ class PgsieveLake(LakeResource):
         return {each.qualified_name: each.open_table() for each in tables}
 
 
-def open_lake(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
+def open_lake(
+    context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, dagster_names: DagsterNames
+) -> Lake:
     """Open the lake for a run.
 
     Its Spark jobs use the run's Spark resource. The resource starts a session for the first job.
     """
-    resource, spark = (getattr(context.resources, name) for name in (naming.lake, naming.spark))
+    resource, spark = (
+        getattr(context.resources, name)
+        for name in (dagster_names.lake_resource_key, dagster_names.spark_resource_key)
+    )
     assert isinstance(resource, LakeResource)
     return resource.open(lambda: spark.spark_session)
 
 
-def lake_resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource | SparkEngine]:
+def lake_resources(
+    lake: LakeResource, dagster_names: DagsterNames
+) -> Mapping[str, LakeResource | SparkEngine]:
     """The resources that the steps need, by the keys under which they are defined."""
-    return {naming.lake: lake, naming.spark: lake.engine}
+    return {dagster_names.lake_resource_key: lake, dagster_names.spark_resource_key: lake.engine}

@@ -21,32 +21,34 @@ from pgsieve.assets.steps.operations.maintenance import (
 )
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
 
 
 def feed_maintenance_asset(
-    feed: Feed, subscriptions: Sequence[Subscription], retention: Retention, naming: Naming
+    feed: Feed, subscriptions: Sequence[Subscription], retention: Retention, dagster_names: DagsterNames
 ) -> dg.AssetsDefinition:
     """Make the asset `<source>/change_log_maintenance`. `subscriptions` are all subscriptions that read the feed."""
     asset = feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
 
     @dg.multi_asset(
-        specs=[naming.spec(asset, [naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))])],
-        name=naming.name(f"{feed.name}__change_log_maintenance"),
-        required_resource_keys=naming.resources,
+        specs=[
+            dagster_names.asset_spec(asset, [dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG))])
+        ],
+        name=dagster_names.prefixed_name(f"{feed.name}__change_log_maintenance"),
+        required_resource_keys=dagster_names.resource_keys,
         pool=f"slot_{feed.slot}",
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         start_time = monotonic()
         with as_step(context):
-            lake = open_lake(context, naming)
+            lake = open_lake(context, dagster_names)
             return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), start_time)
 
     return change_log_maintenance
 
 
 def subscription_maintenance_asset(
-    subscription: Subscription, retention: Retention, naming: Naming, *, names: str | None = None
+    subscription: Subscription, retention: Retention, dagster_names: DagsterNames, *, names: str | None = None
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/maintenance`.
 
@@ -55,15 +57,19 @@ def subscription_maintenance_asset(
     asset = subscription_asset(subscription, AssetKind.MAINTENANCE)
 
     @dg.multi_asset(
-        specs=[naming.spec(asset, [naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))])],
-        name=naming.name(f"{subscription.name}__maintenance"),
-        required_resource_keys=naming.resources,
+        specs=[
+            dagster_names.asset_spec(
+                asset, [dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))]
+            )
+        ],
+        name=dagster_names.prefixed_name(f"{subscription.name}__maintenance"),
+        required_resource_keys=dagster_names.resource_keys,
         pool=f"subscription_{subscription.name}",
     )
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         start_time = monotonic()
         with as_step(context):
-            lake = open_lake(context, naming)
+            lake = open_lake(context, dagster_names)
             yield _result(maintain_subscription(subscription, lake, retention, context.log.info), start_time)
             if names is not None:
                 Registration(subscription, lake, names).register()

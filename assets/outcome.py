@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, disabled_error
@@ -188,8 +188,8 @@ NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 
 
 def subscription_problems(
-    subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
-) -> dict[Name | None, str]:
+    subscription: str, lake: Lake, states: Mapping[TableName, TableState], whole: SubscriptionState
+) -> dict[TableName | None, str]:
     """Maps the tables of a subscription that are set aside to a text with the reason.
 
     If the subscription is disabled, the key None has the reason. If the values of a sequence cannot be read, the
@@ -198,7 +198,7 @@ def subscription_problems(
     - `states`: maps each table to its state
     - `whole`: the state of the subscription as a whole
     """
-    problems: dict[Name | None, str] = {
+    problems: dict[TableName | None, str] = {
         name: escape_controls(f"{quote_qualified(*name)} is set aside: {state.reason}")
         for name, state in sorted(states.items())
         if state.state == SyncState.SET_ASIDE
@@ -209,7 +209,7 @@ def subscription_problems(
     return problems | {(_SEQUENCE_SCHEMA, each): each for each in Sequences(lake, subscription).problems()}
 
 
-def cut_obstacles(problems: Mapping[Name | None, str]) -> set[Name | None]:
+def cut_obstacles(problems: Mapping[TableName | None, str]) -> set[TableName | None]:
     """The keys of those problems that make a cut incomplete: all problems except those of sequences.
 
     A cut is a set of versions, one of each replica, which together equal the publisher's tables at one moment.

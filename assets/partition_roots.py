@@ -30,7 +30,7 @@ from pgsieve.assets.checks import (
     sync_state_result,
     table_freshness_result,
 )
-from pgsieve.assets.dagster_names import Name, output_names
+from pgsieve.assets.encoded_names import TableName, output_names_by_key
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
@@ -69,7 +69,13 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.table_groups import group_paths
-from pgsieve.assets.translator import AssetKind, Naming, replica_asset, source_table_asset, subscription_asset
+from pgsieve.assets.translator import (
+    AssetKind,
+    DagsterNames,
+    replica_asset,
+    source_table_asset,
+    subscription_asset,
+)
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -85,7 +91,7 @@ Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetCheckResu
 def replica_tables_asset(
     subscription: Subscription,
     tables: Tables,
-    naming: Naming,
+    dagster_names: DagsterNames,
     *,
     unchanged: Tables = MappingProxyType({}),
     freshness_policy: dg.FreshnessPolicy | None = None,
@@ -100,7 +106,7 @@ def replica_tables_asset(
     - `prefetched`: a function that waits for an apply that was done before the step. It returns the cut before that
       apply, and the result; the step only reports them.
     """
-    assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
+    assets = _ReplicaAssets(subscription, tables, dagster_names, unchanged, freshness_policy)
 
     @dg.multi_asset(
         outs=assets.outs(),
@@ -110,14 +116,14 @@ def replica_tables_asset(
             dg.AssetCheckSpec(SYNC_STATE, asset=assets.cut, description="Every table is ready."),
             dg.AssetCheckSpec(FRESHNESS, asset=assets.cut, description=freshness_description(subscription)),
         ],
-        name=naming.name(f"{subscription.name}_replica_tables"),
+        name=dagster_names.prefixed_name(f"{subscription.name}_replica_tables"),
         can_subset=True,
-        required_resource_keys=naming.resources,
+        required_resource_keys=dagster_names.resource_keys,
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
         with as_step(context), callbacks.reporting_errors():
-            lake, request = open_lake(context, naming), _Request(assets, context)
+            lake, request = open_lake(context, dagster_names), _Request(assets, context)
             (former_cut, result), work = (
                 request.apply(lake) if prefetched is None else prefetched(context.log.info)
             )
@@ -136,27 +142,32 @@ class _ReplicaAssets:
         self,
         subscription: Subscription,
         tables: Tables,
-        naming: Naming,
+        dagster_names: DagsterNames,
         unchanged: Tables,
         freshness_policy: dg.FreshnessPolicy | None,
     ) -> None:
-        self.subscription, self.tables, self.naming = subscription, tables, naming
+        self.subscription, self.tables, self.dagster_names = subscription, tables, dagster_names
         #: `names` maps the asset key of each table to its name. `unchanged` has the keys of tables without changes.
-        self.names = {naming.key(replica_asset(subscription, table)): name for name, table in tables.items()}
-        self.unchanged = {naming.key(replica_asset(subscription, table)) for table in unchanged.values()}
+        self.names = {
+            dagster_names.asset_key(replica_asset(subscription, table)): name
+            for name, table in tables.items()
+        }
+        self.unchanged = {
+            dagster_names.asset_key(replica_asset(subscription, table)) for table in unchanged.values()
+        }
         cut_asset = subscription_asset(subscription, AssetKind.CUT)
-        self.cut = naming.key(cut_asset)
+        self.cut = dagster_names.asset_key(cut_asset)
         #: Maps each asset key to the name of its output.
-        self.outputs = output_names([*self.names, self.cut])
-        changes = naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
+        self.outputs = output_names_by_key([*self.names, self.cut])
+        changes = dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
         groups = group_paths(tables)
         self._specs = {
-            key: naming.spec(
+            key: dagster_names.asset_spec(
                 replica_asset(subscription, tables[name], groups[name]), [changes, self.source(name)]
             )
             for key, name in self.names.items()
         }
-        cut_spec = naming.spec(cut_asset, [changes, *self.names])
+        cut_spec = dagster_names.asset_spec(cut_asset, [changes, *self.names])
         self._specs[self.cut] = (
             cut_spec
             if freshness_policy is None
@@ -168,9 +179,9 @@ class _ReplicaAssets:
             for key, spec in self._specs.items()
         }
 
-    def source(self, name: Name) -> dg.AssetKey:
+    def source(self, name: TableName) -> dg.AssetKey:
         """The key of the table's asset at the publisher."""
-        return self.naming.key(source_table_asset(self.subscription.feed.source.name, name))
+        return self.dagster_names.asset_key(source_table_asset(self.subscription.feed.source.name, name))
 
     def outs(self) -> dict[str, dg.AssetOut]:
         """Maps the name of each output of the op to its definition."""
@@ -189,7 +200,7 @@ class _ReplicaAssets:
         keys = set().union(*self.upstream.values()) - self._specs.keys()
         return {
             name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
-            for key, name in output_names(sorted(keys)).items()
+            for key, name in output_names_by_key(sorted(keys)).items()
         }
 
 
@@ -251,7 +262,7 @@ class _Increment:
 
     def _choose_states(
         self, former_cut: Cut | None, keys_with_failed_check: Container[dg.AssetKey]
-    ) -> dict[Name, TableState]:
+    ) -> dict[TableName, TableState]:
         """The states of the ready tables that have changed, or that a user has selected.
 
         `keys_with_failed_check` has the tables whose last check `sync_state` has failed. Those that are ready by now
@@ -327,7 +338,7 @@ class _Increment:
                 else unplanned_event(self._context, event, assets.upstream[assets.outputs[key]])
             )
 
-    def _published_names(self, name: Name, state: TableState) -> Mapping[str, str]:
+    def _published_names(self, name: TableName, state: TableState) -> Mapping[str, str]:
         """Maps each column of a replica to its name at the publisher."""
         replicated = self._assets.tables[name].replicated
         column_names = self._subscription.published_names(replicated.table) if replicated else {}
@@ -381,7 +392,7 @@ class _Increment:
                 yield freshness_result(self._assets.cut, self._subscription, self._freshness)
 
 
-def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
+def _comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping[TableName, Comments]:
     """The publisher's comments on tables and their columns.
 
     Empty if the publisher does not answer, because the report can do without comments.
@@ -396,8 +407,10 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 
 
 def _failing_problems(
-    problems: Mapping[Name | None, str], selected_tables: Container[Name], reported: Container[str] | None
-) -> dict[Name | None, str]:
+    problems: Mapping[TableName | None, str],
+    selected_tables: Container[TableName],
+    reported: Container[str] | None,
+) -> dict[TableName | None, str]:
     """The problems for which a run fails: those of selected tables, and those that are not in `reported`.
 
     `reported` has the problems for which a run has already failed. It is None if a user has selected some tables for
@@ -411,7 +424,7 @@ def _failing_problems(
     }
 
 
-def _ready_tables(states: Mapping[Name, TableState]) -> set[Name | None]:
+def _ready_tables(states: Mapping[TableName, TableState]) -> set[TableName | None]:
     """The names of the tables that are ready, which means that changes are applied to them."""
     return {name for name, state in states.items() if state.state == SyncState.READY}
 
@@ -422,7 +435,7 @@ def freshness_description(subscription: Subscription) -> str:
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
 
 
-def is_changed(name: Name, result: ApplyResult, former_cut: Cut | None) -> bool:
+def is_changed(name: TableName, result: ApplyResult, former_cut: Cut | None) -> bool:
     """True if a table got changes, or if a copy or a new definition gave it another Delta version."""
     version = former_cut.tables.get(name) if former_cut else None
     return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)

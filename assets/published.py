@@ -8,7 +8,7 @@ Out: names, publications, and the row filter as text. A row filter that is not k
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.metadata import NO_FILTER
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.decoding.publications.catalog import ReplicatedTable
@@ -34,14 +34,16 @@ class PublishedTable:
     comment: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of_catalog(cls, replicated: ReplicatedTable, comment: str | None = None) -> "PublishedTable":
+    def from_catalog(cls, replicated_table: ReplicatedTable, comment: str | None = None) -> "PublishedTable":
         """Make it from a table of a catalog, and the comment on the table."""
-        table = replicated.table
-        filters = filter_text(replicated.row_filters)
-        return cls(table.schema, table.name, replicated.publications, filters, replicated, comment)
+        table = replicated_table.table
+        row_filter = filter_text(replicated_table.row_filters)
+        return cls(
+            table.schema, table.name, replicated_table.publications, row_filter, replicated_table, comment
+        )
 
     @classmethod
-    def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
+    def from_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
         """Make it from the state of a table, as it was when the table was copied.
 
         If the state does not record the publications of the table, those of the subscription are used (`publications`).
@@ -57,10 +59,10 @@ class PublishedTable:
         )
 
 
-Tables = Mapping[Name, PublishedTable]
+Tables = Mapping[TableName, PublishedTable]
 
 
-def split_tables(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
+def split_tables(tables: Tables, names: Container[TableName]) -> tuple[Tables, Tables]:
     """Divide the tables into those whose names are in `names`, and the others."""
     return (
         {name: table for name, table in tables.items() if name in names},

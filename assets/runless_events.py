@@ -44,7 +44,7 @@ from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.translator import AssetKind, Naming, subscription_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, subscription_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
@@ -121,7 +121,7 @@ def report_cut(
     dagster: dg.DagsterInstance,
     subscription: Subscription,
     lake: Lake,
-    naming: Naming,
+    dagster_names: DagsterNames,
     lag: Freshness | None = None,
 ) -> None:
     """Report the cut and its checks for a subscription that has nothing to apply, as the run of an increment does.
@@ -137,7 +137,7 @@ def report_cut(
         if cut is None:
             return
         states, subscription_state = table_states.newest(), record.read_state()
-    key = naming.key(subscription_asset(subscription, AssetKind.CUT))
+    key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
     # Problems for which no run has failed yet are not reported here, because the next run has to fail for them.
@@ -162,7 +162,7 @@ def report_cut(
 
 
 def report_if_disabled(
-    dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, naming: Naming
+    dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, dagster_names: DagsterNames
 ) -> bool:
     """If a subscription is disabled, report its check `sync_state`. Returns true if a run has already failed for that.
 
@@ -172,7 +172,7 @@ def report_if_disabled(
     if subscription_state.enabled:
         return False
     states = TableStates(lake, subscription.name).newest()
-    key = naming.key(subscription_asset(subscription, AssetKind.CUT))
+    key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
     former_problems = reported_problems(dagster, key)
     failed_for = former_problems.intersection(problems.values()) | {problems[None]}

@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.work import measure
 
@@ -20,7 +20,7 @@ from pgsieve.resources.work import measure
 def change_log_asset(
     feed: Feed,
     subscriptions: Sequence[Subscription],
-    naming: Naming,
+    dagster_names: DagsterNames,
     *,
     append: Callable[[], DrainResult] | None = None,
 ) -> dg.AssetsDefinition:
@@ -30,14 +30,14 @@ def change_log_asset(
     slot. `pgsieve run --follow` passes `append`, which appends the messages that it has received.
     """
     asset = feed_asset(feed, AssetKind.CHANGE_LOG)
-    key = naming.key(asset)
-    upstream = [naming.key(subscription_asset(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
+    key = dagster_names.asset_key(asset)
+    upstream = [dagster_names.asset_key(subscription_asset(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
 
     @dg.multi_asset(
-        specs=[naming.spec(asset, upstream)],
-        check_specs=[slot_health_spec(feed, naming)],
-        name=naming.name(f"{feed.name}__change_log"),
-        required_resource_keys=naming.resources,
+        specs=[dagster_names.asset_spec(asset, upstream)],
+        check_specs=[slot_health_spec(feed, dagster_names)],
+        name=dagster_names.prefixed_name(f"{feed.name}__change_log"),
+        required_resource_keys=dagster_names.resource_keys,
         pool=f"slot_{feed.slot}",
         can_subset=True,
     )
@@ -51,7 +51,7 @@ def change_log_asset(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:
-            lake = open_lake(context, naming)
+            lake = open_lake(context, dagster_names)
             with measure() as work:
                 drain_result = append() if append else drain(feed, lake, subscriptions, context.log.info)
             yield dg.MaterializeResult(
@@ -67,6 +67,6 @@ def change_log_asset(
                 },
             )
         if context.selected_asset_check_keys:
-            yield slot_health_result(feed, naming)
+            yield slot_health_result(feed, dagster_names)
 
     return change_log

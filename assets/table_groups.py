@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.encoded_names import TableName
 
 #: The largest number of tables in a group. This many fit on a screen.
 _MAX_TABLES = 30
@@ -24,12 +24,12 @@ _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 GroupPath = tuple[str, ...]
 
 
-def group_paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
+def group_paths(names: Iterable[TableName]) -> Mapping[TableName, GroupPath]:
     """Maps each table to the path of its groups: its schema if there are several schemas, and then beginnings of its name."""
     tables = sorted(set(names))
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())
-    schemas = defaultdict[str, list[Name]](list)
+    schemas = defaultdict[str, list[TableName]](list)
     for name in tables:
         schemas[name[0]].append(name)
     return {
@@ -39,7 +39,7 @@ def group_paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
     }
 
 
-def _paths_by_prefix(tables: list[Name]) -> dict[Name, GroupPath]:
+def _paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
     """Divide sorted tables of one schema into groups by the beginnings of their names, until all groups are small.
 
     The beginning of a group ends with the first character in which names differ.
@@ -48,7 +48,7 @@ def _paths_by_prefix(tables: list[Name]) -> dict[Name, GroupPath]:
         return dict.fromkeys(tables, ())
     first_name, last_name = tables[0][1], tables[-1][1]
     length = next(i for i, (a, b) in enumerate(zip_longest(first_name, last_name), 1) if a != b)
-    beginnings = defaultdict[str, list[Name]](list)
+    beginnings = defaultdict[str, list[TableName]](list)
     for name in tables:
         beginnings[name[1][:length]].append(name)
     return {

@@ -5,7 +5,7 @@ Out: the `AssetSpec` of the asset
 
 A user can write a subclass of `PgsieveTranslator` to change keys, groups, tags, owners, kinds, descriptions and
 automation conditions, or to add deps. Other integrations of Dagster have such translators, too. After the translator,
-`Naming.spec` adds the deps between the steps, by the keys that the translator has given.
+`DagsterNames.asset_spec` adds the deps between the steps, by the keys that the translator has given.
 """
 
 import re
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name, encode_identifier
+from pgsieve.assets.encoded_names import TableName, encode_identifier
 from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.table_groups import GroupPath, nested_group
@@ -110,7 +110,7 @@ def replica_asset(subscription: Subscription, table: PublishedTable, path: Group
 
 
 def source_table_asset(
-    source: str, name: Name, path: GroupPath = (), comment: str | None = None
+    source: str, name: TableName, path: GroupPath = (), comment: str | None = None
 ) -> PgsieveAsset:
     """A table at the publisher. `path` and `comment` are needed only for the spec of the asset, not for its key."""
     kind = AssetKind.SOURCE_TABLE
@@ -119,7 +119,7 @@ def source_table_asset(
 
 #: Maps what an asset stands for to the kinds that Dagster shows for it. They do not name an engine; each
 #: materialization names the engine that made it.
-_KINDS = {
+_DAGSTER_KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
     AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
@@ -145,7 +145,7 @@ class PgsieveTranslator:
         return dg.AssetSpec(
             key=data.key,
             group_name=_group(data),
-            kinds=_KINDS.get(data.kind, {"deltalake"}),
+            kinds=_DAGSTER_KINDS.get(data.kind, {"deltalake"}),
             description="\n\n".join(map(escape_controls, filter(None, [data.comment, _description(data)]))),
         )
 
@@ -203,7 +203,7 @@ def _qualified_name(asset: PgsieveAsset) -> str:
 
 
 @dataclass(frozen=True)
-class Naming:
+class DagsterNames:
     """The names of everything that pgsieve defines in Dagster.
 
     The names of jobs, schedules, sensors and ops begin with `prefix`. If it is empty, only the resources have a prefix,
@@ -213,8 +213,8 @@ class Naming:
 
     prefix: str = ""
     translator: PgsieveTranslator = field(default_factory=PgsieveTranslator)
-    _specs: dict[PgsieveAsset, dg.AssetSpec] = field(default_factory=dict, repr=False, compare=False)
-    _keys: dict[dg.AssetKey, PgsieveAsset] = field(default_factory=dict, repr=False, compare=False)
+    _specs_by_asset: dict[PgsieveAsset, dg.AssetSpec] = field(default_factory=dict, repr=False, compare=False)
+    _assets_by_key: dict[dg.AssetKey, PgsieveAsset] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]*", self.prefix):
@@ -225,39 +225,39 @@ class Naming:
             )
 
     @property
-    def lake(self) -> str:
+    def lake_resource_key(self) -> str:
         """The key of the resource that opens the lake."""
         return f"{self.prefix or 'pgsieve'}_lake"
 
     @property
-    def spark(self) -> str:
+    def spark_resource_key(self) -> str:
         """The key of the resource that has the Spark session of the steps."""
         return f"{self.prefix or 'pgsieve'}_spark"
 
     @property
-    def resources(self) -> set[str]:
+    def resource_keys(self) -> set[str]:
         """The keys of the resources that each step needs."""
-        return {self.lake, self.spark}
+        return {self.lake_resource_key, self.spark_resource_key}
 
-    def name(self, own: str) -> str:
+    def prefixed_name(self, name: str) -> str:
         """The name of a job, a schedule, a sensor or an op."""
-        return f"{self.prefix}_{own}" if self.prefix else own
+        return f"{self.prefix}_{name}" if self.prefix else name
 
-    def spec(self, data: PgsieveAsset, deps: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
+    def asset_spec(self, asset: PgsieveAsset, deps: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
         """The translated spec of an asset, with its deps added to those of the translator."""
-        spec = self._translate(data)
+        spec = self._translate(asset)
         dep_keys = {dep.asset_key for dep in spec.deps}
         return spec.replace_attributes(deps=[*spec.deps, *(key for key in deps if key not in dep_keys)])
 
-    def key(self, data: PgsieveAsset) -> dg.AssetKey:
+    def asset_key(self, asset: PgsieveAsset) -> dg.AssetKey:
         """The translated key of an asset."""
-        return self._translate(data).key
+        return self._translate(asset).key
 
     def _translate(self, asset: PgsieveAsset) -> dg.AssetSpec:
         """The spec that the translator makes of an asset. The translator is asked only once for each asset."""
-        if (spec := self._specs.get(asset)) is None:
-            spec = self._specs[asset] = self.translator.get_asset_spec(asset)
-            first_asset = self._keys.setdefault(spec.key, asset)
+        if (spec := self._specs_by_asset.get(asset)) is None:
+            spec = self._specs_by_asset[asset] = self.translator.get_asset_spec(asset)
+            first_asset = self._assets_by_key.setdefault(spec.key, asset)
             if first_asset.key != asset.key:
                 raise PgsieveError(
                     f"the translation gives {asset.key.to_user_string()} and {first_asset.key.to_user_string()} one key,"

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -30,7 +30,7 @@ _APPENDED = dg.DataVersion("appended")
 
 def table_changes_asset(
     subscription: Subscription,
-    naming: Naming,
+    dagster_names: DagsterNames,
     *,
     prefetched: PrefetchedWork[Sequence[TableChanges]] | None = None,
     callbacks: StepCallbacks[Sequence[TableChanges]] = NO_CALLBACKS,
@@ -42,20 +42,20 @@ def table_changes_asset(
     subscription fails one run, and later runs leave it out.
     """
     asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
-    upstream = [naming.key(feed_asset(subscription.feed, AssetKind.CHANGE_LOG))]
+    upstream = [dagster_names.asset_key(feed_asset(subscription.feed, AssetKind.CHANGE_LOG))]
 
     @dg.multi_asset(
-        specs=[naming.spec(asset, upstream).replace_attributes(skippable=True)],
-        name=naming.name(f"{subscription.name}__table_changes"),
-        required_resource_keys=naming.resources,
+        specs=[dagster_names.asset_spec(asset, upstream).replace_attributes(skippable=True)],
+        name=dagster_names.prefixed_name(f"{subscription.name}__table_changes"),
+        required_resource_keys=dagster_names.resource_keys,
         pool=f"subscription_{subscription.name}",
     )
     def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
         with as_step(context), callbacks.reporting_errors():
             if prefetched is None:
-                lake = open_lake(context, naming)
-                if report_if_disabled(context.instance, subscription, lake, naming):
+                lake = open_lake(context, dagster_names)
+                if report_if_disabled(context.instance, subscription, lake, dagster_names):
                     context.log.warning(f"subscription {subscription.name} is disabled")
                     return
                 with measure() as work:

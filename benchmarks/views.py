@@ -128,7 +128,7 @@ def main(options: argparse.Namespace) -> None:
         config = load_config(_write_configuration(folder, server.conninfo(), "filtered", "copied"))
         with _timed("a view, filtered again"):
             (done,) = refilter(
-                config, config.subscriptions["filtered"], (), None, _NoProgress(), planning=False
+                config, config.subscriptions["filtered"], (), None, _NoProgress(), is_plan_only=False
             ).tables
         assert done.source == "all", done.reason
         with _timed("a view, copied"):

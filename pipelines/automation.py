@@ -17,36 +17,40 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgsieve.assets.dagster_names import Name, encode_partition_key
+from pgsieve.assets.encoded_names import TableName, encode_partition_key
 from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import Naming
-from pgsieve.pipelines.jobs import problem_of_slot
+from pgsieve.assets.translator import DagsterNames
+from pgsieve.pipelines.jobs import find_slot_problem
 
 #: The sensor starts no second copy while a run that it has requested is copying, but only for this time. Dagster may
 #: never notice that a run was killed, and would show it as running for ever. If the run is alive after all, the second
 #: run finds nothing to copy.
-_MAX_COPY_WAIT = timedelta(hours=1)
+_MAX_COPY_TIME = timedelta(hours=1)
 #: While a slot has a problem, a run fails once in this time.
 _ALARM_INTERVAL = timedelta(hours=1)
 
 
-def increments_schedule(job: UnresolvedAssetJobDefinition, *, running: bool = False) -> dg.ScheduleDefinition:
+def increments_schedule(
+    job: UnresolvedAssetJobDefinition, *, is_running: bool = False
+) -> dg.ScheduleDefinition:
     """Run the increments of a feed (read the slot, and apply the changes) every five minutes."""
-    return _schedule(job, "*/5 * * * *", running=running)
+    return _make_schedule(job, "*/5 * * * *", is_running=is_running)
 
 
 def maintenance_schedule(
-    job: UnresolvedAssetJobDefinition, *, running: bool = False
+    job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
     """Maintain a feed and its subscriptions every night."""
-    return _schedule(job, "0 3 * * *", running=running)
+    return _make_schedule(job, "0 3 * * *", is_running=is_running)
 
 
-def _schedule(job: UnresolvedAssetJobDefinition, cron: str, *, running: bool) -> dg.ScheduleDefinition:
-    status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
+def _make_schedule(
+    job: UnresolvedAssetJobDefinition, cron: str, *, is_running: bool
+) -> dg.ScheduleDefinition:
+    status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     return dg.ScheduleDefinition(
         name=f"{job.name}_schedule",
         job=job,
@@ -56,33 +60,35 @@ def _schedule(job: UnresolvedAssetJobDefinition, cron: str, *, running: bool) ->
     )
 
 
-def _status(*, running: bool) -> dg.DefaultSensorStatus:
-    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
+def _sensor_status(*, is_running: bool) -> dg.DefaultSensorStatus:
+    return dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
 
 
-def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
+def published_sensor(
+    tables_by_subscription: Mapping[str, Collection[TableName]], dagster_names: DagsterNames
+) -> dg.SensorDefinition:
     """Keep the published tables of each subscription listed in Dagster, as the partitions of its initial sync.
 
-    `tables` maps each subscription to the tables that were published when Dagster loaded the code. The sensor is always
+    `tables_by_subscription` maps each subscription to the tables that were published when Dagster loaded the code. The sensor is always
     on, since it starts no run, and reads nothing but Dagster's own records.
     """
 
     @dg.sensor(
-        name=naming.name("published_tables"),
+        name=dagster_names.prefixed_name("published_tables"),
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Lists the published tables as Dagster partitions of the initial syncs. It starts no run.",
     )
     def published_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        requests = []
-        for subscription, names in tables.items():
-            partitions = tables_partitions(subscription)
+        partition_requests = []
+        for subscription_name, names in tables_by_subscription.items():
+            partitions = tables_partitions(subscription_name)
             present_keys = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
             if new_keys := sorted({*map(encode_partition_key, names)} - set(present_keys)):
-                requests.append(partitions.build_add_request(new_keys))
-        if not requests:
+                partition_requests.append(partitions.build_add_request(new_keys))
+        if not partition_requests:
             return dg.SkipReason("all tables are listed")
-        return dg.SensorResult(dynamic_partitions_requests=requests)
+        return dg.SensorResult(dynamic_partitions_requests=partition_requests)
 
     return published_tables
 
@@ -90,38 +96,38 @@ def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> 
 def copy_sensor(
     subscription: Subscription,
     job: UnresolvedAssetJobDefinition,
-    naming: Naming,
+    dagster_names: DagsterNames,
     *,
-    running: bool = False,
+    is_running: bool = False,
 ) -> dg.SensorDefinition:
     """Start the copy of tables that have no replica, or whose columns have changed."""
 
     @dg.sensor(
-        name=naming.name(f"{subscription.name}_new_tables"),
+        name=dagster_names.prefixed_name(f"{subscription.name}_new_tables"),
         job=job,
         minimum_interval_seconds=60,
-        required_resource_keys={naming.lake},
-        default_status=_status(running=running),
+        required_resource_keys={dagster_names.lake_resource_key},
+        default_status=_sensor_status(is_running=is_running),
         description="Starts the initial sync of tables that have no replica, or whose columns changed.",
     )
     def new_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        lake = getattr(context.resources, naming.lake).open()
+        lake = getattr(context.resources, dagster_names.lake_resource_key).open()
         if not SubscriptionRecord(lake, subscription.name).read_state().enabled:
             return dg.SkipReason("the subscription is disabled")
-        keys = [encode_partition_key(name) for name in tables_to_copy(subscription, lake)]
-        if not keys:
+        keys_to_copy = [encode_partition_key(name) for name in tables_to_copy(subscription, lake)]
+        if not keys_to_copy:
             return dg.SkipReason("every published table has its replica")
         last_run = _last_copy_run(context.instance, subscription)
         if (
             last_run
             and not last_run.dagster_run.is_finished
-            and datetime.now(UTC) - last_run.create_timestamp < _MAX_COPY_WAIT
+            and datetime.now(UTC) - last_run.create_timestamp < _MAX_COPY_TIME
         ):
             return dg.SkipReason(f"run {last_run.dagster_run.run_id} is copying tables")
         partitions = tables_partitions(subscription.name)
         present_keys = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        new_keys = sorted(set(keys) - set(present_keys))
-        order = [*present_keys, *new_keys]
+        new_keys = sorted(set(keys_to_copy) - set(present_keys))
+        ordered_keys = [*present_keys, *new_keys]
         # Dagster starts at most one run for each run key. The key contains the id of the last copying run, so the same
         # copy is requested again only after another run has started.
         last_run_id = last_run.dagster_run.run_id if last_run else "first"
@@ -131,7 +137,7 @@ def copy_sensor(
                     run_key=f"{last_run_id} {key_range[0]}",
                     tags={LACKING_TAG: subscription.name, **range_tags(key_range)},
                 )
-                for key_range in partition_ranges(order, keys)
+                for key_range in partition_ranges(ordered_keys, keys_to_copy)
             ],
             dynamic_partitions_requests=[partitions.build_add_request(new_keys)] if new_keys else [],
         )
@@ -139,14 +145,14 @@ def copy_sensor(
     return new_tables
 
 
-def _last_copy_run(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
+def _last_copy_run(instance: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
     """The last run that the sensor of a subscription has started; None if it has started no run."""
-    records = dagster.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
+    records = instance.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
     return records[0] if records else None
 
 
 def slot_lag_sensor(
-    feed: Feed, job: dg.JobDefinition, naming: Naming, *, running: bool = False
+    feed: Feed, job: dg.JobDefinition, dagster_names: DagsterNames, *, is_running: bool = False
 ) -> dg.SensorDefinition:
     """Start a failing run if the slot has a problem: at once when the problem is noticed, and again every hour.
 
@@ -154,22 +160,22 @@ def slot_lag_sensor(
     """
 
     @dg.sensor(
-        name=naming.name(f"{feed.name}_slot_lag"),
+        name=dagster_names.prefixed_name(f"{feed.name}_slot_lag"),
         job=job,
         minimum_interval_seconds=60,
-        required_resource_keys={naming.lake},
-        default_status=_status(running=running),
+        required_resource_keys={dagster_names.lake_resource_key},
+        default_status=_sensor_status(is_running=is_running),
         description=f"Starts a run that fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
     )
     def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        lake = getattr(context.resources, naming.lake).open()
-        problem, time = problem_of_slot(feed, lake), datetime.now(UTC)
+        lake = getattr(context.resources, dagster_names.lake_resource_key).open()
+        problem, current_time = find_slot_problem(feed, lake), datetime.now(UTC)
         if problem is None:
             context.update_cursor("")
             return dg.SkipReason(f"replication slot {feed.slot} is healthy")
-        if context.cursor and time - datetime.fromisoformat(context.cursor) < _ALARM_INTERVAL:
+        if context.cursor and current_time - datetime.fromisoformat(context.cursor) < _ALARM_INTERVAL:
             return dg.SkipReason(f"{problem.text}; a run has failed for it at {context.cursor}")
-        context.update_cursor(time.isoformat())
+        context.update_cursor(current_time.isoformat())
         return dg.RunRequest()
 
     return slot_lag

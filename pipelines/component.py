@@ -30,13 +30,13 @@ from dagster.components import (
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 
-from pgsieve.assets.translator import Naming, PgsieveAsset, PgsieveTranslator
+from pgsieve.assets.translator import DagsterNames, PgsieveAsset, PgsieveTranslator
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import assemble
+from pgsieve.pipelines.definitions import assemble_definitions
 from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import Published, fetch_published, load_published
 
-_EXAMPLE = """\
+_EXAMPLE_CONFIG = """\
 # All keys: pgsieve's documentation, "Configuration: pgsieve.yaml". ${{NAME}} is an environment variable.
 lake: {lake} # the project's folder; or s3://bucket/path
 sources:
@@ -63,24 +63,25 @@ class PgsieveScaffolder(Scaffolder[Any]):
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
         """Write defs.yaml and pgsieve.yaml."""
         folder = request.target_path
-        prefix = (
+        prefix_entry = (
             {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_other_component(folder) else {}
         )
-        scaffold_component(request, {"config": "pgsieve.yaml", **prefix})
-        file = folder / "pgsieve.yaml"
-        if not file.exists():
+        scaffold_component(request, {"config": "pgsieve.yaml", **prefix_entry})
+        config_path = folder / "pgsieve.yaml"
+        if not config_path.exists():
             root = folder if request.project_root is None else request.project_root
             lake = Path(os.path.relpath(root / "lake", folder)).as_posix()
-            file.write_text(
-                _EXAMPLE.format(lake=lake if lake.startswith(".") else f"./{lake}"), encoding="utf-8"
+            config_path.write_text(
+                _EXAMPLE_CONFIG.format(lake=lake if lake.startswith(".") else f"./{lake}"), encoding="utf-8"
             )
 
 
 def _has_other_component(folder: Path) -> bool:
     """True if a folder beside this one, or below such a folder, already has a PgsieveComponent."""
     return any(
-        file.parent != folder and _COMPONENT_TYPE.search(file.read_text(encoding="utf-8", errors="replace"))
-        for file in folder.parent.rglob("defs.yaml")
+        defs_path.parent != folder
+        and _COMPONENT_TYPE.search(defs_path.read_text(encoding="utf-8", errors="replace"))
+        for defs_path in folder.parent.rglob("defs.yaml")
     )
 
 
@@ -89,7 +90,7 @@ def _relative_path(context: dg.ResolutionContext, path: str) -> Path:
     return Path(context.resolve_source_relative_path(path))
 
 
-def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
+def _template_variables(data: PgsieveAsset) -> Mapping[str, Any]:
     """The variables that a `translation` in YAML may use, by name."""
     return {"data": data}
 
@@ -113,7 +114,8 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     prefix: str = "pgsieve"
     spark: dg.Injected[PySparkResource | LazyPySparkResource] | None = None
     translation: (
-        Annotated[TranslationFn[PgsieveAsset], TranslationFnResolver[PgsieveAsset](_variables)] | None
+        Annotated[TranslationFn[PgsieveAsset], TranslationFnResolver[PgsieveAsset](_template_variables)]
+        | None
     ) = None
     defs_state: ResolvedDefsStateConfig = field(default_factory=DefsStateConfigArgs.local_filesystem)
 
@@ -159,9 +161,11 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
             published = load_published(config)
         else:
             published = Published.from_json(state_path.read_text(encoding="utf-8"))
-        naming = Naming(self.prefix, _ComponentTranslator(self))
-        authoritative = state_path is not None
-        return assemble(config, published, naming, authoritative=authoritative, spark=self.spark)
+        dagster_names = DagsterNames(self.prefix, _ComponentTranslator(self))
+        is_complete = state_path is not None
+        return assemble_definitions(
+            config, published, dagster_names, is_complete=is_complete, spark=self.spark
+        )
 
 
 class _ComponentTranslator(PgsieveTranslator):

@@ -16,36 +16,36 @@ from pgsieve.resources.lake.stores.storage import Storage, declare_storage
 from pgsieve.resources.postgres.source import Source
 
 
-def declared_storage(config: Config) -> Storage:
+def prepare_storage(config: Config) -> Storage:
     """The storage of the lake. From this call on, `storage_of` finds its options, and log messages conceal its secrets."""
-    storage = config.storage.storage_of(config.lake)
+    storage = config.storage.make_storage(config.lake)
     _refuse_unsafe_store(storage, config.spark.conf)
     declare_storage(storage)
     conceal_settings(config.spark.conf)
     return storage
 
 
-def spark_engine_of(config: Config) -> SparkEngine:
-    """The Spark engine of a configuration. `declared_storage` must have been called before."""
+def make_spark_engine(config: Config) -> SparkEngine:
+    """The Spark engine of a configuration. `prepare_storage` must have been called before."""
     return SparkEngine(
         master=config.spark.master,
         spark_config=config.spark.conf,
-        lake=config.storage.storage_of(config.lake).address,
+        lake=config.storage.make_storage(config.lake).address,
         engine=config.spark.engine,
         engine_folder=str(config.state_folder / "engine"),
         engine_idle=config.spark.engine_idle.total_seconds(),
     )
 
 
-def source_of(name: str, source: SourceConfig) -> Source:
+def make_source(source_name: str, source_config: SourceConfig) -> Source:
     """The source that a section of the configuration describes."""
     return Source(
-        name,
-        source.conninfo.get_secret_value(),
-        source.password.get_secret_value() if source.password else None,
-        tuple(part.get_secret_value() for part in source.password_command or ()),
-        source.standby,
-        source.allow_untested_server,
+        source_name,
+        source_config.conninfo.get_secret_value(),
+        source_config.password.get_secret_value() if source_config.password else None,
+        tuple(part.get_secret_value() for part in source_config.password_command or ()),
+        source_config.standby,
+        source_config.allow_untested_server,
     )
 
 

@@ -22,7 +22,7 @@ from pgsieve.assets.checks import (
     freshness_checks,
     sync_state_checks,
 )
-from pgsieve.assets.dagster_names import Name, encode_partition_key
+from pgsieve.assets.encoded_names import TableName, encode_partition_key
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
 from pgsieve.assets.lake import PgsieveLake, lake_resources
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
@@ -32,7 +32,7 @@ from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.table_groups import group_paths
 from pgsieve.assets.translator import (
-    Naming,
+    DagsterNames,
     PgsieveTranslator,
     source_table_asset,
 )
@@ -45,7 +45,7 @@ from pgsieve.pipelines.automation import (
     slot_lag_sensor,
 )
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
-from pgsieve.pipelines.jobs import jobs_of
+from pgsieve.pipelines.jobs import make_jobs
 from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import Published, load_published, recorded_tables, refresh_published
 from pgsieve.resources.lake.pyspark_resource import pyspark_resource
@@ -83,88 +83,103 @@ def build_definitions(
     Dagster does not accept a name that the prefix or the translator makes.
     """
     config = load_config(None if file is None else Path(file))
-    naming = Naming(prefix, translator or PgsieveTranslator())
-    return assemble(config, load_published(config), naming, spark=spark)
+    dagster_names = DagsterNames(prefix, translator or PgsieveTranslator())
+    return assemble_definitions(config, load_published(config), dagster_names, spark=spark)
 
 
 def definitions(config: Config) -> dg.Definitions:
     """The definitions for `pgsieve ui`."""
-    project_definitions = assemble(config, load_published(config), Naming())
+    project_definitions = assemble_definitions(config, load_published(config), DagsterNames())
     # A run in one process needs only one Spark session.
     return dg.Definitions.merge(project_definitions, dg.Definitions(executor=dg.in_process_executor))
 
 
-def assemble(
+def assemble_definitions(
     config: Config,
     published: Published,
-    naming: Naming,
+    dagster_names: DagsterNames,
     *,
-    authoritative: bool = False,
+    is_complete: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """Build the definitions of a configuration for the tables in `published`; `authoritative` is as in `recorded_tables`."""
+    """Build the definitions of a configuration for the tables in `published`; `is_complete` is as in `recorded_tables`."""
     project = build_project(config)
     engine, folders = pyspark_resource(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
-    tables = recorded_tables(project, published, authoritative=authoritative)
+    tables_by_subscription = recorded_tables(project, published, is_complete=is_complete)
     is_automated = config.dagster.automation
     subscriptions, feeds = list(project.subscriptions.values()), list(project.feeds.values())
-    jobs, retention = jobs_of(project, naming), project.retention
+    jobs, retention = make_jobs(project, dagster_names), project.retention
     return dg.Definitions(
         assets=[
-            *_source_tables(subscriptions, tables, naming),
-            *(initial_sync_asset(s, naming, names=project.names) for s in subscriptions),
-            *(change_log_asset(f, project.subscriptions_of(f), naming) for f in feeds),
-            *(table_changes_asset(s, naming) for s in subscriptions),
+            *_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
+            *(initial_sync_asset(s, dagster_names, names=project.names) for s in subscriptions),
+            *(change_log_asset(f, project.subscriptions_of(f), dagster_names) for f in feeds),
+            *(table_changes_asset(s, dagster_names) for s in subscriptions),
             *(
-                replica_tables_asset(
-                    s, tables[s.name], naming, freshness_policy=_freshness_policy(s) if is_automated else None
-                )
+                _replica_assets(s, tables_by_subscription[s.name], dagster_names, is_automated)
                 for s in subscriptions
             ),
-            *(feed_maintenance_asset(f, project.subscriptions_of(f), retention, naming) for f in feeds),
             *(
-                subscription_maintenance_asset(s, retention, naming, names=project.names)
+                feed_maintenance_asset(f, project.subscriptions_of(f), retention, dagster_names)
+                for f in feeds
+            ),
+            *(
+                subscription_maintenance_asset(s, retention, dagster_names, names=project.names)
                 for s in subscriptions
             ),
         ],
         asset_checks=[
             checks
             for s in subscriptions
-            for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
-            for checks in factory(s, tables[s.name], naming)
+            for make_checks in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
+            for checks in make_checks(s, tables_by_subscription[s.name], dagster_names)
         ],
         jobs=jobs.all,
         schedules=[
-            *(increments_schedule(job, running=is_automated) for job in jobs.increments),
-            *(maintenance_schedule(job, running=is_automated) for job in jobs.maintenance),
+            *(increments_schedule(job, is_running=is_automated) for job in jobs.increments),
+            *(maintenance_schedule(job, is_running=is_automated) for job in jobs.maintenance),
         ],
         sensors=[
-            published_sensor(tables, naming),
+            published_sensor(tables_by_subscription, dagster_names),
             *(
-                copy_sensor(s, job, naming, running=is_automated)
+                copy_sensor(s, job, dagster_names, is_running=is_automated)
                 for s, job in zip(subscriptions, jobs.copies, strict=True)
             ),
             *(
-                slot_lag_sensor(f, job, naming, running=is_automated)
+                slot_lag_sensor(f, job, dagster_names, is_running=is_automated)
                 for f, job in zip(feeds, jobs.alarms, strict=True)
             ),
         ],
-        resources=lake_resources(lake, naming),
+        resources=lake_resources(lake, dagster_names),
     )
 
 
-def _source_tables(
-    subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
+def _replica_assets(
+    subscription: Subscription, tables: Tables, dagster_names: DagsterNames, is_automated: bool
+) -> dg.AssetsDefinition:
+    """The assets of a subscription's replicas and of its cut. The cut has a freshness policy if `is_automated` is true."""
+    freshness_policy = _freshness_policy(subscription) if is_automated else None
+    return replica_tables_asset(subscription, tables, dagster_names, freshness_policy=freshness_policy)
+
+
+def _source_table_specs(
+    subscriptions: list[Subscription],
+    tables_by_subscription: Mapping[str, Tables],
+    dagster_names: DagsterNames,
 ) -> Iterator[dg.AssetSpec]:
     """The specs of the publishers' tables as external assets. A table that several subscriptions replicate has one spec."""
-    comments = defaultdict[str, dict[Name, str | None]](dict)
+    comments_by_source = defaultdict[str, dict[TableName, str | None]](dict)
     for subscription in subscriptions:
-        table_comments = {name: table.comment for name, table in tables[subscription.name].items()}
-        comments[subscription.feed.source.name].update(table_comments)
-    for source, tables_of_source in sorted(comments.items()):
-        for name, path in group_paths(tables_of_source).items():
-            yield naming.spec(source_table_asset(source, name, path, tables_of_source[name]))
+        table_comments = {
+            name: table.comment for name, table in tables_by_subscription[subscription.name].items()
+        }
+        comments_by_source[subscription.feed.source.name].update(table_comments)
+    for source_name, comments_by_name in sorted(comments_by_source.items()):
+        for name, path in group_paths(comments_by_name).items():
+            yield dagster_names.asset_spec(
+                source_table_asset(source_name, name, path, comments_by_name[name])
+            )
 
 
 def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
@@ -175,7 +190,7 @@ def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
     return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
 
 
-def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
+def register_tables(config: Config, instance: dg.DagsterInstance) -> None:
     """Read the published tables from the sources, record them for the definitions, and add them to Dagster's partitions.
 
     Each published table is a partition of the initial sync of its subscription. If a source does not answer, the tables
@@ -184,9 +199,9 @@ def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
     project = build_project(config)
     for error in refresh_published(config, project):
         get_dagster_logger().warning(str(error))
-    for name, tables in recorded_tables(project, load_published(config)).items():
-        partitions = tables_partitions(name)
+    for subscription_name, tables in recorded_tables(project, load_published(config)).items():
+        partitions = tables_partitions(subscription_name)
         assert partitions.name is not None
-        dagster.add_dynamic_partitions(
-            partitions.name, sorted(encode_partition_key(table) for table in tables)
+        instance.add_dynamic_partitions(
+            partitions.name, sorted(encode_partition_key(table_name) for table_name in tables)
         )

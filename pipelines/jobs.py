@@ -15,7 +15,7 @@ from pgsieve.assets.initial_sync import tables_partitions
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, feed_asset, subscription_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
@@ -45,25 +45,28 @@ class Jobs:
         return [*self.increments, *self.single_increments, *self.copies, *self.maintenance, *self.alarms]
 
 
-def jobs_of(project: Project, naming: Naming) -> Jobs:
+def make_jobs(project: Project, dagster_names: DagsterNames) -> Jobs:
     """Make the jobs of all feeds and subscriptions."""
     feeds = list(project.feeds.values())
     return Jobs(
-        increments=[_increments_job(feed, project.subscriptions_of(feed), naming) for feed in feeds],
+        increments=[_increments_job(feed, project.subscriptions_of(feed), dagster_names) for feed in feeds],
         single_increments=[
-            _increments_job(feed, [each], naming, f"_{each.name}")
+            _increments_job(feed, [subscription], dagster_names, f"_{subscription.name}")
             for feed in feeds
             if len(project.subscriptions_of(feed)) > 1
-            for each in project.subscriptions_of(feed)
+            for subscription in project.subscriptions_of(feed)
         ],
-        copies=[_copy_job(subscription, naming) for subscription in project.subscriptions.values()],
-        maintenance=[_maintenance_job(project, feed, naming) for feed in feeds],
-        alarms=[_slot_alarm_job(feed, naming) for feed in feeds],
+        copies=[_copy_job(subscription, dagster_names) for subscription in project.subscriptions.values()],
+        maintenance=[_maintenance_job(project, feed, dagster_names) for feed in feeds],
+        alarms=[_slot_alarm_job(feed, dagster_names) for feed in feeds],
     )
 
 
 def _increments_job(
-    feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, subscription_name: str = ""
+    feed: Feed,
+    subscriptions: Sequence[Subscription],
+    dagster_names: DagsterNames,
+    subscription_name: str = "",
 ) -> UnresolvedAssetJobDefinition:
     """Make the job that reads the slot of a feed and applies the changes to the replicas of some of its subscriptions.
 
@@ -71,66 +74,77 @@ def _increments_job(
     """
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(
-        naming.name(
+        dagster_names.prefixed_name(
             f"{feed.name}_{subscription_name}_increments" if subscription_name else f"{feed.name}_increments"
         ),
-        _increments(feed, subscriptions, naming),
+        _increments_selection(feed, subscriptions, dagster_names),
         description=f"Reads slot {feed.slot}, and applies the changes to the replicas of {names}.",
     )
 
 
-def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Naming) -> dg.AssetSelection:
+def _increments_selection(
+    feed: Feed, subscriptions: Sequence[Subscription], dagster_names: DagsterNames
+) -> dg.AssetSelection:
     """Select the assets and asset checks that an increments job materialises.
 
     The assets of the replicas are not selected: if a run fails, Dagster shows all selected assets as failed, although
     most replicas may be up to date. Instead, the run itself reports the replicas that it has changed.
     """
-    log = naming.key(feed_asset(feed, AssetKind.CHANGE_LOG))
-    keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
+    change_log_key = dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG))
+    asset_keys, check_keys = [change_log_key], [dg.AssetCheckKey(change_log_key, "slot_health")]
     for subscription in subscriptions:
-        cut = naming.key(subscription_asset(subscription, AssetKind.CUT))
-        keys += [naming.key(subscription_asset(subscription, AssetKind.TABLE_CHANGES)), cut]
-        checks += [dg.AssetCheckKey(cut, name) for name in (SYNC_STATE, FRESHNESS)]
-    return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
+        cut_key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
+        asset_keys += [
+            dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES)),
+            cut_key,
+        ]
+        check_keys += [dg.AssetCheckKey(cut_key, check_name) for check_name in (SYNC_STATE, FRESHNESS)]
+    return dg.AssetSelection.assets(*asset_keys).without_checks() | dg.AssetSelection.checks(*check_keys)
 
 
-def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
+def _maintenance_selection(project: Project, feed: Feed, dagster_names: DagsterNames) -> dg.AssetSelection:
     """Select the maintenance assets of a feed and its subscriptions."""
     maintenance_assets = [
         subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)
     ]
     return dg.AssetSelection.assets(
-        *map(naming.key, [feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *maintenance_assets])
+        *map(
+            dagster_names.asset_key, [feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *maintenance_assets]
+        )
     )
 
 
-def _copy_job(subscription: Subscription, naming: Naming) -> UnresolvedAssetJobDefinition:
+def _copy_job(subscription: Subscription, dagster_names: DagsterNames) -> UnresolvedAssetJobDefinition:
     """Make the job that copies tables of a subscription; each table is a Dagster partition."""
     return dg.define_asset_job(
-        naming.name(f"{subscription.name}_copies"),
-        dg.AssetSelection.assets(naming.key(subscription_asset(subscription, AssetKind.INITIAL_SYNC))),
+        dagster_names.prefixed_name(f"{subscription.name}_copies"),
+        dg.AssetSelection.assets(
+            dagster_names.asset_key(subscription_asset(subscription, AssetKind.INITIAL_SYNC))
+        ),
         description=f"Copies the tables of subscription {subscription.name} that are chosen as Dagster partitions.",
         partitions_def=tables_partitions(subscription.name),
     )
 
 
-def _maintenance_job(project: Project, feed: Feed, naming: Naming) -> UnresolvedAssetJobDefinition:
+def _maintenance_job(
+    project: Project, feed: Feed, dagster_names: DagsterNames
+) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
-        naming.name(f"{feed.name}_maintenance"),
-        _maintenance(project, feed, naming),
+        dagster_names.prefixed_name(f"{feed.name}_maintenance"),
+        _maintenance_selection(project, feed, dagster_names),
         description=f"Deletes changes of {feed.name} that are older than their retention, compacts tables, and removes old files.",
     )
 
 
-def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
+def _slot_alarm_job(feed: Feed, dagster_names: DagsterNames) -> dg.JobDefinition:
     """Make the job that fails as long as the slot has a problem."""
-    name = naming.name(f"{feed.name}_slot_alarm")
+    name = dagster_names.prefixed_name(f"{feed.name}_slot_alarm")
 
-    @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
+    @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={dagster_names.lake_resource_key})
     def slot_alarm(context: dg.OpExecutionContext) -> None:
         with as_step(context):
-            lake = getattr(context.resources, naming.lake).open()
-            problem = problem_of_slot(feed, lake)
+            lake = getattr(context.resources, dagster_names.lake_resource_key).open()
+            problem = find_slot_problem(feed, lake)
         if problem is not None:
             raise dg.Failure(
                 description=problem.text,
@@ -157,20 +171,20 @@ class SlotProblem:
     remedy: str
 
 
-def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:
+def find_slot_problem(feed: Feed, lake: Lake) -> SlotProblem | None:
     """The problem of a slot; None if it has none.
 
     The first run creates the slot, so a missing slot is no problem before the first run.
     """
     try:
         with feed.source.connect() as connection:
-            state = slot_state(connection, feed.slot)
+            slot = slot_state(connection, feed.slot)
     except SourceError as error:
         return SlotProblem(error.message, error.hint or "check whether the server is running")
-    if state is None and ChangeLog(lake, feed).position() is None:
+    if slot is None and ChangeLog(lake, feed).position() is None:
         return None
-    if (text := slot_problem(feed.slot, state)) is None:
+    if (text := slot_problem(feed.slot, slot)) is None:
         return None
-    if state is None or state.wal_status == "lost":
+    if slot is None or slot.wal_status == "lost":
         return SlotProblem(text, resync_hint(feed.subscriptions))
     return SlotProblem(text, "run the increments more often, and look for failed runs")

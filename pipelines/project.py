@@ -15,7 +15,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
-from pgsieve.pipelines.connections import declared_storage, source_of, spark_engine_of
+from pgsieve.pipelines.connections import make_source, make_spark_engine, prepare_storage
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 
@@ -42,28 +42,30 @@ class Project:
 
 def build_project(config: Config) -> Project:
     """Make the feeds and subscriptions of a configuration. Connects to nothing."""
-    storage = declared_storage(config)
-    feeds: dict[str, Feed] = {}
+    storage = prepare_storage(config)
+    feeds_by_name: dict[str, Feed] = {}
     for name, source in config.sources.items():
         subscriptions_by_name = {
-            s.name: s
-            for s in config.subscriptions.values()
-            if s.source == name and s.row_filter == "pipeline"
+            subscription_config.name: subscription_config
+            for subscription_config in config.subscriptions.values()
+            if subscription_config.source == name and subscription_config.row_filter == "pipeline"
         }
         if subscriptions_by_name:
-            feeds[name] = _feed(name, name, source, source.slot, subscriptions_by_name)
+            feeds_by_name[name] = _make_feed(name, name, source, source.slot, subscriptions_by_name)
     subscriptions = {}
     for subscription in config.subscriptions.values():
-        _refuse_unsupported(subscription, storage)
+        _refuse_unsupported_options(subscription, storage)
         feed_name = subscription.source
         if subscription.row_filter == "publisher":
             feed_name = subscription.slot
-            reader = {subscription.name: subscription}
+            subscriptions_of_slot = {subscription.name: subscription}
             source = config.sources[subscription.source]
-            feeds[feed_name] = _feed(feed_name, subscription.source, source, feed_name, reader, filtered=True)
+            feeds_by_name[feed_name] = _make_feed(
+                feed_name, subscription.source, source, feed_name, subscriptions_of_slot, is_filtered=True
+            )
         subscriptions[subscription.name] = Subscription(
             name=subscription.name,
-            feed=feeds[feed_name],
+            feed=feeds_by_name[feed_name],
             copy_data=subscription.copy_data,
             disable_on_error=subscription.disable_on_error,
             freshness=subscription.freshness,
@@ -71,36 +73,39 @@ def build_project(config: Config) -> Project:
             layout=subscription.layout.subscription_layout(),
             histories=subscription.history.subscription_histories(),
         )
-    engine = spark_engine_of(config)
-    periods = config.retention
-    retention = Retention(periods.change_log, periods.changes, periods.versions)
-    names = config.catalog.names if config.catalog else None
-    folders = {name: subscription.layout.folder_template for name, subscription in subscriptions.items()}
-    lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders)
-    return Project(feeds, subscriptions, lake, retention, names)
+    engine = make_spark_engine(config)
+    retention_config = config.retention
+    retention = Retention(retention_config.change_log, retention_config.changes, retention_config.versions)
+    name_template = config.catalog.names if config.catalog else None
+    folders_by_subscription = {
+        name: subscription.layout.folder_template for name, subscription in subscriptions.items()
+    }
+    lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders_by_subscription)
+    return Project(feeds_by_name, subscriptions, lake, retention, name_template)
 
 
-def _feed(
+def _make_feed(
     name: str,
     source_name: str,
     source: SourceConfig,
     slot: str,
     subscriptions: Mapping[str, SubscriptionConfig],
     *,
-    filtered: bool = False,
+    is_filtered: bool = False,
 ) -> Feed:
     """Make a feed.
 
     - `name`, `slot`: the names of the feed and of its slot
     - `source_name`, `source`: the database that has the slot
     - `subscriptions`: maps names to the subscriptions that read the slot
-    - `filtered`: true if the publisher evaluates the row filters (`row_filter: publisher`)
+    - `is_filtered`: true if the publisher evaluates the row filters (`row_filter: publisher`)
     """
-    definitions = {
+    publications_by_name = {
         publication_name: DefinedPublication(
             name=publication_name,
             tables=tuple(
-                DefinedTable(*t.relation, where=t.where, columns=t.columns) for t in publication.tables
+                DefinedTable(*table.relation, where=table.where, columns=table.columns)
+                for table in publication.tables
             ),
             operations=frozenset(publication.publish),
             via_root=publication.publish_via_partition_root,
@@ -114,27 +119,27 @@ def _feed(
     }
     return Feed(
         name=name,
-        source=source_of(source_name, source),
+        source=make_source(source_name, source),
         slot=slot,
         capture=source.capture,
-        filtered=filtered,
-        subscriptions={name: s.publications for name, s in subscriptions.items()},
-        defined={} if filtered else definitions,
+        filtered=is_filtered,
+        subscriptions={name: subscription.publications for name, subscription in subscriptions.items()},
+        defined={} if is_filtered else publications_by_name,
         options=_pgoutput_options(source_name, list(subscriptions.values())),
-        failover=any(s.failover for s in subscriptions.values()),
+        failover=any(subscription.failover for subscription in subscriptions.values()),
     )
 
 
 _SHARED_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
-def _pgoutput_options(source: str, subscriptions: Sequence[SubscriptionConfig]) -> PgoutputOptions:
+def _pgoutput_options(source_name: str, subscriptions: Sequence[SubscriptionConfig]) -> PgoutputOptions:
     """The options of pgoutput for reading a slot. Raises PgsieveError if the slot's subscriptions need different options."""
     first_subscription = subscriptions[0]
     for subscription, option in product(subscriptions[1:], _SHARED_OPTIONS):
         if getattr(subscription, option) != getattr(first_subscription, option):
             raise PgsieveError(
-                f'subscriptions "{first_subscription.name}" and "{subscription.name}" share the replication slot of source "{source}",'
+                f'subscriptions "{first_subscription.name}" and "{subscription.name}" share the replication slot of source "{source_name}",'
                 f" but differ in `{option}`",
                 hint=f"give both the same `{option}`, or one of them a slot of its own with `row_filter: publisher`",
                 sqlstate="22023",
@@ -148,7 +153,7 @@ def _pgoutput_options(source: str, subscriptions: Sequence[SubscriptionConfig]) 
     )
 
 
-def _refuse_unsupported(subscription: SubscriptionConfig, storage: Storage) -> None:
+def _refuse_unsupported_options(subscription: SubscriptionConfig, storage: Storage) -> None:
     """Raise PgsieveError for an option that would have no effect in this lake."""
     unsupported = {
         "two_phase: true": (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dagster import get_dagster_logger
 
-from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.published import PublishedTable, Tables
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
@@ -35,7 +35,7 @@ from pgsieve.resources.postgres.wal import current_lsn
 
 _FORMAT_VERSION = 1
 #: If the text was written by another version of pgsieve, parsing it may raise these errors.
-_OTHER_VERSION_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
+_PARSE_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Published:
     """
 
     catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    comments: Mapping[str, Mapping[Name, str]] = field(default_factory=dict)
+    comments: Mapping[str, Mapping[TableName, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write the catalogs and comments as text, which `from_json` reads."""
@@ -66,30 +66,42 @@ class Published:
     def from_json(cls, text: str) -> "Published":
         """Parse a text of `to_json`. If another version of pgsieve wrote the text, the result is empty."""
         try:
-            read = json.loads(text)
-            if read["format"] != _FORMAT_VERSION:
+            content = json.loads(text)
+            if content["format"] != _FORMAT_VERSION:
                 return cls()
-            feeds = read["feeds"].items()
+            feeds = content["feeds"].items()
             return cls(
-                {n: (int(f["lsn"]), json.dumps(f["catalog"], ensure_ascii=False)) for n, f in feeds},
-                {n: {(schema, name): text for schema, name, text in f.get("comments", ())} for n, f in feeds},
+                {
+                    feed_name: (int(feed_entry["lsn"]), json.dumps(feed_entry["catalog"], ensure_ascii=False))
+                    for feed_name, feed_entry in feeds
+                },
+                {
+                    feed_name: {(schema, name): text for schema, name, text in feed_entry.get("comments", ())}
+                    for feed_name, feed_entry in feeds
+                },
             )
-        except _OTHER_VERSION_ERRORS:
+        except _PARSE_ERRORS:
             return cls()
 
 
-def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
+def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[TableName, str]]:
     """Read the catalog of a feed from its source: the LSN and the catalog as JSON, and the comments on the tables."""
     with feed.source.connect() as connection:
         lsn, catalog = current_lsn(connection), feed.with_defined_publications(present_catalog(connection))
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
-    names = sorted({p for publications in feed.subscriptions.values() for p in publications})
+    names = sorted(
+        {
+            publication_name
+            for publications in feed.subscriptions.values()
+            for publication_name in publications
+        }
+    )
     return (lsn, catalog_to_json(catalog, names)), {
-        n: c.table_comment for n, c in comments.items() if c.table_comment
+        table_name: comment.table_comment for table_name, comment in comments.items() if comment.table_comment
     }
 
 
-def state_file(config: Config) -> Path:
+def published_tables_path(config: Config) -> Path:
     """The path of the file, beside pgsieve.yaml. `pgsieve ui` and `pgsieve refresh-defs-state` write the file."""
     return config.state_folder / "published.json"
 
@@ -97,25 +109,29 @@ def state_file(config: Config) -> Path:
 def load_published(config: Config) -> Published:
     """Read the file. The result is empty if the file cannot be read."""
     try:
-        return Published.from_json(state_file(config).read_text(encoding="utf-8"))
+        return Published.from_json(published_tables_path(config).read_text(encoding="utf-8"))
     except OSError:
         return Published()
 
 
-def fetch_published(project: Project, earlier: Published) -> tuple[Published, list[PgsieveError]]:
+def fetch_published(project: Project, earlier_published: Published) -> tuple[Published, list[PgsieveError]]:
     """Read the catalogs of all feeds from their sources. Returns the catalogs, and the errors of sources that failed.
 
-    If a source fails, its feeds keep their entries in `earlier`.
+    If a source fails, its feeds keep their entries in `earlier_published`.
     """
-    catalogs = {name: catalog for name, catalog in earlier.catalogs.items() if name in project.feeds}
-    comments = {name: texts for name, texts in earlier.comments.items() if name in project.feeds}
+    catalogs_by_feed = {
+        name: catalog for name, catalog in earlier_published.catalogs.items() if name in project.feeds
+    }
+    comments_by_feed = {
+        name: texts for name, texts in earlier_published.comments.items() if name in project.feeds
+    }
     errors = []
     for feed in project.feeds.values():
         try:
-            catalogs[feed.name], comments[feed.name] = _fetch_feed(feed)
+            catalogs_by_feed[feed.name], comments_by_feed[feed.name] = _fetch_feed(feed)
         except PgsieveError as error:
             errors.append(error)
-    return Published(catalogs, comments), errors
+    return Published(catalogs_by_feed, comments_by_feed), errors
 
 
 def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
@@ -124,16 +140,16 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     If a source fails, its feeds keep their entries in the file.
     """
     published, errors = fetch_published(project, load_published(config))
-    file = state_file(config)
+    path = published_tables_path(config)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".new")
-        temporary.write_text(published.to_json(), encoding="utf-8")
-        temporary.replace(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary_path = path.with_suffix(".new")
+        temporary_path.write_text(published.to_json(), encoding="utf-8")
+        temporary_path.replace(path)
     except OSError as error:
         errors.append(
             PgsieveError(
-                f"{file} cannot be written: {error.strerror}",
+                f"{path} cannot be written: {error.strerror}",
                 hint="make its folder writable; until then the published tables are taken from the lake's records",
             )
         )
@@ -141,31 +157,31 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
 
 
 def recorded_tables(
-    project: Project, published: Published, *, authoritative: bool = False
+    project: Project, published: Published, *, is_complete: bool = False
 ) -> dict[str, Tables]:
     """Maps each subscription to its published tables, as they were recorded last.
 
     Connects to no source, and raises no error. Both `published` and the lake may have a catalog of a feed. In that case
-    the newer catalog is used. With `authoritative`, the catalog of `published` is used, and the lake is read only for
+    the newer catalog is used. With `is_complete`, the catalog of `published` is used, and the lake is read only for
     feeds that `published` lacks.
     """
-    by_subscription: dict[str, Tables] = {}
+    tables_by_subscription: dict[str, Tables] = {}
     catalogs_by_feed: dict[str, list[tuple[int, Catalog]]] = {}
     for subscription in project.subscriptions.values():
         feed = subscription.feed
         if feed.name not in catalogs_by_feed:
             catalogs_by_feed[feed.name] = list(
-                _recorded_catalogs(project, feed, published, authoritative=authoritative)
+                _recorded_catalogs(project, feed, published, is_complete=is_complete)
             )
         comments = published.comments.get(feed.name, {})
-        candidates = (
+        recorded_tables_of_feed = (
             _tables_of_catalog(subscription, catalog, comments) for _, catalog in catalogs_by_feed[feed.name]
         )
-        tables = next((each for each in candidates if each is not None), None)
-        by_subscription[subscription.name] = (
-            _replica_tables(project, subscription, without_spark=True) if tables is None else tables
+        tables = next((candidate for candidate in recorded_tables_of_feed if candidate is not None), None)
+        tables_by_subscription[subscription.name] = (
+            _replica_tables(project, subscription, is_spark_avoided=True) if tables is None else tables
         )
-    return by_subscription
+    return tables_by_subscription
 
 
 def published_tables(project: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
@@ -174,18 +190,18 @@ def published_tables(project: Project, subscriptions: Iterable[Subscription]) ->
     If the source cannot be reached, or a publication is missing, the tables that have a replica are returned instead.
     The run that follows reports the problem, and the other subscriptions are not affected.
     """
-    catalogs: dict[str, Catalog | None] = {}
-    tables: dict[str, Tables] = {}
+    catalogs_by_source: dict[str, Catalog | None] = {}
+    tables_by_subscription: dict[str, Tables] = {}
     for subscription in subscriptions:
         feed = subscription.feed
-        if feed.source.name not in catalogs:
-            catalogs[feed.source.name] = _current_catalog(feed)
-        catalog = catalogs[feed.source.name]
+        if feed.source.name not in catalogs_by_source:
+            catalogs_by_source[feed.source.name] = _current_catalog(feed)
+        catalog = catalogs_by_source[feed.source.name]
         present_tables = None if catalog is None else _tables_of_catalog(subscription, catalog, {})
-        tables[subscription.name] = (
+        tables_by_subscription[subscription.name] = (
             _replica_tables(project, subscription) if present_tables is None else present_tables
         )
-    return tables
+    return tables_by_subscription
 
 
 def _current_catalog(feed: Feed) -> Catalog | None:
@@ -199,20 +215,20 @@ def _current_catalog(feed: Feed) -> Catalog | None:
 
 
 def _recorded_catalogs(
-    project: Project, feed: Feed, published: Published, *, authoritative: bool
+    project: Project, feed: Feed, published: Published, *, is_complete: bool
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a feed with their LSNs, the newest first: from the file, and from the lake."""
     catalogs: list[tuple[int, Catalog]] = []
     if (file_catalog := published.catalogs.get(feed.name)) is not None:
         try:
             catalogs.append((file_catalog[0], catalog_from_json(file_catalog[1])))
-        except _OTHER_VERSION_ERRORS:
+        except _PARSE_ERRORS:
             get_dagster_logger().warning(
                 f"{feed.name}: another version of pgsieve has recorded its publications"
             )
-    if not (authoritative and catalogs):
+    if not (is_complete and catalogs):
         catalogs += _lake_catalog(project, feed)
-    yield from sorted(catalogs, key=lambda each: each[0], reverse=True)
+    yield from sorted(catalogs, key=lambda catalog_with_lsn: catalog_with_lsn[0], reverse=True)
 
 
 def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
@@ -222,18 +238,18 @@ def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
     """
     try:
         lake = project.lake.open()
-        newest = None if lake.is_reached_by_spark_only else Catalogs(lake, feed).newest()
+        newest_catalog = None if lake.is_reached_by_spark_only else Catalogs(lake, feed).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{feed.name}: {error}")
         return []
-    except _OTHER_VERSION_ERRORS:
+    except _PARSE_ERRORS:
         get_dagster_logger().warning(f"{feed.name}: the catalog in the lake is of another version")
         return []
-    return [] if newest is None else [newest]
+    return [] if newest_catalog is None else [newest_catalog]
 
 
 def _tables_of_catalog(
-    subscription: Subscription, catalog: Catalog, comments: Mapping[Name, str]
+    subscription: Subscription, catalog: Catalog, comments: Mapping[TableName, str]
 ) -> Tables | None:
     """The tables that a catalog publishes to a subscription; None if there is a problem, such as a missing publication.
 
@@ -245,29 +261,31 @@ def _tables_of_catalog(
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return None
     return {
-        name: PublishedTable.of_catalog(table, comments.get(name))
+        name: PublishedTable.from_catalog(table, comments.get(name))
         for name, table in replicated_tables.items()
     }
 
 
-def _replica_tables(project: Project, subscription: Subscription, *, without_spark: bool = False) -> Tables:
+def _replica_tables(
+    project: Project, subscription: Subscription, *, is_spark_avoided: bool = False
+) -> Tables:
     """The tables of a subscription that have a replica, by the table states in the lake.
 
-    With `without_spark` the result is empty if only Spark can read the lake, because it would take long to start Spark.
+    With `is_spark_avoided` the result is empty if only Spark can read the lake, because it would take long to start Spark.
     """
     publications = subscription.feed.subscriptions[subscription.name]
     try:
         lake = project.lake.open()
-        states = (
+        states_by_name = (
             {}
-            if without_spark and lake.is_reached_by_spark_only
+            if is_spark_avoided and lake.is_reached_by_spark_only
             else TableStates(lake, subscription.name).newest()
         )
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return {}
     return {
-        name: PublishedTable.of_replica(state, publications)
-        for name, state in states.items()
+        name: PublishedTable.from_replica(state, publications)
+        for name, state in states_by_name.items()
         if state.definition is not None and state.state != SyncState.REMOVED
     }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Name = tuple[str, str]
+TableName = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class HistoryChoices:
     """The choices of a subscription: `default_choice` for all tables, and `choice_by_table` for single tables."""
 
     default_choice: HistoryChoice = field(default_factory=HistoryChoice)
-    choice_by_table: Mapping[Name, HistoryChoice] = field(default_factory=dict)
+    choice_by_table: Mapping[TableName, HistoryChoice] = field(default_factory=dict)
 
-    def table_choice(self, name: Name) -> HistoryChoice:
+    def table_choice(self, name: TableName) -> HistoryChoice:
         """The choice for one table."""
         table = self.choice_by_table.get(name)
         return self.default_choice if table is None else table.with_defaults(self.default_choice)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 NOTE = "note"
 
 
-def observed_metrics(
+def observe_metrics(
     observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]
 ) -> Mapping[str, Any]:
     """Maps the name of each metric to its value, as Spark has observed it.
@@ -36,7 +36,7 @@ def aggregate_metrics(rows: DataFrame, metrics: Sequence[Column]) -> Mapping[str
     return row.asDict()
 
 
-def noted_schema(schema: pa.Schema) -> pa.Schema:
+def schema_with_note(schema: pa.Schema) -> pa.Schema:
     """The columns of rows that may have a note."""
     return schema.append(pa.field(NOTE, pa.string()))
 
@@ -45,7 +45,7 @@ def with_note(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, note: Callable[[], str]
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a part, and then a row with the note of the part. `note` is called after the last row."""
-    note_schema = noted_schema(schema)
+    note_schema = schema_with_note(schema)
     for batch in rows:
         columns = [*batch.columns, pa.nulls(batch.num_rows, pa.string())]
         yield pa.RecordBatch.from_arrays(columns, schema=note_schema)
@@ -58,13 +58,13 @@ class NotedRows:
 
     frame: DataFrame
 
-    def write(self, write: Callable[[DataFrame], None]) -> list[str] | None:
-        """Let the function `write` write the rows. Returns the notes, or None if Spark does not report them."""
+    def write(self, write_rows: Callable[[DataFrame], None]) -> list[str] | None:
+        """Let the function `write_rows` write the rows. Returns the notes, or None if Spark does not report them."""
         # The kind of the Spark session decides the kind of the observation, so the session has to exist by now.
         observation = Observation()
         # The notes are observed as text, because Spark 4.0 would return an array as a Java object.
         notes = F.to_json(F.collect_list(NOTE)).alias(NOTE)
-        write(self.frame.observe(observation, notes).where(F.col(NOTE).isNull()).drop(NOTE))
+        write_rows(self.frame.observe(observation, notes).where(F.col(NOTE).isNull()).drop(NOTE))
         text = observation.get.get(NOTE)
         return None if text is None else [str(note) for note in json.loads(text)]
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.work import Work
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-PrefetchedWork = Callable[[Log], tuple[T, Work]]
+PrefetchedWork = Callable[[Log], tuple[Result, Work]]
 
 #: While work is done for a later step: the function that receives its log records. None while a step does its own work.
 PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar(
@@ -24,6 +24,6 @@ PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVa
 )
 
 
-def finished_work(result: T) -> PrefetchedWork[T]:
+def finished_work(result: Result) -> PrefetchedWork[Result]:
     """Make a `PrefetchedWork` of a result. The lines of the work were already written to the log."""
     return lambda _: (result, Work())

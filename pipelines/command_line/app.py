@@ -127,9 +127,9 @@ class Command(_PlainHelp, TyperCommand):
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # For example `pgsieve … | head`.
                 raise
-            from pgsieve.pipelines.commands.failures import as_refusal
+            from pgsieve.pipelines.commands.failures import find_refusal
 
-            if (refusal := as_refusal(error)) is not None:
+            if (refusal := find_refusal(error)) is not None:
                 report_error(ctx, refusal)
                 raise typer.Exit(EXIT_REFUSED) from error
             report_error(ctx, error)

@@ -71,11 +71,11 @@ def check(
     Exits with 1 on any difference, and prints the keys of some rows that differ.
     """
     settings = load(ctx, config)
-    chosen_subscriptions = settings.select(subscriptions or [])
+    subscription_configs = settings.select(subscriptions or [])
     from pgsieve.pipelines.commands.check import check as compare
 
     with console.progress() as progress:
-        report = compare(settings, chosen_subscriptions, progress, repairing=repair)
+        report = compare(settings, subscription_configs, progress, is_repair_requested=repair)
     if as_json:
         console.print_json(report)
     elif report.tables or not report.failures:

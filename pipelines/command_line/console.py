@@ -193,7 +193,7 @@ def print_error(error: PgsieveError, prefix: str = "") -> None:
     If the error is about a configuration file, each problem of the file is printed on its own line.
     """
     if _json is not None and not isinstance(error, ConfigError):
-        _json.error(error)
+        _json.write_error(error)
         return
     if isinstance(error, ConfigError):
         for problem in error.problems:
@@ -207,7 +207,7 @@ def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
     """Print the errors that ended the work for some subscriptions, with the subscriptions' names."""
     for failure in failures:
         if _json is not None:
-            _json.error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
+            _json.write_error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
             continue
         prefix = f"{', '.join(failure.subscriptions)}: "
         if isinstance(failure.error, PgsieveError):
@@ -223,7 +223,7 @@ def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -
     of rows.
     """
     if _json is not None:
-        _json.error(error, verbose=verbose)
+        _json.write_error(error, verbose=verbose)
     elif verbose:
         trace = conceal_passwords("".join(traceback.format_exception(error)))
         stderr_console().print("\n".join(map(escape_controls, trace.split("\n"))), end="", soft_wrap=True)

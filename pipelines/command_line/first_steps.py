@@ -216,10 +216,10 @@ def init(
     is written, and the exit code is 1.
     """
     from pgsieve.pipelines.command_line.interview import Options, choose, connect_and_survey
-    from pgsieve.pipelines.commands.init import refuse_existing, write_configuration
+    from pgsieve.pipelines.commands.init import refuse_existing_file, write_configuration
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
-    refuse_existing(file, force=force)
+    refuse_existing_file(file, force=force)
     options = Options(
         conninfo=conninfo,
         password_command=password_command,

@@ -17,15 +17,15 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import reports
 from pgsieve.pipelines.commands.init import (
     Choice,
-    Connection,
+    ConnectionSettings,
     Survey,
-    proposed_role,
+    propose_role,
     safe_name,
     survey,
     unknown_name_error,
 )
 from pgsieve.pipelines.commands.results import SurveyedTable
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import parse_qualified_name
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
@@ -57,29 +57,29 @@ class Options:
     via_root: bool | None
 
 
-def connect_and_survey(options: Options) -> tuple[Connection, Survey]:
+def connect_and_survey(options: Options) -> tuple[ConnectionSettings, Survey]:
     """Connect to the database, and find out what it has. If the server requires a password, ask for it.
 
     Raises SourceUnreachableError if the server does not answer.
     """
-    conninfo, source = options.conninfo, options.source
+    conninfo, source_name = options.conninfo, options.source
     if conninfo is None:
         if not _is_interactive():
             raise PgsieveError(
                 "--conninfo is missing", hint="e.g. --conninfo 'host=db dbname=shop user=pgsieve'"
             )
         conninfo = _ask("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
-    connection = Connection.of(
+    settings = ConnectionSettings.parse(
         conninfo, options.password_command, allow_untested_server=options.allow_untested_server
     )
     try:
-        return connection, survey(connection, source)
+        return settings, survey(settings, source_name)
     except SourceUnreachableError as error:
-        has_password = connection.password is not None or connection.password_command
+        has_password = settings.password is not None or settings.password_command
         if has_password or "password" not in error.message or not _is_interactive():
             raise
-    connection = replace(connection, password=_ask("password", is_hidden=True))
-    return connection, survey(connection, source)
+    settings = replace(settings, password=_ask("password", is_hidden=True))
+    return settings, survey(settings, source_name)
 
 
 def choose(survey: Survey, options: Options) -> Choice:
@@ -92,12 +92,12 @@ def choose(survey: Survey, options: Options) -> Choice:
         )
     if not publications and not tables:
         publications, tables = _ask_what_to_replicate(survey)
-    publication_names = [each.name for each in survey.publications]
+    publication_names = [publication.name for publication in survey.publications]
     for name in publications:
         if name not in publication_names:
             raise unknown_name_error("publication", name, publication_names)
     survey_tables = tuple(_find_table(survey, table) for table in tables)
-    partitioned_tables = [f"{each.schema}.{each.name}" for each in survey_tables if each.partitioned]
+    partitioned_tables = [f"{table.schema}.{table.name}" for table in survey_tables if table.partitioned]
     if via_root is None and partitioned_tables and _is_interactive():
         via_root = _ask_yes_no(
             f"publish {', '.join(partitioned_tables)} as one table each, not as its partitions"
@@ -108,7 +108,7 @@ def choose(survey: Survey, options: Options) -> Choice:
         source=source_name,
         subscription=options.subscription or default_name,
         lake=options.lake,
-        role=options.role or proposed_role(survey),
+        role=options.role or propose_role(survey),
         publications=tuple(publications),
         tables=survey_tables,
         via_root=via_root is not False,
@@ -121,7 +121,7 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
     Returns the chosen publications and the chosen tables; one of the two lists is empty. Without a terminal, all
     publications that have tables are chosen.
     """
-    publications = [each.name for each in survey.publications if each.tables]
+    publications = [publication.name for publication in survey.publications if publication.tables]
     all_tables = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
     if not _is_interactive():
         if not publications:
@@ -132,25 +132,29 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
         return publications, []
     reports.print_survey(survey.publications, survey.tables)
     if publications:
-        return _split(_ask("publications, separated by commas", ", ".join(publications))), []
+        return _split_names(_ask("publications, separated by commas", ", ".join(publications))), []
     if not all_tables:
         raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
     answer = _ask("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
-    return [], all_tables if answer == "all" else _split(answer)
+    return [], all_tables if answer == "all" else _split_names(answer)
 
 
-def _split(answer: str) -> list[str]:
+def _split_names(answer: str) -> list[str]:
     return [part.strip() for part in answer.split(",") if part.strip()]
 
 
 def _find_table(survey: Survey, name: str) -> SurveyedTable:
     try:
-        schema, table = parse_qualified(name, 2)
+        schema, table = parse_qualified_name(name, 2)
     except ValueError as error:
         raise PgsieveError(
             f"table {name}: {error}", hint="write it as in SQL, with its schema: public.orders"
         ) from None
-    tables = {(each.schema, each.name): each for each in survey.tables}
-    if (schema, table) not in tables:
-        raise unknown_name_error("table", name, [f"{s}.{t}" for s, t in list(tables)[:20]])
-    return tables[schema, table]
+    tables_by_name = {
+        (surveyed_table.schema, surveyed_table.name): surveyed_table for surveyed_table in survey.tables
+    }
+    if (schema, table) not in tables_by_name:
+        raise unknown_name_error(
+            "table", name, [f"{schema}.{table}" for schema, table in list(tables_by_name)[:20]]
+        )
+    return tables_by_name[schema, table]

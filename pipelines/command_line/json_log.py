@@ -21,8 +21,8 @@ from pgsieve.decoding.visible import escape_controls_in_json
 from pgsieve.resources.passwords import conceal_passwords
 
 #: These bytes end the thread that reads the pipe. The end of the pipe would not do: a child process may keep it open.
-_END_MARK = b"\0end of pgsieve's stderr\n"
-_STDERR = 2
+_PIPE_END_MARK = b"\0end of pgsieve's stderr\n"
+_STDERR_DESCRIPTOR = 2
 
 
 class JsonLog:
@@ -33,50 +33,58 @@ class JsonLog:
 
     def __init__(self) -> None:
         sys.stderr.flush()
-        self._out, self._lock = os.dup(_STDERR), threading.Lock()
+        self._stderr_descriptor, self._lock = os.dup(_STDERR_DESCRIPTOR), threading.Lock()
         read_end, write_end = os.pipe()
-        self._write_end: int | None = write_end
-        os.dup2(write_end, _STDERR)
-        self._reader = threading.Thread(target=self._copy_lines, args=(read_end,), name="stderr", daemon=True)
-        self._reader.start()
-        self._handler = _Handler(self)
+        self._pipe_write_end: int | None = write_end
+        os.dup2(write_end, _STDERR_DESCRIPTOR)
+        self._reader_thread = threading.Thread(
+            target=self._copy_lines, args=(read_end,), name="stderr", daemon=True
+        )
+        self._reader_thread.start()
+        self._handler = _JsonLogHandler(self)
         logging.getLogger().addHandler(self._handler)
         logging.captureWarnings(capture=True)
         atexit.register(self.close)
 
     def write(self, level: str, **entries: object) -> None:
         """Write one line. Entries that are None are left out."""
-        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        entries = {"time": time, "level": level, **{k: v for k, v in entries.items() if v is not None}}
+        time_text = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        entries = {
+            "time": time_text,
+            "level": level,
+            **{key: value for key, value in entries.items() if value is not None},
+        }
         line = escape_controls_in_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
             while line:  # If stderr is a pipe, the system may accept only a part of the line at once.
                 try:
-                    line = line[os.write(self._out, line) :]
+                    line = line[os.write(self._stderr_descriptor, line) :]
                 except OSError:  # No process reads the pipe any more.
                     return
 
-    def error(
+    def write_error(
         self, error: BaseException, *, subscriptions: tuple[str, ...] = (), verbose: bool = False
     ) -> None:
         """Write an error.
 
         If it is a fault of pgsieve, only the type of the exception is written; with `verbose`, the traceback, too.
         """
-        names = list(subscriptions) or None
+        subscription_names = list(subscriptions) or None
         if isinstance(error, PgsieveError):
             self.write(
                 "error",
                 message=error.message,
                 hint=error.hint,
                 sqlstate=error.sqlstate,
-                subscriptions=names,
+                subscriptions=subscription_names,
             )
             return
-        trace = conceal_passwords("".join(traceback.format_exception(error))) if verbose else None
+        traceback_text = conceal_passwords("".join(traceback.format_exception(error))) if verbose else None
         hint = None if verbose else "run `pgsieve --verbose …` for the traceback"
         message = f"unexpected {type(error).__name__}"
-        self.write("error", message=message, hint=hint, subscriptions=names, traceback=trace)
+        self.write(
+            "error", message=message, hint=hint, subscriptions=subscription_names, traceback=traceback_text
+        )
 
     def set_log_level(self, level: int) -> None:
         """Write log records of this level and of higher levels."""
@@ -85,23 +93,23 @@ class JsonLog:
     def close(self) -> None:
         """Restore stderr, after all lines were written."""
         atexit.unregister(self.close)
-        if self._write_end is None:
+        if self._pipe_write_end is None:
             return
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(capture=False)
         sys.stderr.flush()
-        os.write(self._write_end, _END_MARK)
-        os.dup2(self._out, _STDERR)
-        os.close(self._write_end)
-        self._write_end = None
-        self._reader.join(2)
+        os.write(self._pipe_write_end, _PIPE_END_MARK)
+        os.dup2(self._stderr_descriptor, _STDERR_DESCRIPTOR)
+        os.close(self._pipe_write_end)
+        self._pipe_write_end = None
+        self._reader_thread.join(2)
 
     def _copy_lines(self, read_end: int) -> None:
         """Read lines from the pipe, and write them to the log, until the end mark."""
         with os.fdopen(read_end, "rb") as lines:
             for line in lines:
-                if line.endswith(_END_MARK):
-                    line = line[: -len(_END_MARK)]  # noqa: PLW2901 - text that was written without a line break
+                if line.endswith(_PIPE_END_MARK):
+                    line = line[: -len(_PIPE_END_MARK)]  # noqa: PLW2901 - text that was written without a line break
                     if line:
                         self._write_foreign_line(line)
                     return
@@ -112,7 +120,7 @@ class JsonLog:
             self.write("info", logger="stderr", message=text)
 
 
-class _Handler(logging.Handler):
+class _JsonLogHandler(logging.Handler):
     """Writes Python's log records to a JSON log, by default warnings and errors."""
 
     def __init__(self, log: JsonLog) -> None:
@@ -120,13 +128,15 @@ class _Handler(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
-        levels = {logging.ERROR: "error", logging.WARNING: "warning", logging.INFO: "info"}
+        traceback_text = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
+        names_by_level = {logging.ERROR: "error", logging.WARNING: "warning", logging.INFO: "info"}
         self._log.write(
-            next((name for minimum, name in levels.items() if record.levelno >= minimum), "debug"),
+            next(
+                (name for min_level, name in names_by_level.items() if record.levelno >= min_level), "debug"
+            ),
             logger=record.name,
             message=conceal_passwords(record.getMessage()),
-            traceback=None if trace is None else conceal_passwords(trace),
+            traceback=None if traceback_text is None else conceal_passwords(traceback_text),
         )
 
 
@@ -135,19 +145,19 @@ class JsonProgress:
 
     def __init__(self, log: JsonLog) -> None:
         self._log, self._lock = log, threading.Lock()
-        self._tasks: dict[str, float] = {}
+        self._start_times_by_task: dict[str, float] = {}
 
     def start(self, task: str) -> None:
         """Write that a task begins."""
         with self._lock:
-            self._tasks[task] = time.monotonic()
+            self._start_times_by_task[task] = time.monotonic()
         self._log.write("info", event="started", task=task)
 
     def finish(self, task: str) -> None:
         """Write that a task has ended, and how long it took."""
         with self._lock:
-            began = self._tasks.pop(task)
-        self._log.write("info", event="ended", task=task, seconds=round(time.monotonic() - began, 3))
+            start_time = self._start_times_by_task.pop(task)
+        self._log.write("info", event="ended", task=task, seconds=round(time.monotonic() - start_time, 3))
 
     def tell(self, line: str) -> None:
         """Write a line about a running task."""
@@ -161,9 +171,9 @@ def to_json_value(value: object) -> object:
     if isinstance(value, BaseException):
         return {"message": f"unexpected {type(value).__name__}", "hint": None, "sqlstate": None}
     if isinstance(value, Mapping):
-        return {str(key): to_json_value(each) for key, each in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_value(each) for each in value]
+        return [to_json_value(item) for item in value]
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
         return {name: to_json_value(getattr(value, name)) for name in fields}

@@ -11,7 +11,7 @@ from pgsieve.pipelines.commands.moment_results import MomentReport, RefilterRepo
 
 _PANEL = "Inspect"
 
-At = Annotated[
+MomentOption = Annotated[
     str | None,
     typer.Option(
         "--at",
@@ -31,7 +31,7 @@ def read(
         str | None,
         typer.Argument(metavar="SCHEMA.TABLE", help="Print its rows as CSV (default: list all tables)."),
     ] = None,
-    at: At = None,
+    at: MomentOption = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,17 +46,17 @@ def read(
     With --json, prints one JSON object per row.
     """
     settings = load(ctx, config)
-    (chosen_subscription,) = settings.select([subscription])
+    (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands import read as reading
 
     if table is None:
-        report = reading.read(settings, chosen_subscription, at)
+        report = reading.read(settings, subscription_config, at)
         console.print_result(report, print_moment, in_json=as_json)
         return
-    table_rows = reading.read_table(settings, chosen_subscription, at, table)
+    moment_table = reading.read_table(settings, subscription_config, at, table)
     from pgsieve.pipelines.command_line.rows import print_rows
 
-    print_rows(table_rows.read_batches(), table_rows.read_schema(), as_json=as_json)
+    print_rows(moment_table.read_batches(), moment_table.read_schema(), as_json=as_json)
 
 
 @command("Example: pgsieve restore sales ./sales-before --at 16/B374D848", panel=_PANEL)
@@ -66,7 +66,7 @@ def restore(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="An empty folder, or an address in an object store.")
     ],
-    at: At = None,
+    at: MomentOption = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,10 +77,10 @@ def restore(
     publisher stay as they are. --at means the same as for `pgsieve read`.
     """
     settings = load(ctx, config)
-    (chosen_subscription,) = settings.select([subscription])
+    (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.restore import restore as restore_tables
 
-    report = restore_tables(settings, chosen_subscription, at, folder)
+    report = restore_tables(settings, subscription_config, at, folder)
     console.print_result(report, print_moment, in_json=as_json)
 
 
@@ -120,19 +120,19 @@ def refilter(
     table stays as it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies the table.
     """
     settings = load(ctx, config)
-    (chosen_subscription,) = settings.select([subscription])
+    (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.refilter import refilter as filter_again
 
     with console.progress() as progress:
         report = filter_again(
-            settings, chosen_subscription, tables or [], source, progress, planning=planning
+            settings, subscription_config, tables or [], source, progress, is_plan_only=planning
         )
-    console.print_result(report, print_refiltered, in_json=as_json)
+    console.print_result(report, print_refilter_report, in_json=as_json)
     if report.has_missing_tables:
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def print_refiltered(report: RefilterReport) -> None:
+def print_refilter_report(report: RefilterReport) -> None:
     """Print for each table from which replica it is made, or why it cannot be made."""
     summary = (
         "would be made"
@@ -142,24 +142,26 @@ def print_refiltered(report: RefilterReport) -> None:
         else "nothing made"
     )
     console.print_out(console.Text(f"{report.subscription}: {summary}", style="bold"))
-    tables = console.table_of("table", "made of", "rows", "reason", right=("rows",))
-    for each in report.tables:
-        console.add_row(tables, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
-    console.print_out(tables)
+    table_rows = console.table_of("table", "made of", "rows", "reason", right=("rows",))
+    for table in report.tables:
+        console.add_row(
+            table_rows, quote_qualified(table.schema, table.name), table.source, table.rows, table.reason
+        )
+    console.print_out(table_rows)
     if report.has_missing_tables:
-        copies = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
+        copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
         console.print_out(
-            console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copies}")
+            console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copy_hint}")
         )
 
 
 def print_moment(report: MomentReport) -> None:
     """Print the tables as they were at a moment, with their paths."""
     console.print_out(console.Text(f"{report.subscription} as of LSN {report.lsn}", style="bold"))
-    tables = console.table_of(
+    table_rows = console.table_of(
         "table", "rows", "changes applied", "version", "path", right=("rows", "changes applied", "version")
     )
-    for each in report.tables:
-        name = quote_qualified(each.schema, each.name)
-        console.add_row(tables, name, each.rows, each.changes, each.version, each.path)
-    console.print_out(tables)
+    for table in report.tables:
+        name = quote_qualified(table.schema, table.name)
+        console.add_row(table_rows, name, table.rows, table.changes, table.version, table.path)
+    console.print_out(table_rows)

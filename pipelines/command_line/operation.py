@@ -37,11 +37,11 @@ def maintain(
     `retention` in the configuration says how long each is kept. Runs may go on meanwhile.
     """
     settings = load(ctx, config)
-    selected = settings.select(subscriptions or [])
+    subscription_configs = settings.select(subscriptions or [])
     from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
 
     with console.progress() as progress:
-        folders = maintain_tables(settings, selected, progress)
+        folders = maintain_tables(settings, subscription_configs, progress)
     console.print_result(folders, reports.print_maintenance, in_json=as_json)
 
 
@@ -59,14 +59,14 @@ def ui(
     """
     require_extra("ui")
     settings = load(ctx, config)
-    from pgsieve.pipelines.commands.engine import start_for_this_process
-    from pgsieve.pipelines.commands.in_process import instance
+    from pgsieve.pipelines.commands.engine import start_with_this_process
+    from pgsieve.pipelines.commands.in_process import open_instance
     from pgsieve.pipelines.commands.ui import serve
     from pgsieve.pipelines.definitions import register_tables
 
-    with instance(settings) as dagster:
-        register_tables(settings, dagster)
-    start_for_this_process(settings)
+    with open_instance(settings) as instance:
+        register_tables(settings, instance)
+    start_with_this_process(settings)
     options = ["--log-format", "json"] if console.log_as_text() else []
     if code := serve(settings, host, port, *options):
         raise typer.Exit(code)

@@ -95,20 +95,21 @@ def run(
     1 if a table is set aside.
     """
     settings = load(ctx, config)
-    selected = settings.select(subscriptions or [])
+    subscription_configs = settings.select(subscriptions or [])
     if explaining:
-        _explain(settings, selected, as_json=as_json)
+        _explain(settings, subscription_configs, as_json=as_json)
         return
     if take_over:
         from pgsieve.pipelines.commands.run import take_over as take_slots_over
 
-        take_slots_over(settings, selected)
+        take_slots_over(settings, subscription_configs)
     if follow:
         print_result = (
             console.print_json_line if as_json else partial(reports.print_run, verbose=is_verbose(ctx))
         )
-        metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
-        failures = _follow(ctx, settings, selected, print_result, metrics_at, stall_limit or None)
+        metrics_address = None if metrics_port is None else (metrics_host, metrics_port)
+        stall_seconds = stall_limit or None
+        failures = _follow(ctx, settings, subscription_configs, print_result, metrics_address, stall_seconds)
         console.print_failures(failures, verbose=is_verbose(ctx))
         exit_with(failures)
         return
@@ -119,11 +120,11 @@ def run(
         )
     from pgsieve.pipelines.commands.early_start import start_early
 
-    start_early(settings, selected)
+    start_early(settings, subscription_configs)
     from pgsieve.pipelines.commands.run import run as run_pipeline
 
     with console.progress() as progress:
-        summary = run_pipeline(settings, selected, progress)
+        summary = run_pipeline(settings, subscription_configs, progress)
     if as_json:
         console.print_json(summary)
         console.print_failures(summary.failures, verbose=is_verbose(ctx))
@@ -135,10 +136,10 @@ def run(
 def _follow(
     ctx: typer.Context,
     settings: Config,
-    selected: Sequence[SubscriptionConfig],
+    subscription_configs: Sequence[SubscriptionConfig],
     print_result: Callable[[RunSummary], None],
-    metrics_at: tuple[str, int] | None,
-    stall_limit: float | None,
+    metrics_address: tuple[str, int] | None,
+    stall_seconds: float | None,
 ) -> tuple[Failure, ...]:
     """Follow the subscriptions until the process is stopped; returns the failures.
 
@@ -151,23 +152,28 @@ def _follow(
         with console.progress() as progress:
             try:
                 return follow(
-                    settings, selected, progress, print_result, metrics_at=metrics_at, stall_limit=stall_limit
+                    settings,
+                    subscription_configs,
+                    progress,
+                    print_result,
+                    metrics_address=metrics_address,
+                    stall_seconds=stall_seconds,
                 )
             except StopTimeoutError as error:
                 progress.tell(error.message)
-                code = 0
+                exit_code = 0
     except StalledError as error:
         report_error(ctx, error)
-        code = EXIT_REFUSED
+        exit_code = EXIT_REFUSED
     console.log_as_text()
     sys.stdout.flush()
-    os._exit(code)  # `sys.exit` would wait until the threads have ended.
+    os._exit(exit_code)  # `sys.exit` would wait until the threads have ended.
 
 
-def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:
+def _explain(settings: Config, subscription_configs: Sequence[SubscriptionConfig], *, as_json: bool) -> None:
     from pgsieve.pipelines.commands.explain import explain
 
-    explanation = explain(settings, selected)
+    explanation = explain(settings, subscription_configs)
     console.print_result(explanation, reports.print_explanation, in_json=as_json)
 
 
@@ -191,11 +197,11 @@ def resync(
     tables that they describe.
     """
     settings = load(ctx, config)
-    (selected,) = settings.select([subscription])
+    (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.resync import resync as copy_again
 
     with console.progress() as progress:
-        report = copy_again(settings, selected, tables or [], progress, take_over=take_over)
+        report = copy_again(settings, subscription_config, tables or [], progress, take_over=take_over)
     console.print_result(report, reports.print_resync, in_json=as_json)
     if report.run and report.run.problems:
         raise typer.Exit(EXIT_FINDINGS)
@@ -220,10 +226,10 @@ def skip(
     or after another one with changes was applied.
     """
     settings = load(ctx, config)
-    (selected,) = settings.select([subscription])
+    (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.skip import skip as choose
 
-    report = SkipReport(subscription, choose(settings, selected, lsn))
+    report = SkipReport(subscription, choose(settings, subscription_config, lsn))
     console.print_result(report, reports.print_skip, in_json=as_json)
 
 
@@ -236,10 +242,10 @@ def enable(
     The next run continues where it stopped.
     """
     settings = load(ctx, config)
-    (selected,) = settings.select([subscription])
+    (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again
 
-    report = EnableReport(subscription, enable_again(settings, selected))
+    report = EnableReport(subscription, enable_again(settings, subscription_config))
     console.print_result(report, reports.print_enabled, in_json=as_json)
 
 

@@ -17,48 +17,56 @@ import pyarrow.csv as pacsv
 def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json: bool) -> None:
     """Print rows on stdout: as CSV with a header line, or as one JSON object for each row."""
     schema_to_print = pa.schema(
-        [(name, _text_or_number_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
+        [
+            (name, _printed_type(column_type))
+            for name, column_type in zip(schema.names, schema.types, strict=True)
+        ]
     )
     if as_json:
         for batch in batches:
-            for row in _flatten(batch, schema_to_print).to_pylist():
+            for row in _convert_batch(batch, schema_to_print).to_pylist():
                 sys.stdout.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         return
     with pacsv.CSVWriter(sys.stdout.buffer, schema_to_print) as writer:
         for batch in batches:
-            writer.write_batch(_flatten(batch, schema_to_print))
+            writer.write_batch(_convert_batch(batch, schema_to_print))
 
 
-def _text_or_number_type(kind: pa.DataType) -> pa.DataType:
+def _printed_type(column_type: pa.DataType) -> pa.DataType:
     """The type in which a column is printed. Numbers and booleans keep their type, and all other types become text."""
-    is_kept = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-    return kind if is_kept else pa.string()
+    is_number = (
+        pa.types.is_integer(column_type)
+        or pa.types.is_boolean(column_type)
+        or pa.types.is_floating(column_type)
+    )
+    return column_type if is_number else pa.string()
 
 
-def _flatten(batch: pa.RecordBatch, schema_to_print: pa.Schema) -> pa.RecordBatch:
+def _convert_batch(batch: pa.RecordBatch, schema_to_print: pa.Schema) -> pa.RecordBatch:
     """Convert the columns of a batch to the types in which they are printed."""
     columns = [
-        _convert(column, kind) for column, kind in zip(batch.columns, schema_to_print.types, strict=True)
+        _convert_column(column, column_type)
+        for column, column_type in zip(batch.columns, schema_to_print.types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema_to_print)
 
 
-def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_column(column: pa.Array, column_type: pa.DataType) -> pa.Array:
     """Convert a column to the type in which it is printed: nested values to JSON, binary values to hexadecimal text."""
-    if column.type.equals(kind):
+    if column.type.equals(column_type):
         return column
     if pa.types.is_nested(column.type):
         values = (
             None if value is None else json.dumps(value, ensure_ascii=False, default=str)
             for value in column.to_pylist()
         )
-        return pa.array(values, kind)
+        return pa.array(values, column_type)
     if (
         pa.types.is_binary(column.type)
         or pa.types.is_large_binary(column.type)
         or pa.types.is_binary_view(column.type)
     ):
         return pa.array(
-            [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()], kind
+            [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()], column_type
         )
-    return column.cast(kind)
+    return column.cast(column_type)

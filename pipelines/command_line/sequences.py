@@ -9,19 +9,23 @@ from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 
 def print_sequences(sequences: Sequence[ListedSequence]) -> None:
     """Print a line for each sequence of a subscription."""
-    for each in sequences:
-        value = "not read yet" if each.last_value is None else f"{each.last_value}"
-        note = "" if each.is_called or each.last_value is None else ", not called yet"
-        problem = f": problem: {each.problem}" if each.problem else ""
-        print_out(Text(f"sequence {quote_qualified(each.schema, each.name)}: {value}{note}{problem}"))
+    for sequence in sequences:
+        value = "not read yet" if sequence.last_value is None else f"{sequence.last_value}"
+        note = "" if sequence.is_called or sequence.last_value is None else ", not called yet"
+        problem = f": problem: {sequence.problem}" if sequence.problem else ""
+        print_out(Text(f"sequence {quote_qualified(sequence.schema, sequence.name)}: {value}{note}{problem}"))
 
 
 def print_compared_sequences(sequences: Sequence[CheckedSequence]) -> None:
     """Print a line for each sequence, which says whether the recorded value equals the publisher's value."""
-    for each in sequences:
-        result = "moved on" if each.moved else "equal" if each.equal else "differs"
-        lake_value, publisher = (
-            "none" if value is None else value for value in (each.recorded, each.publisher)
+    for sequence in sequences:
+        result = "moved on" if sequence.moved else "equal" if sequence.equal else "differs"
+        lake_value, publisher_value = (
+            "none" if value is None else value for value in (sequence.recorded, sequence.publisher)
         )
-        outcome = each.problem or f"{result}: recorded {lake_value}, publisher {publisher}"
-        print_out(Text(f"{each.subscription} sequence {quote_qualified(each.schema, each.name)}: {outcome}"))
+        outcome = sequence.problem or f"{result}: recorded {lake_value}, publisher {publisher_value}"
+        print_out(
+            Text(
+                f"{sequence.subscription} sequence {quote_qualified(sequence.schema, sequence.name)}: {outcome}"
+            )
+        )

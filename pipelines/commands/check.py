@@ -26,27 +26,35 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def check(
-    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, *, repairing: bool = False
+    config: Config,
+    subscription_configs: Sequence[SubscriptionConfig],
+    progress: Progress,
+    *,
+    is_repair_requested: bool = False,
 ) -> CheckReport:
     """Bring each selected subscription up to one LSN, and compare all of its tables with the publisher at that LSN.
 
-    With `repairing`, rows that differ are replaced by the publisher's rows, at a later LSN. If a subscription cannot be
+    With `is_repair_requested`, rows that differ are replaced by the publisher's rows, at a later LSN. If a subscription cannot be
     checked, the others still are.
     """
     project = build_project(config)
     failures, warnings = Failures(), list[str]()
-    results = failures.for_each(
-        [project.subscriptions[s.name] for s in selected],
-        lambda s: _check_subscription(s, project.lake.open(), progress, warnings.append, repairing=repairing),
+    checked_subscriptions = failures.for_each(
+        [project.subscriptions[s.name] for s in subscription_configs],
+        lambda s: _check_subscription(
+            s, project.lake.open(), progress, warnings.append, is_repair_requested=is_repair_requested
+        ),
     )
     tables, sequences = (
-        ([*chain.from_iterable(lists)] for lists in zip(*results, strict=True)) if results else ((), ())
+        ([*chain.from_iterable(results)] for results in zip(*checked_subscriptions, strict=True))
+        if checked_subscriptions
+        else ((), ())
     )
-    return CheckReport(tuple(tables), failures.grouped(), tuple(sequences), tuple(warnings))
+    return CheckReport(tuple(tables), failures.group_by_error(), tuple(sequences), tuple(warnings))
 
 
 def _check_subscription(
-    subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, repairing: bool
+    subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, is_repair_requested: bool
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     """Compare the tables and the sequences of a subscription."""
     with _log_as_tasks(progress, f"check {subscription.name}") as log:
@@ -56,17 +64,19 @@ def _check_subscription(
         results = check_consistency(
             subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
         )
-        if repairing:
+        if is_repair_requested:
             results = _copy_and_compare_again(subscription, lake, results, log)
         differing_tables = [(c.schema, c.table) for c in results if c.differing]
         repair_results = (
-            repair(subscription, lake, differing_tables, log) if repairing and differing_tables else []
+            repair(subscription, lake, differing_tables, log)
+            if is_repair_requested and differing_tables
+            else []
         )
-    repairs_by_name = {(r.schema, r.table): r for r in repair_results}
+    repair_results_by_name = {(r.schema, r.table): r for r in repair_results}
     tables = []
     for result in results:
-        fix = repairs_by_name.get((result.schema, result.table))
-        problems = [p for p in (result.problem, fix and fix.problem) if p]
+        repair_result = repair_results_by_name.get((result.schema, result.table))
+        problems = [p for p in (result.problem, repair_result and repair_result.problem) if p]
         tables.append(
             CheckedTable(
                 subscription=subscription.name,
@@ -77,7 +87,9 @@ def _check_subscription(
                 equal=result.equal,
                 differing_keys=result.keys,
                 lsn=format_lsn(result.lsn),
-                repaired=(fix.inserted, fix.deleted) if fix and not fix.problem else None,
+                repaired=(repair_result.inserted, repair_result.deleted)
+                if repair_result and not repair_result.problem
+                else None,
                 problem="; ".join(problems) or None,
             )
         )
@@ -108,14 +120,16 @@ def _copy_and_compare_again(
     Returns the results of all tables: the new ones of the copied tables, and the old ones of the others.
     """
     results_by_name = {(r.schema, r.table): r for r in results}
-    with_problem = {name for name, r in results_by_name.items() if r.problem}
-    names = (
-        [name for name in tables_to_copy(subscription, lake) if name in with_problem] if with_problem else []
+    names_with_problem = {name for name, r in results_by_name.items() if r.problem}
+    names_to_copy = (
+        [name for name in tables_to_copy(subscription, lake) if name in names_with_problem]
+        if names_with_problem
+        else []
     )
-    if names:
-        copy_tables(subscription, lake, names, log)
-        compared_again = check_consistency(subscription, lake, log, names)
-        results_by_name |= {(r.schema, r.table): r for r in compared_again}
+    if names_to_copy:
+        copy_tables(subscription, lake, names_to_copy, log)
+        new_results = check_consistency(subscription, lake, log, names_to_copy)
+        results_by_name |= {(r.schema, r.table): r for r in new_results}
     return list(results_by_name.values())
 
 

@@ -14,33 +14,35 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 #: The tag by which runs of commands are recognised. Its value is the task, for example `maintain sales`.
-COMMAND = "pgsieve/command"
+COMMAND_TAG = "pgsieve/command"
 #: The tag of runs that found nothing to do.
-IDLE = "pgsieve/idle"
+IDLE_TAG = "pgsieve/idle"
 #: The tags that Dagster gives to a run for one partition, or for several. In pgsieve's runs a partition is a table that
 #: is copied.
 _COPY_TAGS = {"dagster/partition", "dagster/asset_partition_range_start"}
 #: The largest number of runs that a query returns.
-_RUNS_PER_QUERY = 100
+_MAX_RUNS_PER_QUERY = 100
 
 
 def run_tags(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
     """The tags of a command's run: its `tags`, and the one with the task."""
-    return {COMMAND: task, **(tags or {})}
+    return {COMMAND_TAG: task, **(tags or {})}
 
 
-def delete_earlier_idle_runs(dagster: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
+def delete_earlier_idle_runs(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
     """If a run found nothing to do, tag it as idle, and delete the earlier idle runs of the same task."""
-    events = [event.materialization.metadata for event in result.get_asset_materialization_events()]
-    if not result.success or not all(map(_is_idle, events)):
+    metadata_of_assets = [
+        event.materialization.metadata for event in result.get_asset_materialization_events()
+    ]
+    if not result.success or not all(map(_is_idle, metadata_of_assets)):
         return
-    task = result.dagster_run.tags.get(COMMAND)
+    task = result.dagster_run.tags.get(COMMAND_TAG)
     if task is None:
         return
-    idle_runs = dg.RunsFilter(tags={COMMAND: task, IDLE: "true"})
-    for run in dagster.get_runs(idle_runs, limit=_RUNS_PER_QUERY):
-        dagster.delete_run(run.run_id)
-    dagster.add_run_tags(result.run_id, {IDLE: "true"})
+    idle_runs_filter = dg.RunsFilter(tags={COMMAND_TAG: task, IDLE_TAG: "true"})
+    for run in instance.get_runs(idle_runs_filter, limit=_MAX_RUNS_PER_QUERY):
+        instance.delete_run(run.run_id)
+    instance.add_run_tags(result.run_id, {IDLE_TAG: "true"})
 
 
 def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
@@ -49,25 +51,27 @@ def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
     return (slices is not None and slices.value == 0) or (tables is not None and tables.value == "no changes")
 
 
-def delete_old_runs(dagster: dg.DagsterInstance, retention: timedelta | None) -> int:
+def delete_old_runs(instance: dg.DagsterInstance, retention: timedelta | None) -> int:
     """Delete the commands' runs that ended longer ago than `retention`; returns the number of deleted runs.
 
     If `retention` is None, no run is deleted.
     """
     if retention is None:
         return 0
-    finished = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    old_runs = dg.RunsFilter(statuses=finished, updated_before=datetime.now(UTC) - retention)
-    latest_events = dagster.get_latest_materialization_events(dagster.all_asset_keys())
+    end_statuses = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+    old_runs_filter = dg.RunsFilter(statuses=end_statuses, updated_before=datetime.now(UTC) - retention)
+    latest_events = instance.get_latest_materialization_events(instance.all_asset_keys())
     latest_run_ids = {event.run_id for event in latest_events.values() if event is not None}
     run_ids, cursor = list[str](), None
-    while runs := dagster.get_runs(old_runs, cursor=cursor, limit=_RUNS_PER_QUERY):
+    while runs := instance.get_runs(old_runs_filter, cursor=cursor, limit=_MAX_RUNS_PER_QUERY):
         cursor = runs[-1].run_id
         run_ids += [
             run.run_id
             for run in runs
-            if COMMAND in run.tags and not _COPY_TAGS & run.tags.keys() and run.run_id not in latest_run_ids
+            if COMMAND_TAG in run.tags
+            and not _COPY_TAGS & run.tags.keys()
+            and run.run_id not in latest_run_ids
         ]
     for run_id in run_ids:
-        dagster.delete_run(run_id)
+        instance.delete_run(run_id)
     return len(run_ids)

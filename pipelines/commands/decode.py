@@ -34,35 +34,41 @@ from pgsieve.resources.postgres.wal import flushed_lsn
 
 #: The first protocol version in which Stream Abort messages have an LSN and a time, provided that `streaming` is
 #: parallel.
-_MIN_PARALLEL_PROTOCOL = 4
+_MIN_PARALLEL_PROTOCOL_VERSION = 4
 
 
 def decode(
     config: Config,
-    source: str,
-    plugin: str,
+    source_name: str,
+    plugin_name: str,
     options: Sequence[str],
-    slot: str | None = None,
+    slot_name: str | None = None,
     *,
     from_change_log: bool = False,
 ) -> Iterator[bytes]:
     """The output of the plugin, with an item for each write of the plugin. Each of `options` is NAME or NAME=VALUE."""
-    init = find_plugin(plugin)
+    plugin_init = find_plugin(plugin_name)
     plugin_options = [_parse_option(text) for text in options]
     project = build_project(config)
-    feed = _find_feed(project, source, slot)
+    feed = _find_feed(project, source_name, slot_name)
     if from_change_log:
-        with PluginDriver(init, plugin_options) as driver:
+        with PluginDriver(plugin_init, plugin_options) as driver:
             yield from read_binary_changes(driver, _change_log_messages(project, feed))
         return
-    version = feed.source.check_ready()
+    server_version = feed.source.check_ready()
     with feed.source.connect() as connection:
-        names = read_type_names(connection)
-    parallel = protocol_version(version) >= _MIN_PARALLEL_PROTOCOL
+        type_names_by_oid = read_type_names(connection)
+    is_parallel = protocol_version(server_version) >= _MIN_PARALLEL_PROTOCOL_VERSION
     with PluginDriver(
-        init, plugin_options, parallel=parallel, server_version=version, type_names=names
+        plugin_init,
+        plugin_options,
+        parallel=is_parallel,
+        server_version=server_version,
+        type_names=type_names_by_oid,
     ) as driver:
-        yield from read_binary_changes(driver, _slot_messages(feed, version, streaming=driver.streaming))
+        yield from read_binary_changes(
+            driver, _slot_messages(feed, server_version, streaming=driver.streaming)
+        )
 
 
 def _parse_option(text: str) -> tuple[str, str | None]:
@@ -70,29 +76,33 @@ def _parse_option(text: str) -> tuple[str, str | None]:
     return name, value if separator else None
 
 
-def _find_feed(project: Project, source: str, slot: str | None) -> Feed:
-    """The feed (a slot with its subscriptions) of a source. If the source has several slots, `slot` has to name one."""
-    feeds = {f.slot: f for f in project.feeds.values() if f.source.name == source}
-    if not feeds:
-        sources = tuple(dict.fromkeys(f.source.name for f in project.feeds.values()))
-        raise PgsieveError(f'no subscription reads a source "{source}"', hint=name_hint(source, sources))
-    if slot is None and len(feeds) > 1:
+def _find_feed(project: Project, source_name: str, slot_name: str | None) -> Feed:
+    """The feed (a slot with its subscriptions) of a source. If the source has several slots, `slot_name` has to name one."""
+    feeds_by_slot = {f.slot: f for f in project.feeds.values() if f.source.name == source_name}
+    if not feeds_by_slot:
+        source_names = tuple(dict.fromkeys(f.source.name for f in project.feeds.values()))
         raise PgsieveError(
-            f'source "{source}" has several slots', hint=f"name one with --slot: {', '.join(feeds)}"
+            f'no subscription reads a source "{source_name}"', hint=name_hint(source_name, source_names)
         )
-    slot_name = next(iter(feeds)) if slot is None else slot
-    if slot_name not in feeds:
+    if slot_name is None and len(feeds_by_slot) > 1:
         raise PgsieveError(
-            f'source "{source}" has no slot "{slot_name}"', hint=name_hint(slot_name, tuple(feeds))
+            f'source "{source_name}" has several slots',
+            hint=f"name one with --slot: {', '.join(feeds_by_slot)}",
         )
-    return feeds[slot_name]
+    feed_slot = next(iter(feeds_by_slot)) if slot_name is None else slot_name
+    if feed_slot not in feeds_by_slot:
+        raise PgsieveError(
+            f'source "{source_name}" has no slot "{feed_slot}"',
+            hint=name_hint(feed_slot, tuple(feeds_by_slot)),
+        )
+    return feeds_by_slot[feed_slot]
 
 
 def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
     """The messages in the change log, slice by slice."""
     lake = project.lake.open()
     path = ChangeLog(lake, feed).path
-    local = lake.require_local(
+    delta_rs = lake.require_local(
         PgsieveError(
             f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
             hint="leave out --from-change-log to read the changes that wait in the slot",
@@ -100,17 +110,17 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
         )
     )
     with lake.access.translate_errors(path):
-        if not local.exists(path):
+        if not delta_rs.exists(path):
             raise PgsieveError(
                 f'source "{feed.source.name}": the change log has nothing of slot "{feed.slot}" yet',
                 hint="`pgsieve run` reads the slot into it",
             )
-        slices = local.open_slices(path)
-        for end in slices.ends_after(0):
-            yield from slices.messages(end)
+        slices = delta_rs.open_slices(path)
+        for end_lsn in slices.ends_after(0):
+            yield from slices.messages(end_lsn)
 
 
-def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
+def _slot_messages(feed: Feed, server_version: int, *, streaming: bool) -> Iterator[bytes]:
     """The messages that wait in the slot, up to the server's current LSN."""
     source, slot = feed.source, feed.slot
     with source.connect() as connection:
@@ -125,11 +135,11 @@ def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[byt
         server_catalog = read_catalog(connection)
         catalog = feed.with_defined_publications(server_catalog)
         publications = feed.without_missing_publications(catalog).slot_publications(catalog)
-        missing_names = [name for name in publications if name not in server_catalog.publications]
-        if missing_names or not publications:
+        missing_publications = [name for name in publications if name not in server_catalog.publications]
+        if missing_publications or not publications:
             raise PgsieveError(
                 f'source "{source.name}": the slot "{slot}" is read with publications that do not exist:'
-                f" {', '.join(missing_names) or feed.capture}",
+                f" {', '.join(missing_publications) or feed.capture}",
                 hint="`pgsieve run` creates them",
                 sqlstate="42704",
             )
@@ -140,11 +150,11 @@ def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[byt
             messages=True,
         )
         with feed.hold_lock():
-            first_query = peek_query(slot, end_lsn, options, version, max_messages=1)
+            first_query = peek_query(slot, end_lsn, options, server_version, max_messages=1)
             if not has_changes(connection, source.name, slot, first_query):
                 return
             batches = read_messages(
-                source.make_executor_conninfo(), peek_query(slot, end_lsn, options, version)
+                source.make_executor_conninfo(), peek_query(slot, end_lsn, options, server_version)
             )
             # The server decodes the whole slot before it sends the first row. After the first batch it no longer reads
             # the slot, so the lock is released. Otherwise other processes would wait until everything is printed.

@@ -13,7 +13,7 @@ from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
-def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
+def drop(config: Config, subscription_name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
     """Drop a subscription. If it was already dropped, nothing changes.
 
     - `delete_tables`: true if the replicas are deleted, too
@@ -21,13 +21,13 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
     """
     project = build_project(config)
     lake = project.lake.open()
-    if name not in project.subscriptions and TableStates(lake, name).is_in_use():
+    if subscription_name not in project.subscriptions and TableStates(lake, subscription_name).is_in_use():
         raise PgsieveError(
-            f"subscription {name!r} was taken out of {config.path.name}, but was not dropped",
-            hint=f"put it back as it was, `pgsieve drop {name}`, then take it out",
+            f"subscription {subscription_name!r} was taken out of {config.path.name}, but was not dropped",
+            hint=f"put it back as it was, `pgsieve drop {subscription_name}`, then take it out",
         )
-    (selected,) = config.select([name])
-    subscription = project.subscriptions[selected.name]
+    (subscription_config,) = config.select([subscription_name])
+    subscription = project.subscriptions[subscription_config.name]
     feed = subscription.feed
     try:
         dropped_objects = drop_subscription(
@@ -40,20 +40,20 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
             sqlstate=error.sqlstate,
         ) from error
     capture_clause = "" if feed.filtered else f" and the publications {feed.capture}*"
-    objects_left = (
+    remaining_objects = (
         f"replication slot {feed.slot}{capture_clause}"
         if leave_slot and not dropped_objects.kept_for
         else None
     )
     if dropped_objects.foreign:
-        objects_left = f"publication {', '.join(dropped_objects.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
+        remaining_objects = f"publication {', '.join(dropped_objects.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
     return DropReport(
-        subscription=name,
+        subscription=subscription_name,
         slot=dropped_objects.slot,
         altered=dropped_objects.altered,
         publications=dropped_objects.publications,
         kept_for=dropped_objects.kept_for,
         folders=dropped_objects.folders,
         unregistered=dropped_objects.unregistered,
-        left=objects_left,
+        left=remaining_objects,
     )

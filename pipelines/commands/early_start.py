@@ -15,56 +15,68 @@ from threading import Thread
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.connections import declared_storage, source_of, spark_engine_of
+from pgsieve.pipelines.connections import make_source, make_spark_engine, prepare_storage
 from pgsieve.resources.lake.executors import SparkExecutors
 from pgsieve.resources.lake.resource import make_lake_settings
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.expected_bytes import estimate_bytes
 
-_LOGGER = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-def start_early(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
+def start_early(config: Config, subscription_configs: Sequence[SubscriptionConfig]) -> None:
     """Start Spark if the run of these subscriptions will probably need it. Does not wait until it has started."""
     with suppress(PgsieveError):
-        storage, engine = declared_storage(config), spark_engine_of(config)
+        storage, engine = prepare_storage(config), make_spark_engine(config)
         if engine.starts_own_session and not (storage.is_reached_by_delta_rs and engine.threads):
-            limit = make_lake_settings(engine).small_bytes if storage.is_reached_by_delta_rs else -1
+            max_bytes = make_lake_settings(engine).small_bytes if storage.is_reached_by_delta_rs else -1
             Thread(
-                target=_start, args=(config, selected, engine, limit), name="pgsieve-early-start", daemon=True
+                target=_start_for_large_tables,
+                args=(config, subscription_configs, engine, max_bytes),
+                name="pgsieve-early-start",
+                daemon=True,
             ).start()
 
 
-def _start(config: Config, selected: Sequence[SubscriptionConfig], engine: SparkEngine, limit: int) -> None:
-    """Start Spark if a table will get more than `limit` bytes, the limit up to which this process writes a table itself."""
+def _start_for_large_tables(
+    config: Config, subscription_configs: Sequence[SubscriptionConfig], engine: SparkEngine, max_bytes: int
+) -> None:
+    """Start Spark if a table will get more than `max_bytes` bytes, the limit up to which this process writes a table itself."""
     try:
-        if limit < 0 or any(expected > limit for expected in _expected_bytes(config, selected, limit)):
+        if max_bytes < 0 or any(
+            table_bytes > max_bytes
+            for table_bytes in _expected_bytes(config, subscription_configs, max_bytes)
+        ):
             SparkExecutors(lambda: engine.session, engine.cores).prepare()
     except Exception as error:  # noqa: BLE001 - the run meets it again, and reports it.
-        _LOGGER.debug("Spark does not start early: %s", type(error).__name__)
+        _logger.debug("Spark does not start early: %s", type(error).__name__)
 
 
-def _expected_bytes(config: Config, selected: Sequence[SubscriptionConfig], limit: int) -> Iterator[int]:
+def _expected_bytes(
+    config: Config, subscription_configs: Sequence[SubscriptionConfig], max_bytes: int
+) -> Iterator[int]:
     """Yields for each slot about how many bytes its largest table will get."""
     subscriptions_by_slot = defaultdict(list)
-    for subscription in selected:
-        subscriptions_by_slot[subscription.source, _slot_of(config, subscription)].append(subscription)
-    for (name, slot), subscriptions in subscriptions_by_slot.items():
-        source = config.sources[name]
+    for subscription_config in subscription_configs:
+        subscriptions_by_slot[subscription_config.source, _find_slot(config, subscription_config)].append(
+            subscription_config
+        )
+    for (source_name, slot), subscriptions_of_slot in subscriptions_by_slot.items():
+        source = config.sources[source_name]
         publications = {
             publication_name
-            for subscription in subscriptions
-            for publication_name in subscription.publications
+            for subscription_config in subscriptions_of_slot
+            for publication_name in subscription_config.publications
         }
         tables = {
             table.relation
             for publication_name in publications & source.publications.keys()
             for table in source.publications[publication_name].tables
         }
-        with source_of(name, source).connect() as connection:
-            yield estimate_bytes(connection, slot, publications, tables, limit)
+        with make_source(source_name, source).connect() as connection:
+            yield estimate_bytes(connection, slot, publications, tables, max_bytes)
 
 
-def _slot_of(config: Config, subscription: SubscriptionConfig) -> str:
-    has_own_slot = subscription.row_filter == "publisher"
-    return subscription.slot if has_own_slot else config.sources[subscription.source].slot
+def _find_slot(config: Config, subscription_config: SubscriptionConfig) -> str:
+    has_own_slot = subscription_config.row_filter == "publisher"
+    return subscription_config.slot if has_own_slot else config.sources[subscription_config.source].slot

@@ -24,7 +24,7 @@ from pgsieve.resources.lake.session import SparkEngine
 
 def start(config: Config, progress: Progress) -> EngineReport:
     """Start the engine, unless it is already running, and wait until runs can use it."""
-    engine = _engine(config)
+    engine = _find_engine(config)
     task = "start the engine"
     engine.fetch_jars()
     progress.start(task)
@@ -35,7 +35,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
 
 def status(config: Config) -> EngineReport:
     """Whether runs can use the engine; and its address, uptime and memory."""
-    engine = _engine(config)
+    engine = _find_engine(config)
     record = engine.folder.read_record()
     if record is None:
         return EngineReport(False)
@@ -59,7 +59,7 @@ def stop(config: Config) -> bool:
     return control.stop(EngineFolder(config.state_folder / "engine"))
 
 
-def start_for_this_process(config: Config) -> None:
+def start_with_this_process(config: Config) -> None:
     """Start the engine, which ends with this process.
 
     Errors are ignored, because runs that find no engine start a Spark of their own.
@@ -70,7 +70,7 @@ def start_for_this_process(config: Config) -> None:
             engine.launch(owner=os.getpid())
 
 
-def _engine(config: Config) -> SparkEngine:
+def _find_engine(config: Config) -> SparkEngine:
     """The engine of a configuration. Raises PgsieveError if the configuration cannot have a warm engine."""
     engine = build_project(config).lake.engine
     if not engine.can_use_engine:

@@ -34,11 +34,11 @@ from sqlalchemy.pool import QueuePool
 
 #: The largest number of databases that are open at the same time: the one with the index of all runs, the one with
 #: events that belong to no run, and that of the newest run.
-_MAX_OPEN = 3
+_MAX_OPEN_DATABASES = 3
 #: How long a statement waits for the lock of another process. The value is the same as in Dagster.
-_BUSY_SECONDS = 30
+_LOCK_SECONDS = 30
 #: The environment variable by which Dagster learns how many events to store at once, and the value for it.
-_BATCH_VARIABLE, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
+_BATCH_VARIABLE, _EVENTS_PER_BATCH = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 
 class CachedEventLog(SqliteEventLogStorage):
@@ -50,17 +50,17 @@ class CachedEventLog(SqliteEventLogStorage):
     #: While a batch of events is being stored: maps each database to its connection, which is in a transaction.
     _batch_connections: dict[str, Connection]
     #: The contents of the database file of a run that has no events yet. Later runs copy it.
-    _template: bytes | None
+    _empty_database: bytes | None
     #: The tables, columns and migrations that are known to exist. Dagster looks for them at each event. It never removes
     #: one, so what was found once need not be looked for again.
-    _existing: set[tuple[str, ...]]
+    _existing_entries: set[tuple[str, ...]]
     #: Maps assets to their records as they were read last; None if an asset has no record.
     #:
-    #: `_changes` identifies the state of the database at that time. It has SQLite's `data_version`, a number that
+    #: `_database_state` identifies the state of the database at that time. It has SQLite's `data_version`, a number that
     #: changes when another process commits (sqlite.org/pragma.html#pragma_data_version), and the number of rows that
     #: this process has changed.
-    _records: dict[dg.AssetKey, AssetRecord | None]
-    _changes: tuple[int, int]
+    _records_by_key: dict[dg.AssetKey, AssetRecord | None]
+    _database_state: tuple[int, int]
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -68,7 +68,7 @@ class CachedEventLog(SqliteEventLogStorage):
             if (connection := self._batch_connections.get(shard)) is not None:
                 yield connection
                 return
-            with (connection := self._connection(shard)).begin():
+            with (connection := self._open_connection(shard)).begin():
                 yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
@@ -82,12 +82,12 @@ class CachedEventLog(SqliteEventLogStorage):
     def store_event(self, event: EventLogEntry) -> None:
         """Store an event, and forget the record of the event's asset."""
         with self._lock:
-            own_changes = self._own_changes()
+            change_count = self._count_own_changes()
             super().store_event(event)
             if event.dagster_event is not None and event.dagster_event.asset_key is not None:
-                self._records.pop(event.dagster_event.asset_key, None)
-            if own_changes == self._changes[1]:
-                self._changes = self._changes[0], self._own_changes()
+                self._records_by_key.pop(event.dagster_event.asset_key, None)
+            if change_count == self._database_state[1]:
+                self._database_state = self._database_state[0], self._count_own_changes()
 
     def get_asset_records(self, asset_keys: Sequence[dg.AssetKey] | None = None) -> Sequence[AssetRecord]:
         """The records of assets. A record that was read before is read again only if it may have changed."""
@@ -96,60 +96,62 @@ class CachedEventLog(SqliteEventLogStorage):
         with self._lock:
             with self._connect(INDEX_SHARD_NAME) as connection:
                 data_version = connection.exec_driver_sql("PRAGMA data_version").scalar_one()
-            if (changes := (data_version, self._own_changes())) != self._changes:
-                self._records, self._changes = {}, changes
-            keys = dict.fromkeys(asset_keys)
-            if unread_keys := [key for key in keys if key not in self._records]:
+            if (database_state := (data_version, self._count_own_changes())) != self._database_state:
+                self._records_by_key, self._database_state = {}, database_state
+            unique_keys = dict.fromkeys(asset_keys)
+            if unread_keys := [key for key in unique_keys if key not in self._records_by_key]:
                 records = super().get_asset_records(unread_keys)
-                self._records.update(dict.fromkeys(unread_keys))
-                self._records.update((record.asset_entry.asset_key, record) for record in records)
-            return [record for key in keys if (record := self._records[key]) is not None]
+                self._records_by_key.update(dict.fromkeys(unread_keys))
+                self._records_by_key.update((record.asset_entry.asset_key, record) for record in records)
+            return [record for key in unique_keys if (record := self._records_by_key[key]) is not None]
 
-    def _own_changes(self) -> int:
+    def _count_own_changes(self) -> int:
         """The number of rows of the index database that this process has changed (sqlite.org/c3ref/total_changes.html)."""
         connection = self._connections.get(INDEX_SHARD_NAME)
-        driver: Any = connection and connection.connection.driver_connection
-        return driver.total_changes if driver else 0
+        sqlite_connection: Any = connection and connection.connection.driver_connection
+        return sqlite_connection.total_changes if sqlite_connection else 0
 
     def _make_database(self, engine: Engine, path: Path) -> None:
         """Create a database with Dagster's tables, unless it exists already."""
         if path.exists():
             if not _is_migrated(engine):
                 self._initdb(engine)
-        elif self._template is None:
+        elif self._empty_database is None:
             self._initdb(engine)
             # When the last connection is closed, SQLite moves all pages from its log into the file of the database.
             engine.dispose()
-            self._template = path.read_bytes()
+            self._empty_database = path.read_bytes()
         else:
-            copy = path.with_suffix(".making")
-            copy.write_bytes(self._template)
+            copy_path = path.with_suffix(".making")
+            copy_path.write_bytes(self._empty_database)
             try:
-                path.hardlink_to(copy)
+                path.hardlink_to(copy_path)
             except OSError:  # Another process has created the file, or the file system has no hard links.
                 self._initdb(engine)
             finally:
-                copy.unlink()
+                copy_path.unlink()
 
-    def has_table(self, parse_table_name: str) -> bool:
+    def has_table(self, table_name: str) -> bool:
         """True if the index database has a table."""
-        return self._has((parse_table_name,), lambda: super(CachedEventLog, self).has_table(parse_table_name))
+        return self._has_entry((table_name,), lambda: super(CachedEventLog, self).has_table(table_name))
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         has_column = super()._has_asset_key_col_on_connection
-        return self._has(("asset_keys", column_name), lambda: has_column(conn, column_name))
+        return self._has_entry(("asset_keys", column_name), lambda: has_column(conn, column_name))
 
     def has_secondary_index(self, name: str) -> bool:
         """True if a data migration was applied to the index database."""
-        return self._has(("migration", name), lambda: super(CachedEventLog, self).has_secondary_index(name))
+        return self._has_entry(
+            ("migration", name), lambda: super(CachedEventLog, self).has_secondary_index(name)
+        )
 
-    def _has(self, entry: tuple[str, ...], exists: Callable[[], bool]) -> bool:
+    def _has_entry(self, entry: tuple[str, ...], exists: Callable[[], bool]) -> bool:
         """True if `entry` is known to exist. If it is not known, `exists` is called, and the answer is kept if it is true."""
-        if entry not in self._existing and exists():
-            self._existing.add(entry)
-        return entry in self._existing
+        if entry not in self._existing_entries and exists():
+            self._existing_entries.add(entry)
+        return entry in self._existing_entries
 
-    def _connection(self, shard: str) -> Connection:
+    def _open_connection(self, shard: str) -> Connection:
         """The open connection to a database. Opens it, and creates the database, if necessary."""
         connection, path = self._connections.pop(shard, None), self.path_for_shard(shard)
         if connection is not None and not os.path.exists(path):  # noqa: PTH110 - faster, and called for each event
@@ -160,7 +162,7 @@ class CachedEventLog(SqliteEventLogStorage):
                 self.conn_string_for_shard(shard),
                 poolclass=QueuePool,
                 pool_size=1,
-                connect_args={"timeout": _BUSY_SECONDS},
+                connect_args={"timeout": _LOCK_SECONDS},
             )
             listen(engine, "connect", _relax_sync)
             if shard not in self._initialized_dbs:
@@ -168,10 +170,10 @@ class CachedEventLog(SqliteEventLogStorage):
                 self._initialized_dbs.add(shard)
             connection = engine.connect()
             if shard == INDEX_SHARD_NAME:
-                # A new connection counts its changes from 0, so `_changes` no longer says to which state records belong.
-                self._records = {}
+                # A new connection counts its changes from 0, so `_database_state` no longer says to which state records belong.
+                self._records_by_key = {}
         self._connections[shard] = connection
-        while len(self._connections) > _MAX_OPEN:
+        while len(self._connections) > _MAX_OPEN_DATABASES:
             _close(self._connections.popitem(last=False)[1])
         return connection
 
@@ -210,18 +212,20 @@ def cache_event_log(storage: EventLogStorage) -> Iterator[None]:
         yield
         return
     # Other parts of Dagster already hold this object, so another object would not be used. Its class is replaced.
-    cached: EventLogStorage = storage
+    cached_storage: EventLogStorage = storage
     storage.__class__ = CachedEventLog
-    assert isinstance(cached, CachedEventLog)
-    cached._connections, cached._lock, cached._batch_connections = OrderedDict(), RLock(), {}  # noqa: SLF001 - see above
-    cached._template, cached._existing = None, set()  # noqa: SLF001
-    cached._records, cached._changes = {}, (0, 0)  # noqa: SLF001
-    is_variable_new = _BATCH_VARIABLE not in os.environ
-    os.environ.setdefault(_BATCH_VARIABLE, _BATCH_EVENTS)
+    assert isinstance(cached_storage, CachedEventLog)
+    cached_storage._connections = OrderedDict()  # noqa: SLF001 - see above
+    cached_storage._lock = RLock()  # noqa: SLF001
+    cached_storage._batch_connections = {}  # noqa: SLF001
+    cached_storage._empty_database, cached_storage._existing_entries = None, set()  # noqa: SLF001
+    cached_storage._records_by_key, cached_storage._database_state = {}, (0, 0)  # noqa: SLF001
+    is_variable_unset = _BATCH_VARIABLE not in os.environ
+    os.environ.setdefault(_BATCH_VARIABLE, _EVENTS_PER_BATCH)
     try:
         yield
     finally:
-        cached.close()
-        if is_variable_new:
+        cached_storage.close()
+        if is_variable_unset:
             del os.environ[_BATCH_VARIABLE]
         storage.__class__ = SqliteEventLogStorage

@@ -32,19 +32,23 @@ from pgsieve.resources.work import DRIVER
 _SPARK, _THREADS = "Spark", "threads"
 
 
-def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanation:
+def explain(config: Config, subscription_configs: Sequence[SubscriptionConfig]) -> Explanation:
     """Explain what a run of these subscriptions would do."""
     project = build_project(config)
-    lake, waiting, tables = project.lake.open(), dict[str, int | None](), list[ExplainedTable]()
+    lake = project.lake.open()
+    waiting_bytes_by_feed = dict[str, int | None]()
+    explained_tables = list[ExplainedTable]()
     engine = _SPARK if project.lake.engine.threads is None else _THREADS
-    for subscription in (project.subscriptions[each.name] for each in selected):
+    for subscription in (
+        project.subscriptions[subscription_config.name] for subscription_config in subscription_configs
+    ):
         feed = subscription.feed
         with feed.source.connect() as connection:
             catalog = sound_catalog(connection, subscription, read_catalog(connection))
-            tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
-            state = slot_state(connection, feed.slot)
-            waiting[feed.name] = state.lag_bytes if state else None
-    return Explanation(tuple(tables), waiting, lake.policy.small_bytes)
+            explained_tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
+            slot = slot_state(connection, feed.slot)
+            waiting_bytes_by_feed[feed.name] = slot.lag_bytes if slot else None
+    return Explanation(tuple(explained_tables), waiting_bytes_by_feed, lake.policy.small_bytes)
 
 
 @dataclass(frozen=True)
@@ -62,72 +66,75 @@ class _TableExplainer:
         """Explain what a run would do for each table."""
         subscription = self.subscription
         tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).newest()
-        tables_to_copy, problems = lacking_copy(connection, subscription, catalog, tables, states)
-        sizes = read_table_bytes(connection, list(tables_to_copy))
-        for name, replicated in sorted(tables.items()):
+        tables_to_copy, problems_by_name = lacking_copy(connection, subscription, catalog, tables, states)
+        bytes_by_name = read_table_bytes(connection, list(tables_to_copy))
+        for name, replicated_table in sorted(tables.items()):
             state = states.get(name)
             if state is not None and state.state == SyncState.SET_ASIDE:
                 meaning, reason = SyncState.SET_ASIDE.meaning, state.reason or ""
                 yield ExplainedTable(subscription.name, *name, meaning, reason)
-            elif name in problems:
-                yield ExplainedTable(subscription.name, *name, "wait", waiting_reason(problems[name]))
+            elif name in problems_by_name:
+                yield ExplainedTable(subscription.name, *name, "wait", waiting_reason(problems_by_name[name]))
             elif name in tables_to_copy:
-                yield self._explain_copy(name, replicated, sizes[name], state)
+                yield self._explain_copy(name, replicated_table, bytes_by_name[name], state)
             else:
-                yield self._explain_apply(name, replicated)
+                yield self._explain_apply(name, replicated_table)
 
     def _explain_copy(
-        self, name: Name, replicated: ReplicatedTable, size: int, state: TableState | None
+        self, name: Name, replicated_table: ReplicatedTable, size_bytes: int, state: TableState | None
     ) -> ExplainedTable:
-        """Explain a copy. `size` is the size of the table in bytes, and `state` its recorded state, if it has one."""
-        schema, path = self._schema(replicated), self.lake.paths.replica(self.subscription.name, *name)
+        """Explain a copy. `size_bytes` is the size of the table in bytes, and `state` its recorded state, if it has one."""
+        schema = self._replica_schema(replicated_table)
+        path = self.lake.paths.replica(self.subscription.name, *name)
         copy_reason = (state.reason or state.state.meaning) if state else "it has no replica yet"
         committer, commit_reason = self.lake.policy.choose_committer_with_reason(
-            path, schema.names, size, lambda: schema, overwrite=True
+            path, schema.names, size_bytes, lambda: schema, overwrite=True
         )
         match committer:
             case SparkCommitter():
                 engine, commit_clause = _SPARK, f"Delta in Spark commits it: {commit_reason}"
             case InProcessCommitter() | FileCommitter():
-                engine, commit_clause = (
-                    DRIVER if self.lake.policy.is_small(size) else self.engine,
-                    "this process commits it",
-                )
+                engine = DRIVER if self.lake.policy.is_small(size_bytes) else self.engine
+                commit_clause = "this process commits it"
         return ExplainedTable(
             self.subscription.name,
             *name,
             "copy",
             f"{copy_reason}; {commit_clause}",
-            size,
+            size_bytes,
             few=engine,
             many=engine,
         )
 
-    def _explain_apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
+    def _explain_apply(self, name: Name, replicated_table: ReplicatedTable) -> ExplainedTable:
         """Explain how changes are applied: which engine writes the table if there are few changes, and if there are many.
 
         The answer comes from the same policy that a run uses.
         """
-        schema, policy = self._schema(replicated), self.lake.policy
+        schema, policy = self._replica_schema(replicated_table), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
-        types = self.subscription.column_types(replicated)
+        types_by_column = self.subscription.column_types(replicated_table)
         if policy.choose_file_committer(path, schema) is not None:
             reason = "its files are written anew, and this process commits them"
-            return self._apply_entry(name, reason, DRIVER, self.engine)
-        key = [types[column].spark_type for column in replicated.key]
+            return self._make_apply_entry(name, reason, DRIVER, self.engine)
+        key_types = [types_by_column[column].spark_type for column in replicated_table.key]
         _, files_reason = policy.choose_committer_with_reason(path, schema.names, None, lambda: schema)
-        _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key=key)
-        if key and policy.choose_in_process_committer(path, schema.names, 0, key=key) is not None:
-            return self._apply_entry(
+        _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key=key_types)
+        if key_types and policy.choose_in_process_committer(path, schema.names, 0, key=key_types) is not None:
+            return self._make_apply_entry(
                 name, f"rows are merged, as the table takes no files: {files_reason}", DRIVER, _SPARK
             )
-        return self._apply_entry(
-            name, f"Delta in Spark merges rows: {merge_reason if key else files_reason}", _SPARK, _SPARK
+        return self._make_apply_entry(
+            name, f"Delta in Spark merges rows: {merge_reason if key_types else files_reason}", _SPARK, _SPARK
         )
 
-    def _apply_entry(self, name: Name, because: str, few: str, many: str) -> ExplainedTable:
-        return ExplainedTable(self.subscription.name, *name, "apply", because, few=few, many=many)
+    def _make_apply_entry(
+        self, name: Name, reason: str, engine_for_few: str, engine_for_many: str
+    ) -> ExplainedTable:
+        return ExplainedTable(
+            self.subscription.name, *name, "apply", reason, few=engine_for_few, many=engine_for_many
+        )
 
-    def _schema(self, replicated: ReplicatedTable) -> pa.Schema:
-        types = self.subscription.replica_types(replicated)
-        return replica_schema([ReplicaColumn(name, kind) for name, kind in types.items()])
+    def _replica_schema(self, replicated_table: ReplicatedTable) -> pa.Schema:
+        types = self.subscription.replica_types(replicated_table)
+        return replica_schema([ReplicaColumn(name, column_type) for name, column_type in types.items()])

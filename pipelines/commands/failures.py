@@ -19,7 +19,7 @@ from pgsieve.resources.lake.delta.errors import causes, find_refusal_code, is_sp
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 
-class _Named(Protocol):
+class _NamedWork(Protocol):
     """A subscription, or an object that works for one subscription."""
 
     @property
@@ -27,15 +27,15 @@ class _Named(Protocol):
         """The subscription's name."""
 
 
-Item = TypeVar("Item", bound=_Named)
+Item = TypeVar("Item", bound=_NamedWork)
 Result = TypeVar("Result")
 
 
-def _ignore(_: Failure) -> None:
-    """Ignore a failure, because the caller asks for all failures (`grouped`) at the end."""
+def _ignore_failure(_: Failure) -> None:
+    """Ignore a failure, because the caller asks for all failures (`group_by_error`) at the end."""
 
 
-def never(_: Exception) -> bool:
+def is_never_fatal(_: Exception) -> bool:
     """Return false for each error, so that `Failures` records it."""
     return False
 
@@ -43,7 +43,7 @@ def never(_: Exception) -> bool:
 class Failures:
     """The first error of each subscription that has failed. `on_failure` is called with each new failure."""
 
-    def __init__(self, on_failure: Callable[[Failure], None] = _ignore) -> None:
+    def __init__(self, on_failure: Callable[[Failure], None] = _ignore_failure) -> None:
         self._errors: dict[str, Exception] = {}
         self._on_failure = on_failure
 
@@ -51,42 +51,44 @@ class Failures:
         return subscription in self._errors
 
     @contextmanager
-    def catch(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
+    def catch(
+        self, *subscriptions: str, is_fatal: Callable[[Exception], bool] = is_never_fatal
+    ) -> Iterator[None]:
         """If the block raises an error, record it for these subscriptions.
 
-        A subscription that failed before keeps its first error. If `unless` is true for an error, it is raised instead.
+        A subscription that failed before keeps its first error. If `is_fatal` is true for an error, it is raised instead.
         """
         try:
             yield
         except Exception as error:
             # All exceptions are caught: even a fault in pgsieve must not end the work for the other subscriptions.
-            if unless(error):
+            if is_fatal(error):
                 raise
-            failure_error = as_refusal(error) or error
-            names = tuple(name for name in subscriptions if name not in self)
-            self._errors |= dict.fromkeys(names, failure_error)
-            if names:
-                self._on_failure(Failure(names, failure_error))
+            recorded_error = find_refusal(error) or error
+            new_names = tuple(name for name in subscriptions if name not in self)
+            self._errors |= dict.fromkeys(new_names, recorded_error)
+            if new_names:
+                self._on_failure(Failure(new_names, recorded_error))
 
     def for_each(
         self,
         items: Iterable[Item],
         step: Callable[[Item], Result],
         *,
-        unless: Callable[[Exception], bool] = never,
+        is_fatal: Callable[[Exception], bool] = is_never_fatal,
     ) -> list[Result]:
         """Run a step for each subscription that has not failed. Returns the results of the steps that succeed.
 
-        If `unless` is true for an error, it is raised.
+        If `is_fatal` is true for an error, it is raised.
         """
         results = []
         for item in items:
             if item.name not in self:
-                with self.catch(item.name, unless=unless):
+                with self.catch(item.name, is_fatal=is_fatal):
                     results.append(step(item))
         return results
 
-    def grouped(self) -> tuple[Failure, ...]:
+    def group_by_error(self) -> tuple[Failure, ...]:
         """All failures. Subscriptions that have the same error share one failure."""
         names_by_error: dict[tuple[type, str], list[str]] = {}
         for name, error in self._errors.items():
@@ -96,7 +98,7 @@ class Failures:
         )
 
 
-def as_refusal(error: Exception) -> PgsieveError | None:
+def find_refusal(error: Exception) -> PgsieveError | None:
     """Convert an error to a PgsieveError with a hint, if a disk or store has refused an operation, or Spark was lost.
 
     Returns None for other errors. The disk may be that of the lake, of Dagster's records, or of temporary files.

@@ -19,7 +19,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from pgsieve.assets.lake import lake_resources
 from pgsieve.assets.outcome import IncompleteError, StepFailedError
-from pgsieve.assets.translator import Naming
+from pgsieve.assets.translator import DagsterNames
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.dagster_runs import delete_earlier_idle_runs, run_tags
 from pgsieve.pipelines.commands.event_log import cache_event_log
@@ -31,17 +31,17 @@ from pgsieve.resources.tracing import is_traced, send_span, span
 
 _logger = logging.getLogger(__name__)
 
-_STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
-_INTERRUPT_ERRORS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
-_NO_CONSOLE_LOG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+_STEP_END_TYPES = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
+_INTERRUPT_ERROR_NAMES = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
+_QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: The number of asset records per query.
-_RECORDS_PER_QUERY = 100
+_MAX_RECORDS_PER_QUERY = 100
 #: The asset keys that the runs of commands use. They are those of a project that has no translator of its own.
-NAMING = Naming()
+DEFAULT_NAMES = DagsterNames()
 
 
 @contextmanager
-def instance(config: Config) -> Iterator[dg.DagsterInstance]:
+def open_instance(config: Config) -> Iterator[dg.DagsterInstance]:
     """Open the Dagster instance that records the runs.
 
     It is the instance of the environment variable DAGSTER_HOME if that is set, or else that of `pgsieve ui`.
@@ -51,8 +51,8 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
     former_home = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(home)
     try:
-        with _open_instance(home) as dagster:
-            yield dagster
+        with _open_databases(home) as instance:
+            yield instance
     finally:
         if former_home is None:
             del os.environ["DAGSTER_HOME"]
@@ -61,7 +61,7 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
 
 
 @contextmanager
-def _open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
+def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
     """Open the Dagster instance. One process at a time creates its databases, and holds a lock meanwhile.
 
     If two processes created them at the same time, Dagster's migrations would fail in one of them, or would record a
@@ -71,16 +71,16 @@ def _open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
         with (home / ".opening").open("ab") as lock:
             with suppress(OSError):  # A file system without locks.
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            dagster = stack.enter_context(dg.DagsterInstance.get())
-            dagster.get_runs_count()
-            dagster.has_asset_key(dg.AssetKey("any"))
-            dagster.all_instigator_state()
-        stack.enter_context(cache_event_log(dagster.event_log_storage))
-        yield dagster
+            instance = stack.enter_context(dg.DagsterInstance.get())
+            instance.get_runs_count()
+            instance.has_asset_key(dg.AssetKey("any"))
+            instance.all_instigator_state()
+        stack.enter_context(cache_event_log(instance.event_log_storage))
+        yield instance
 
 
 def materialize(
-    dagster: dg.DagsterInstance,
+    instance: dg.DagsterInstance,
     project: Project,
     assets: Sequence[dg.AssetsDefinition],
     progress: Progress,
@@ -99,28 +99,28 @@ def materialize(
     result = None
     try:
         with span(task), unwrap_step_errors():
-            _read_inputs(dagster, assets)
+            _read_input_records(instance, assets)
             result = dg.materialize(
                 list(assets),
-                instance=dagster,
-                resources=lake_resources(project.lake, NAMING),
-                run_config=_NO_CONSOLE_LOG,
+                instance=instance,
+                resources=lake_resources(project.lake, DEFAULT_NAMES),
+                run_config=_QUIET_RUN_CONFIG,
                 tags=run_tags(task, tags),
                 raise_on_error=raise_on_error,
             )
             if is_traced():
-                _trace_steps(dagster, result.run_id)
+                _trace_steps(instance, result.run_id)
     finally:
         progress.finish(task)
     if result is None:
         return None
-    if any(error.cls_name in _INTERRUPT_ERRORS for error in _errors(result)):
+    if any(error.cls_name in _INTERRUPT_ERROR_NAMES for error in _find_errors(result)):
         raise KeyboardInterrupt
-    delete_earlier_idle_runs(dagster, result)
+    delete_earlier_idle_runs(instance, result)
     return result
 
 
-def _read_inputs(dagster: dg.DagsterInstance, assets: Sequence[dg.AssetsDefinition]) -> None:
+def _read_input_records(instance: dg.DagsterInstance, assets: Sequence[dg.AssetsDefinition]) -> None:
     """Read the records of all assets on which these assets depend, together.
 
     Otherwise each step would read the records of its own inputs (`event_log` keeps records that were read).
@@ -128,50 +128,56 @@ def _read_inputs(dagster: dg.DagsterInstance, assets: Sequence[dg.AssetsDefiniti
     if len(assets) < 2:
         return
     input_keys = sorted({key for each in assets for key in set(each.dependency_keys) - each.keys})
-    for first in range(0, len(input_keys), _RECORDS_PER_QUERY):
-        dagster.get_asset_records(input_keys[first : first + _RECORDS_PER_QUERY])
+    for start in range(0, len(input_keys), _MAX_RECORDS_PER_QUERY):
+        instance.get_asset_records(input_keys[start : start + _MAX_RECORDS_PER_QUERY])
 
 
 @contextmanager
 def unwrap_step_errors() -> Iterator[None]:
     """Raise the error of a step in place of Dagster's error about it. IncompleteError is only logged."""
-    error = None
+    step_error = None
     try:
         yield
-    except IncompleteError as incomplete:
-        _logger.info(incomplete.description)
+    except IncompleteError as incomplete_error:
+        _logger.info(incomplete_error.description)
     except dg.DagsterExecutionInterruptedError:
         raise KeyboardInterrupt from None
-    except StepFailedError as failed:
-        error = failed.error
-    except dg.Failure as failure:
-        raise PgsieveError(failure.description or str(failure)) from failure
-    if error is not None:
+    except StepFailedError as step_failure:
+        step_error = step_failure.error
+    except dg.Failure as dagster_failure:
+        raise PgsieveError(dagster_failure.description or str(dagster_failure)) from dagster_failure
+    if step_error is not None:
         # Within the handler, Python would add Dagster's error to this one as its context.
-        raise error
+        raise step_error
 
 
 def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
     """Make an error of Dagster's last message, for a run that failed although no step of pgsieve did."""
-    messages = [" ".join(error.message.split()) for error in _errors(result)]
+    messages = [" ".join(error.message.split()) for error in _find_errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 
 
-def _errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
+def _find_errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
     """The errors in the events of a run."""
     errors = [getattr(event.event_specific_data, "error", None) for event in result.all_events]
     return [error for error in errors if error is not None]
 
 
-def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
+def _trace_steps(instance: dg.DagsterInstance, run_id: str) -> None:
     """Record a span (of OpenTelemetry) for each step of a Dagster run, as a part of the span that is open now."""
-    start_times: dict[str, float] = {}
-    for entry in dagster.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_ENDS}):
+    start_times_by_step: dict[str, float] = {}
+    for entry in instance.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_END_TYPES}):
         event, step_key = entry.get_dagster_event(), entry.step_key
         if step_key is None:
             continue
         if event.event_type == dg.DagsterEventType.STEP_START:
-            start_times[step_key] = entry.timestamp
-        elif step_key in start_times:
-            failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
-            send_span(step_key, start_times.pop(step_key), entry.timestamp, has_failed=failed, step=step_key)
+            start_times_by_step[step_key] = entry.timestamp
+        elif step_key in start_times_by_step:
+            is_failure = event.event_type == dg.DagsterEventType.STEP_FAILURE
+            send_span(
+                step_key,
+                start_times_by_step.pop(step_key),
+                entry.timestamp,
+                has_failed=is_failure,
+                step=step_key,
+            )

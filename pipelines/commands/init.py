@@ -48,7 +48,7 @@ _HEADER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionSettings:
     """How to connect to the database.
 
     - `conninfo`: the conninfo, without a password
@@ -63,14 +63,14 @@ class Connection:
     allow_untested_server: bool = False
 
     @classmethod
-    def of(
+    def parse(
         cls,
         conninfo: str,
         password_command: str | None = None,
         environ: Mapping[str, str] = os.environ,
         *,
         allow_untested_server: bool = False,
-    ) -> "Connection":
+    ) -> "ConnectionSettings":
         """Parse a conninfo of the user. The password in it may be written as `${NAME}`, for an environment variable.
 
         Raises PgsieveError if the conninfo or the password command cannot be used.
@@ -111,33 +111,33 @@ class Connection:
 class Survey:
     """What a database has, and what the role of the session may do.
 
-    - `superuser`, `replication`: whether the role has these attributes
-    - `managed`: the role by which a provider's server grants replication (`rds_replication`); None if the server does
+    - `is_superuser`, `has_replication`: whether the role has these attributes
+    - `provider_role`: the role by which a provider's server grants replication (`rds_replication`); None if the server does
       not have this role
     """
 
     database: str
     user: str
-    superuser: bool
-    replication: bool
-    managed: str | None
+    is_superuser: bool
+    has_replication: bool
+    provider_role: str | None
     publications: tuple[SurveyedPublication, ...]
     tables: tuple[SurveyedTable, ...]
     catalog: Catalog
 
 
-def survey(connection: Connection, source_name: str | None = None) -> Survey:
+def survey(settings: ConnectionSettings, source_name: str | None = None) -> Survey:
     """Examine a database, without changing anything.
 
     Errors name the source as `source_name`, or by default as the database.
     """
-    name = source_name or safe_name(connection.database)
+    name = source_name or safe_name(settings.database)
     source = Source(
         name,
-        connection.conninfo,
-        connection.password,
-        connection.password_command,
-        allow_untested_server=connection.allow_untested_server,
+        settings.conninfo,
+        settings.password,
+        settings.password_command,
+        allow_untested_server=settings.allow_untested_server,
     )
     try:
         source.check_ready()
@@ -148,14 +148,14 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
             " --allow-untested-server, which is then written to pgsieve.yaml",
             sqlstate=error.sqlstate,
         ) from None
-    with source.connect() as session:
-        catalog = read_catalog(session)
-        row = session.execute(
+    with source.connect() as connection:
+        catalog = read_catalog(connection)
+        row = connection.execute(
             "select current_database(), current_user, rolsuper, rolreplication,"
             " (select rolname from pg_roles where rolname = 'rds_replication')"
             " from pg_roles where rolname = current_user"
         ).fetchone()
-        comments = session.execute(
+        comments = connection.execute(
             "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s",
             [CREATED_COMMENT],
         ).fetchall()
@@ -165,17 +165,17 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
         SurveyedPublication(
             name,
             tuple(quote_qualified(*table) for table in _published_tables(publication, catalog)),
-            tuple(o for o in OPERATIONS if o in publication.operations),
+            tuple(operation for operation in OPERATIONS if operation in publication.operations),
         )
         for name, publication in sorted(catalog.publications.items())
         if name not in capture_names
     ]
-    database, user, superuser, replication, provider_role = row
+    database, user, is_superuser, has_replication, provider_role = row
     return Survey(
         database,
         user,
-        superuser,
-        replication,
+        is_superuser,
+        has_replication,
         provider_role,
         tuple(publications),
         _surveyed_tables(catalog),
@@ -245,87 +245,92 @@ def safe_name(text: str) -> str:
     return name[:40] or "replica"
 
 
-def proposed_role(survey: Survey) -> str:
+def propose_role(survey: Survey) -> str:
     """The role that should replicate.
 
     It is the role of the session. If that is a superuser, or if the server is one of Amazon RDS, a role `pgsieve` is
     proposed instead.
     """
-    return "pgsieve" if survey.superuser or survey.managed == "rds_replication" else survey.user
+    return "pgsieve" if survey.is_superuser or survey.provider_role == "rds_replication" else survey.user
 
 
 def write_configuration(
-    file: Path, connection: Connection, survey: Survey, choice: Choice, *, force: bool = False
+    config_path: Path, settings: ConnectionSettings, survey: Survey, choice: Choice, *, force: bool = False
 ) -> InitReport:
     """Write pgsieve.yaml and, beside it, the SQL for the role that replicates.
 
     The SQL is not written if `validate` finds a problem. Both files name the role. It may not exist yet, so `validate`
     connects as the role of the session.
     """
-    sql_file = file.with_name(f"{file.stem}-role.sql")
-    for each in (file, sql_file):
-        refuse_existing(each, force=force)
-    variable = f"{safe_name(choice.source).upper()}_PASSWORD" if connection.password is not None else None
-    text = _configuration(connection, choice, variable)
-    environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
-    config = parse_config(text, file, environ)  # If the configuration is invalid, no file is written.
-    validation = validate(config, rights=False)  # Missing rights are no problem: the SQL will grant them.
-    role_connection = connection
+    role_sql_path = config_path.with_name(f"{config_path.stem}-role.sql")
+    for path in (config_path, role_sql_path):
+        refuse_existing_file(path, force=force)
+    password_variable = (
+        f"{safe_name(choice.source).upper()}_PASSWORD" if settings.password is not None else None
+    )
+    text = _make_configuration(settings, choice, password_variable)
+    environ = {**os.environ, password_variable: settings.password or ""} if password_variable else os.environ
+    config = parse_config(text, config_path, environ)  # If the configuration is invalid, no file is written.
+    # Missing rights are no problem: the SQL will grant them.
+    validation = validate(config, are_rights_checked=False)
+    role_settings = settings
     if choice.role != survey.user:
-        role_connection = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
-    _write(file, _configuration(role_connection, choice, variable), force=force)
-    sql_path = None
+        role_settings = replace(settings, conninfo=make_conninfo(settings.conninfo, user=choice.role))
+    _write_file(config_path, _make_configuration(role_settings, choice, password_variable), force=force)
+    written_sql_path = None
     if not validation.problems:
         role_sql = role_statements(survey, choice, config, validation)
-        _write(sql_file, role_sql, force=force)
-        sql_path = sql_file.absolute()
-    return InitReport(config.path, sql_path, variable, choice.role, validation, choice.inserts_only)
+        _write_file(role_sql_path, role_sql, force=force)
+        written_sql_path = role_sql_path.absolute()
+    return InitReport(
+        config.path, written_sql_path, password_variable, choice.role, validation, choice.inserts_only
+    )
 
 
-def refuse_existing(file: Path, *, force: bool) -> None:
+def refuse_existing_file(path: Path, *, force: bool) -> None:
     """Raise PgsieveError if a file exists, unless `force` allows to replace it."""
-    if file.exists() and not force:
+    if path.exists() and not force:
         raise PgsieveError(
-            f"{file} exists already", hint="choose another file with -c/--config, or replace it with --force"
+            f"{path} exists already", hint="choose another file with -c/--config, or replace it with --force"
         )
 
 
-def _write(file: Path, text: str, *, force: bool) -> None:
+def _write_file(path: Path, text: str, *, force: bool) -> None:
     """Write a file. Raises PgsieveError if it exists, unless `force` allows to replace it, or if it cannot be written."""
     try:
         # With the mode "x", this fails if another `pgsieve init` has created the file in the meantime.
-        with file.open("w" if force else "x", encoding="utf-8") as stream:
+        with path.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        refuse_existing(file, force=False)
+        refuse_existing_file(path, force=False)
     except OSError as error:
         raise PgsieveError(
-            f"{file} cannot be written: {error.strerror}", hint="choose another file with -c/--config"
+            f"{path} cannot be written: {error.strerror}", hint="choose another file with -c/--config"
         ) from error
 
 
-def _configuration(connection: Connection, choice: Choice, variable: str | None) -> str:
+def _make_configuration(settings: ConnectionSettings, choice: Choice, password_variable: str | None) -> str:
     """The text of pgsieve.yaml.
 
-    `variable` is the environment variable that has the password; None if no password is needed.
+    `password_variable` is the environment variable that has the password; None if no password is needed.
     """
-    source: dict[str, object] = {"conninfo": connection.conninfo}
-    if variable:
-        source["password"] = f"${{{variable}}}"
-    if connection.allow_untested_server:
-        source["allow_untested_server"] = True
-    publications = choice.publications
-    if connection.password_command:
+    source_content: dict[str, object] = {"conninfo": settings.conninfo}
+    if password_variable:
+        source_content["password"] = f"${{{password_variable}}}"
+    if settings.allow_untested_server:
+        source_content["allow_untested_server"] = True
+    publication_names = choice.publications
+    if settings.password_command:
         # In pgsieve.yaml `${NAME}` stands for an environment variable. The user meant the command to get it as it is.
-        source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
+        source_content["password_command"] = [part.replace("${", "$${") for part in settings.password_command]
     if choice.tables:
-        defined = _defined_publications(choice)
-        source["publications"] = defined
-        publications = tuple(defined)
-    subscription = {"source": choice.source, "publications": list(publications)}
+        defined_publications = _defined_publications(choice)
+        source_content["publications"] = defined_publications
+        publication_names = tuple(defined_publications)
+    subscription = {"source": choice.source, "publications": list(publication_names)}
     content = {
         "lake": choice.lake,
-        "sources": {choice.source: source},
+        "sources": {choice.source: source_content},
         "subscriptions": {choice.subscription: subscription},
     }
     return _HEADER + yaml.safe_dump(
@@ -338,19 +343,19 @@ def _defined_publications(choice: Choice) -> dict[str, object]:
 
     Tables that have no replica identity are in a publication of their own, which publishes only INSERTs.
     """
-    publications: dict[str, object] = {}
+    publications_by_name: dict[str, object] = {}
     for has_identity, name in ((True, choice.subscription), (False, f"{choice.subscription}_inserts")):
-        tables = [t for t in choice.tables if t.has_identity == has_identity]
+        tables = [table for table in choice.tables if table.has_identity == has_identity]
         if tables:
-            publication: dict[str, object] = {
-                "tables": [{"table": quote_qualified(t.schema, t.name)} for t in tables]
+            publication_content: dict[str, object] = {
+                "tables": [{"table": quote_qualified(table.schema, table.name)} for table in tables]
             }
             if not has_identity:
-                publication["publish"] = ["insert"]
-            if choice.via_root and any(t.partitioned for t in tables):
-                publication["publish_via_partition_root"] = True
-            publications[name] = publication
-    return publications
+                publication_content["publish"] = ["insert"]
+            if choice.via_root and any(table.partitioned for table in tables):
+                publication_content["publish_via_partition_root"] = True
+            publications_by_name[name] = publication_content
+    return publications_by_name
 
 
 def role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
@@ -359,26 +364,33 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
     Capture publications are pgsieve's own publications, with which it reads the slot.
     """
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
-    tables = _replicated_tables(survey, choice, config)
-    sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
-    schemas = sorted({schema for schema, _ in (*tables, *sequences)})
+    table_names = _replicated_tables(survey, choice, config)
+    sequence_names = [
+        (sequence.schema, sequence.name)
+        for received_tables in validation.subscriptions
+        for sequence in received_tables.sequences
+    ]
+    schemas = sorted({schema for schema, _ in (*table_names, *sequence_names)})
     lines = [
         f"-- The rights that the role {role} needs for pgsieve in the database {quote_identifier(survey.database)}, and no more.",
         "-- Run it as the owner of the tables, or as an administrator. It contains no password: in psql, set one with",
         f"-- \\password {choice.role}",
         "",
     ]
-    role_exists = choice.role == survey.user
-    if not role_exists:
-        login = "LOGIN" if survey.managed else "LOGIN REPLICATION"
+    is_existing_role = choice.role == survey.user
+    if not is_existing_role:
+        login = "LOGIN" if survey.provider_role else "LOGIN REPLICATION"
         lines.append(f"CREATE ROLE {role} {login};  -- leave it out if the role exists")
-    if survey.managed:
-        lines.append(f"GRANT {survey.managed} TO {role};")
-    elif role_exists and not (survey.replication or survey.superuser):
+    if survey.provider_role:
+        lines.append(f"GRANT {survey.provider_role} TO {role};")
+    elif is_existing_role and not (survey.has_replication or survey.is_superuser):
         lines.append(f"ALTER ROLE {role} REPLICATION;")
     lines += [f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {role};" for schema in schemas]
-    lines += [f"GRANT SELECT ON {quote_qualified(*table)} TO {role};" for table in tables]
-    lines += [f"GRANT SELECT ON SEQUENCE {quote_qualified(*sequence)} TO {role};" for sequence in sequences]
+    lines += [f"GRANT SELECT ON {quote_qualified(*table_name)} TO {role};" for table_name in table_names]
+    lines += [
+        f"GRANT SELECT ON SEQUENCE {quote_qualified(*sequence_name)} TO {role};"
+        for sequence_name in sequence_names
+    ]
     if subscription.row_filter == "pipeline" and validation.statements:
         lines += [
             "",
@@ -395,7 +407,7 @@ def _replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[t
     return sorted(subscription.tables(subscription.feed.with_defined_publications(survey.catalog)))
 
 
-def unknown_name_error(kind: str, name: str, names: Sequence[str]) -> PgsieveError:
+def unknown_name_error(kind: str, name: str, existing_names: Sequence[str]) -> PgsieveError:
     """The error for a name that the database does not have. `kind` is what the name should be, for example "table"."""
-    listed = ", ".join(names) or "none"
-    return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {listed}", sqlstate="42704")
+    name_list = ", ".join(existing_names) or "none"
+    return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {name_list}", sqlstate="42704")

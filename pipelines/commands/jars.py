@@ -32,38 +32,38 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         )
     packages = all_packages()
     progress.start("fetch jars")
-    resolutions = resolutions_file()
+    resolutions_path = resolutions_file()
     settings: dict[str, str] = {}
-    has_missing_jars = any(recorded_jars(each.name) is None for each in packages)
+    has_missing_jars = any(recorded_jars(package.name) is None for package in packages)
     if (
         has_missing_jars
         and not os.environ.get(FOLDER_VARIABLE)
-        and not os.access(resolutions.parent, os.W_OK)
+        and not os.access(resolutions_path.parent, os.W_OK)
     ):
         if folder is None:
             raise PgsieveError(
-                f"jars cannot be kept in {resolutions.parent}, as this user cannot write there",
+                f"jars cannot be kept in {resolutions_path.parent}, as this user cannot write there",
                 hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
                 sqlstate="42501",
             )
-        resolutions, settings = private_resolutions()
-    fetch_packages(packages, settings, resolutions)
+        resolutions_path, settings = private_resolutions()
+    fetch_packages(packages, settings, resolutions_path)
     progress.finish("fetch jars")
     progress.start("archive the classes that Spark starts with")
     make_archive()
     progress.finish("archive the classes that Spark starts with")
     if folder is not None:
         try:
-            copy_jars(folder, packages, resolutions)
+            copy_jars(folder, packages, resolutions_path)
         except OSError as error:
             raise PgsieveError(
                 f'folder "{folder}" cannot be written: {error.strerror}', hint="choose another folder"
             ) from error
     return JarsReport(
         tuple(
-            JarSet(each.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
-            for each in packages
-            for files in [recorded_jars(each.name, resolutions) or []]
+            JarSet(package.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
+            for package in packages
+            for files in [recorded_jars(package.name, resolutions_path) or []]
         ),
         None if folder is None else str(folder.resolve()),
     )

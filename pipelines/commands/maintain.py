@@ -8,50 +8,56 @@ from collections.abc import Sequence
 
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
 from pgsieve.pipelines.commands.dagster_runs import delete_old_runs
-from pgsieve.pipelines.commands.in_process import NAMING, instance, materialize
+from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize, open_instance
 from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 
 
 def maintain(
-    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress
+    config: Config, subscription_configs: Sequence[SubscriptionConfig], progress: Progress
 ) -> tuple[MaintainedFolder, ...]:
     """Maintain the selected subscriptions, and then their feeds.
 
     Raises PgsieveError if something fails. What was deleted before that stays deleted.
     """
     project = build_project(config)
-    subscriptions = [project.subscriptions[s.name] for s in selected]
-    assets = [
+    subscriptions = [project.subscriptions[subscription.name] for subscription in subscription_configs]
+    assets_with_names = [
         *(
             (
-                s.name,
-                subscription_maintenance_asset(s, project.retention, NAMING, names=project.names),
+                subscription.name,
+                subscription_maintenance_asset(
+                    subscription, project.retention, DEFAULT_NAMES, names=project.names
+                ),
             )
-            for s in subscriptions
+            for subscription in subscriptions
         ),
         *(
             (
                 feed.name,
-                feed_maintenance_asset(feed, project.subscriptions_of(feed), project.retention, NAMING),
+                feed_maintenance_asset(
+                    feed, project.subscriptions_of(feed), project.retention, DEFAULT_NAMES
+                ),
             )
             for feed in project.feeds_of(subscriptions)
         ),
     ]
-    results = []
-    with instance(config) as dagster:
-        for name, asset in assets:
-            result = materialize(dagster, project, [asset], progress, f"maintain {name}")
+    maintained_folders = []
+    with open_instance(config) as instance:
+        for name, asset in assets_with_names:
+            result = materialize(instance, project, [asset], progress, f"maintain {name}")
             assert result is not None
             (event,) = result.get_asset_materialization_events()
-            rows, files = (
+            deleted_rows, compacted_files = (
                 int(str(event.materialization.metadata[key].value))
                 for key in ("rows deleted", "files compacted")
             )
-            results.append(MaintainedFolder("/".join(asset.key.path), rows, files))
+            maintained_folders.append(
+                MaintainedFolder("/".join(asset.key.path), deleted_rows, compacted_files)
+            )
         retention = project.retention
         delete_old_runs(
-            dagster, None if retention.changes is None else max(retention.changes, retention.versions)
+            instance, None if retention.changes is None else max(retention.changes, retention.versions)
         )
-    return tuple(results)
+    return tuple(maintained_folders)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dagster as dg
 
 from pgsieve.assets.checks import reported_problems
-from pgsieve.assets.dagster_names import encode_partition_key
+from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import (
     LACKING_TAG,
     initial_sync_asset,
@@ -50,7 +50,7 @@ from pgsieve.decoding.changes.sent_as import (
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
-from pgsieve.pipelines.commands.in_process import NAMING, materialize
+from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
     CopiedTable,
@@ -75,26 +75,24 @@ class Materializer:
         self,
         project: Project,
         subscription: Subscription,
-        dagster: dg.DagsterInstance,
+        instance: dg.DagsterInstance,
         progress: Progress,
         waiting_tables: dict[Name, tuple[str, ...]] | None = None,
     ) -> None:
-        self.project, self.subscription, self.dagster, self.progress = (
-            project,
-            subscription,
-            dagster,
-            progress,
-        )
+        self.project = project
+        self.subscription = subscription
+        self.instance = instance
+        self.progress = progress
         self.lake: Lake = project.lake.open()
         self.cut_before = Cuts(self.lake, subscription.name).last()
         self.notice_before = SubscriptionRecord(self.lake, subscription.name).read_state().notice
-        self.copied: list[CopiedTable] = []
-        self.applied: dict[tuple[str, str], AppliedTable] = {}
+        self.copied_tables: list[CopiedTable] = []
+        self.applied_tables: dict[tuple[str, str], AppliedTable] = {}
         #: The warnings that were found when the publications were examined last.
         self.warnings: list[str] = []
-        self.sent_as: dict[Name, SentCounts] = {}
+        self.sent_counts: dict[Name, SentCounts] = {}
         #: What the copies, transformations and applies have cost so far.
-        self.work = Work()
+        self.total_work = Work()
         #: Maps each table whose copy has to wait to the ids of the transactions for which it waits. There are no ids if
         #: it waits for a foreign server. `copy` leaves these tables out.
         self.waiting_tables: dict[Name, tuple[str, ...]] = {} if waiting_tables is None else waiting_tables
@@ -111,34 +109,39 @@ class Materializer:
         """True if the subscription is enabled. It is read anew, because an error may just have disabled the subscription."""
         return SubscriptionRecord(self.lake, self.subscription.name).read_state().enabled
 
-    def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
+    def copy(self, chosen_tables: Sequence[tuple[str, str]] = ()) -> None:
         """Copy tables, by materialising the initial sync of the subscription.
 
-        These are the tables that `chosen` names; if it is empty, all tables that need a copy.
+        These are the tables that `chosen_tables` names; if it is empty, all tables that need a copy.
         """
         if not self.is_enabled:
             return
-        names = chosen or self._tables_to_copy()
+        names = chosen_tables or self._tables_to_copy()
         if not names:
             return
-        seconds = PATIENT_SECONDS if self.is_patient else BRIEF_SECONDS
+        wait_seconds = PATIENT_SECONDS if self.is_patient else BRIEF_SECONDS
         asset = initial_sync_asset(
             self.subscription,
-            NAMING,
+            DEFAULT_NAMES,
             tell=self.progress.tell,
-            seconds=seconds,
-            callbacks=StepCallbacks(report=self._record_copies, add_work=self.work.add),
+            seconds=wait_seconds,
+            callbacks=StepCallbacks(report=self._record_copies, add_work=self.total_work.add),
         )
-        lacking_tags = {} if chosen else {LACKING_TAG: "true"}
-        partitions = tables_partitions(self.subscription.name)
-        assert partitions.name is not None
-        keys = {encode_partition_key(name) for name in names}
-        self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
-        order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
-        for key_range in partition_ranges(order, keys):
+        lacking_tags = {} if chosen_tables else {LACKING_TAG: "true"}
+        partitions_definition = tables_partitions(self.subscription.name)
+        assert partitions_definition.name is not None
+        partition_keys = {encode_partition_key(name) for name in names}
+        self.instance.add_dynamic_partitions(partitions_definition.name, sorted(partition_keys))
+        ordered_keys = list(partitions_definition.get_partition_keys(dynamic_partitions_store=self.instance))
+        for key_range in partition_ranges(ordered_keys, partition_keys):
             task = f"copy {quantity(len(key_range), 'table')} of {self.subscription.name}"
             materialize(
-                self.dagster, self.project, [asset], self.progress, task, range_tags(key_range) | lacking_tags
+                self.instance,
+                self.project,
+                [asset],
+                self.progress,
+                task,
+                range_tags(key_range) | lacking_tags,
             )
 
     def _tables_to_copy(self) -> list[Name]:
@@ -154,7 +157,7 @@ class Materializer:
             for result in results
             if result.awaits or result.again
         }
-        self.copied += [
+        self.copied_tables += [
             CopiedTable(result.schema, result.table, result.rows, result.seconds)
             for result in results
             if not result.problem
@@ -170,20 +173,26 @@ class Materializer:
         """True if a table needs a copy, and the copy does not have to wait."""
         return self.is_enabled and bool(self._tables_to_copy())
 
-    def if_enabled(self) -> "Materializer | None":
+    def enabled_or_none(self) -> "Materializer | None":
         """The materializer itself; None if its subscription is disabled."""
         return self if self.is_enabled else None
 
     def table_changes(
-        self, fail: Callable[[Exception], None], done: PrefetchedWork[Sequence[TableChanges]] | None
+        self,
+        receive_error: Callable[[Exception], None],
+        prefetched_work: PrefetchedWork[Sequence[TableChanges]] | None,
     ) -> dg.AssetsDefinition:
         """The asset of the transformed changes.
 
-        - `fail`: gets the error of the step, if it fails
-        - `done`: waits for the result of the step's work, if the work is done in advance
+        - `receive_error`: gets the error of the step, if it fails
+        - `prefetched_work`: waits for the result of the step's work, if the work is done in advance
         """
-        callbacks = StepCallbacks(report=self._record_transformed, add_work=self.work.add, fail=fail)
-        return table_changes_asset(self.subscription, NAMING, prefetched=done, callbacks=callbacks)
+        callbacks = StepCallbacks(
+            report=self._record_transformed, add_work=self.total_work.add, fail=receive_error
+        )
+        return table_changes_asset(
+            self.subscription, DEFAULT_NAMES, prefetched=prefetched_work, callbacks=callbacks
+        )
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
         """Do the work of the asset `table_changes`."""
@@ -191,53 +200,58 @@ class Materializer:
 
     def replica_tables(
         self,
-        tables: Tables,
-        unchanged: Tables,
-        fail: Callable[[Exception], None],
-        done: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None,
+        changed_tables: Tables,
+        unchanged_tables: Tables,
+        receive_error: Callable[[Exception], None],
+        prefetched_work: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
         """The assets of the cut, and of the replicas that have changed.
 
         A cut is a version of each replica, so that together they equal the publisher at one LSN. It includes the tables
-        of `unchanged`, too. `fail` and `done` are as in `table_changes`.
+        of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `table_changes`.
         """
         return replica_tables_asset(
             self.subscription,
-            tables,
-            NAMING,
-            unchanged=unchanged,
-            prefetched=done,
-            callbacks=StepCallbacks(report=self._record_applied, add_work=self.work.add, fail=fail),
+            changed_tables,
+            DEFAULT_NAMES,
+            unchanged=unchanged_tables,
+            prefetched=prefetched_work,
+            callbacks=StepCallbacks(
+                report=self._record_applied, add_work=self.total_work.add, fail=receive_error
+            ),
         )
 
     def apply_changes(self, log: Log) -> tuple[Cut | None, ApplyResult]:
         """Do the work of the asset `replica_tables`. Returns the cut before the work, and the result."""
         return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
-    def tables_to_report(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
+    def split_published_tables(
+        self, read_published_tables: Callable[[], Mapping[str, Tables]]
+    ) -> tuple[Tables, Tables]:
         """Divide the replicas into those with changes to report, and the others.
 
-        Both parts are empty if there are no changes. `published` returns the tables of each subscription. It is called
+        Both parts are empty if there are no changes. `read_published_tables` returns the tables of each subscription. It is called
         only if there are changes, because it asks the publisher. A subscription that an error has just disabled may
         have changes to report, because what was applied before the error stays applied. A table that was set aside
         counts as changed until a run has failed for it, so exactly one run fails for it.
         """
         name = self.subscription.name
-        paths = [each(self.lake, name).path for each in (Cuts, TransformedSlices, TableStates)]
+        paths = [record_type(self.lake, name).path for record_type in (Cuts, TransformedSlices, TableStates)]
         with self.lake.consistent_read(*paths):
-            changed = (
-                ReplicaProgress(self.subscription, self.lake).tables_beyond_cut() | self._newly_set_aside()
+            changed_names = (
+                ReplicaProgress(self.subscription, self.lake).tables_beyond_cut()
+                | self._tables_newly_set_aside()
             )
-        if not changed:
+        if not changed_names:
             return {}, {}
-        return split_tables(published()[self.subscription.name], changed)
+        return split_tables(read_published_tables()[self.subscription.name], changed_names)
 
-    def _newly_set_aside(self) -> set[Name]:
+    def _tables_newly_set_aside(self) -> set[Name]:
         """The tables that are set aside, and for which no run has failed yet."""
         states, record = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
         problems = subscription_problems(self.name, self.lake, states, record.read_state())
-        key = NAMING.key(subscription_asset(self.subscription, AssetKind.CUT))
-        reported_texts = reported_problems(self.dagster, key) if problems else set()
+        key = DEFAULT_NAMES.asset_key(subscription_asset(self.subscription, AssetKind.CUT))
+        reported_texts = reported_problems(self.instance, key) if problems else set()
         return {
             name for name, problem in problems.items() if name is not None and problem not in reported_texts
         }
@@ -248,18 +262,18 @@ class Materializer:
         Tables that were dropped are no longer part of the new cut.
         """
         self._record_applied(apply(self.subscription, self.lake, _logger.info))
-        report_cut(self.dagster, self.subscription, self.lake, NAMING)
+        report_cut(self.instance, self.subscription, self.lake, DEFAULT_NAMES)
 
     def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
         """Transform and apply a slice without a Dagster run. Returns None if the subscription is disabled."""
         if not self.is_enabled:
             return None
-        with measure() as work:
+        with measure() as cost:
             with span("transform", subscription=self.name):
                 changes = self.transform_changes(_logger.info)
             with span("apply", subscription=self.name):
                 result = apply(self.subscription, self.lake, _logger.info)
-        self.work.add(work)
+        self.total_work.add(cost)
         self._record_transformed(changes)
         self._record_applied(result)
         return changes, result
@@ -267,7 +281,7 @@ class Materializer:
     def _record_transformed(self, changes: Sequence[TableChanges]) -> None:
         """Add the counts of each table to the counts so far."""
         for change in changes:
-            self.sent_as[change.name] = sum_counts(self.sent_as.get(change.name, {}), change.sent_as)
+            self.sent_counts[change.name] = sum_counts(self.sent_counts.get(change.name, {}), change.sent_as)
 
     def _record_applied(self, result: ApplyResult) -> None:
         """Add the changes of each replica to those that were applied before."""
@@ -279,13 +293,13 @@ class Materializer:
                 or table_result.truncated
             ):
                 continue
-            earlier_table = self.applied.get(name)
-            self.applied[name] = AppliedTable(
+            earlier_counts = self.applied_tables.get(name)
+            self.applied_tables[name] = AppliedTable(
                 *name,
-                inserted=table_result.inserted + (earlier_table.inserted if earlier_table else 0),
-                updated=table_result.updated + (earlier_table.updated if earlier_table else 0),
-                deleted=table_result.deleted + (earlier_table.deleted if earlier_table else 0),
-                truncated=table_result.truncated or bool(earlier_table and earlier_table.truncated),
+                inserted=table_result.inserted + (earlier_counts.inserted if earlier_counts else 0),
+                updated=table_result.updated + (earlier_counts.updated if earlier_counts else 0),
+                deleted=table_result.deleted + (earlier_counts.deleted if earlier_counts else 0),
+                truncated=table_result.truncated or bool(earlier_counts and earlier_counts.truncated),
                 version=result.cut.tables.get(name, table_result.head.version)
                 if result.cut
                 else table_result.head.version,
@@ -301,16 +315,19 @@ class Materializer:
 
         Tables whose copy has to wait do not count.
         """
-        states = TableStates(self.lake, self.subscription.name).newest().values()
+        table_states = TableStates(self.lake, self.subscription.name).newest().values()
         return (
-            any(s.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE} for s in states)
+            any(
+                table_state.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE}
+                for table_state in table_states
+            )
             and self.has_to_copy()
         )
 
     def summary(self) -> SubscriptionRun:
         """The result so far."""
         name = self.subscription.name
-        cuts, table_states, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
+        cuts, table_states, work = Cuts(self.lake, name), TableStates(self.lake, name), self.total_work
         record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
         sequences = Sequences(self.lake, name)
         with self.lake.consistent_read(
@@ -330,19 +347,19 @@ class Materializer:
             problems += (str(disabled_error(self.subscription.name, subscription_state).message),)
         return SubscriptionRun(
             name=self.subscription.name,
-            copied=tuple(self.copied),
-            tables=tuple(self.applied.values()),
+            copied=tuple(self.copied_tables),
+            tables=tuple(self.applied_tables.values()),
             from_lsn=format_lsn(self.cut_before.lsn if self.cut_before else 0),
             to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
             cut_version=cut_version,
-            changed=bool(self.copied or self.applied),
+            changed=bool(self.copied_tables or self.applied_tables),
             problems=problems,
             warnings=tuple(self.warnings),
             notice=subscription_state.notice if subscription_state.notice != self.notice_before else None,
             spent=WorkCost(work.engine_text, work.task_count, work.written_bytes, work.seconds),
             transformed=tuple(
                 _transformed_table(name, *origin, counts)
-                for name, table_counts in sorted(self.sent_as.items())
+                for name, table_counts in sorted(self.sent_counts.items())
                 for origin, counts in counts_by_origin(table_counts).items()
             ),
         )

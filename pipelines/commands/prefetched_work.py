@@ -30,35 +30,41 @@ from pgsieve.resources.work import Work, measure
 _POLL_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 @contextmanager
 def prefetched_work(
-    lake: Lake, work: Mapping[Key, Callable[[Log], T]]
-) -> Iterator[Mapping[Key, PrefetchedWork[T]]]:
+    lake: Lake, work_by_key: Mapping[Key, Callable[[Log], Result]]
+) -> Iterator[Mapping[Key, PrefetchedWork[Result]]]:
     """Within the block, threads do the work of the steps, in this order; yields the function for each step.
 
-    `work` maps the key of each step to its work. If there is only one step, nothing is yielded for it, and it does its
+    `work_by_key` maps the key of each step to its work. If there is only one step, nothing is yielded for it, and it does its
     work itself. If the block fails, the work in progress is asked to end, and no further work begins.
     """
-    if len(work) < 2:
+    if len(work_by_key) < 2:
         yield {}
         return
     lake.release_tables()
-    threads, lock = lake.executors.max_callers if current_shared_jobs() is not None else 1, TicketLock()
-    with attached_handler(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
-        steps = {key: _PrefetchedStep(pool, lake, function, Strand(lock)) for key, function in work.items()}
+    thread_count, lock = lake.executors.max_callers if current_shared_jobs() is not None else 1, TicketLock()
+    with (
+        attached_handler(_PrefetchLogHandler()),
+        ThreadPoolExecutor(thread_count, "pgsieve-work") as thread_pool,
+    ):
+        steps_by_key = {
+            key: _PrefetchedStep(thread_pool, lake, step_work, Strand(lock))
+            for key, step_work in work_by_key.items()
+        }
         try:
-            yield steps
+            yield steps_by_key
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            while any(not step.ends_within(_POLL_SECONDS) for step in steps.values()):
+            thread_pool.shutdown(wait=False, cancel_futures=True)
+            while any(not step.ends_within(_POLL_SECONDS) for step in steps_by_key.values()):
                 # A request ends only what the work waits for at that moment. The work may begin to wait for something
                 # else after it, so the request is repeated.
                 lake.executors.stop()
-                if (sessions := current_pool()) is not None:
-                    sessions.cancel_statements()
+                if (session_pool := current_pool()) is not None:
+                    session_pool.cancel_statements()
             raise
 
 
@@ -69,36 +75,36 @@ class _PrefetchLogHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (keep := PREFETCH_LOG.get()) is not None:
-            keep(record)
+        if (keep_record := PREFETCH_LOG.get()) is not None:
+            keep_record(record)
 
 
-class _PrefetchedStep(Generic[T]):
+class _PrefetchedStep(Generic[Result]):
     """The work of one step, and the lines that the work logs, which are kept until the step runs."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, lake: Lake, function: Callable[[Log], T], strand: Strand
+        self, thread_pool: ThreadPoolExecutor, lake: Lake, step_work: Callable[[Log], Result], strand: Strand
     ) -> None:
         self._lines: list[str | logging.LogRecord] = []
 
-        def work() -> tuple[T, Work]:
+        def run_work() -> tuple[Result, Work]:
             PREFETCH_LOG.set(self._lines.append)
             try:
                 with strand.enter(), measure() as cost:
-                    result = function(self._lines.append)
+                    result = step_work(self._lines.append)
                 return result, cost
             finally:
                 lake.release_tables()
 
-        self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
+        self._future: Future[tuple[Result, Work]] = thread_pool.submit(copy_context().run, run_work)
 
     def ends_within(self, seconds: float) -> bool:
         """True if the work ends within this many seconds, or will never begin."""
-        return self._result.cancelled() or not wait([self._result], seconds).not_done
+        return self._future.cancelled() or not wait([self._future], seconds).not_done
 
-    def __call__(self, log: Log) -> tuple[T, Work]:
+    def __call__(self, log: Log) -> tuple[Result, Work]:
         try:
-            return self._result.result()
+            return self._future.result()
         finally:
             for line in self._lines:
                 if isinstance(line, str):

@@ -25,33 +25,35 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 
 
-def read(config: Config, selected: SubscriptionConfig, at: str | None) -> MomentReport:
+def read(config: Config, subscription_config: SubscriptionConfig, moment_text: str | None) -> MomentReport:
     """The tables that a subscription had at a moment."""
-    moment = moment_of(config, selected, at)
+    moment = find_moment(config, subscription_config, moment_text)
     return moment_report(moment, find_tables(moment))
 
 
-def read_table(config: Config, selected: SubscriptionConfig, at: str | None, table: str) -> TableVersion:
+def read_table(
+    config: Config, subscription_config: SubscriptionConfig, moment_text: str | None, table_text: str
+) -> TableVersion:
     """One table as it was at a moment."""
-    moment = moment_of(config, selected, at)
-    for each in find_tables(moment, only_table=parse_table_name(table)):
-        return each
-    names = tuple(quote_qualified(*base.name) for base in find_bases(moment))
+    moment = find_moment(config, subscription_config, moment_text)
+    for moment_table in find_tables(moment, only_table=parse_table_name(table_text)):
+        return moment_table
+    table_names = tuple(quote_qualified(*base.name) for base in find_bases(moment))
     raise PgsieveError(
-        f'subscription "{selected.name}" had no table "{table}" at {format_lsn(moment.lsn)}',
-        hint=name_hint(table, names),
+        f'subscription "{subscription_config.name}" had no table "{table_text}" at {format_lsn(moment.lsn)}',
+        hint=name_hint(table_text, table_names),
         sqlstate="42P01",
     )
 
 
-def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> Moment:
-    """The moment of an LSN or a time. If `at` is None, the moment of the newest cut."""
+def find_moment(config: Config, subscription_config: SubscriptionConfig, moment_text: str | None) -> Moment:
+    """The moment of an LSN or a time. If `moment_text` is None, the moment of the newest cut."""
     project = build_project(config)
-    lake, subscription = project.lake.open(), project.subscriptions[selected.name]
-    if at is None:
-        moment = Moment(lake, selected.name, Cuts(lake, selected.name).newest().lsn)
+    lake, subscription = project.lake.open(), project.subscriptions[subscription_config.name]
+    if moment_text is None:
+        moment = Moment(lake, subscription_config.name, Cuts(lake, subscription_config.name).newest().lsn)
     else:
-        moment = Moment.from_user_input(lake, selected.name, at)
+        moment = Moment.from_user_input(lake, subscription_config.name, moment_text)
     progress = ReplicaProgress(subscription, lake)
     return replace(moment, complete_lsn=progress.complete_up_to(progress.transformed_up_to()))
 
@@ -59,13 +61,13 @@ def moment_of(config: Config, selected: SubscriptionConfig, at: str | None) -> M
 def moment_report(moment: Moment, tables: Sequence[TableVersion], folder: str | None = None) -> MomentReport:
     """The result of `read` or `restore` for these tables. `folder` is the folder into which they were restored."""
 
-    def report_of(table: TableVersion) -> TableOfMoment:
+    def table_report(table: TableVersion) -> TableOfMoment:
         # `read` makes clones of tables, and deletes them when the command ends. So their paths are not reported.
         is_kept = folder is not None or table.lake is moment.lake
-        location = (table.path, table.version) if is_kept else (None, None)
-        return TableOfMoment(*table.name, table.count_rows(), table.change_count, *location)
+        path_and_version = (table.path, table.version) if is_kept else (None, None)
+        return TableOfMoment(*table.name, table.count_rows(), table.change_count, *path_and_version)
 
     ordered_tables = sorted(tables, key=lambda each: each.name)
     return MomentReport(
-        moment.subscription, format_lsn(moment.lsn), tuple(map(report_of, ordered_tables)), folder
+        moment.subscription, format_lsn(moment.lsn), tuple(map(table_report, ordered_tables)), folder
     )

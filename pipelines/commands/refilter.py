@@ -35,37 +35,37 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 
 def refilter(
     config: Config,
-    selected: SubscriptionConfig,
+    subscription_config: SubscriptionConfig,
     tables: Sequence[str],
-    source: str | None,
+    source_name: str | None,
     progress: Progress,
     *,
-    planning: bool,
+    is_plan_only: bool,
 ) -> RefilterReport:
-    """Make the tables, or by default all tables. With `planning`, only report from which subscriptions they can be made."""
+    """Make the tables, or by default all tables. With `is_plan_only`, only report from which subscriptions they can be made."""
     project = build_project(config)
-    subscription, lake = project.subscriptions[selected.name], project.lake.open()
-    names = [parse_table_name(text) for text in tables]
-    sources = possible_sources(project, subscription, lake, source)
+    subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
+    names_to_plan = [parse_table_name(text) for text in tables]
+    source_subscriptions = possible_sources(project, subscription, lake, source_name)
     lake.access.check_writable()
-    SubscriptionRecord(lake, subscription.name).refuse_disabled()
-    refiltering = _prepare_refilter(subscription, sources, lake)
-    plans = refiltering.plan(names)
+    SubscriptionRecord(lake, subscription.name).enabled_state()
+    planner = _prepare_refilter(subscription, source_subscriptions, lake)
+    plans = planner.plan(names_to_plan)
     lsn, names_to_make = None, [plan.name for plan in plans if plan.source is not None]
-    if names_to_make and not planning:
+    if names_to_make and not is_plan_only:
         chosen_sources = [
             source_subscription
-            for source_subscription in sources
+            for source_subscription in source_subscriptions
             if source_subscription.name in {plan.source for plan in plans}
         ]
         for source_subscription in chosen_sources:
             if source_subscription.name != subscription.name:
                 _bring_up_to_date(source_subscription, lake, progress)
-        with ExitStack() as locked:
+        with ExitStack() as locks:
             for name in sorted(
                 {subscription.name, *(source_subscription.name for source_subscription in chosen_sources)}
             ):
-                locked.enter_context(subscription.feed.source.hold_lock(name))
+                locks.enter_context(subscription.feed.source.hold_lock(name))
             SubscriptionRecord(lake, subscription.name).record_folders()
             # `make` plans again, because the catalog may have changed before the locks were taken.
             plans_by_name = {
@@ -76,42 +76,46 @@ def refilter(
             lsn = max(applied_lsn(lake, source_subscription) for source_subscription in chosen_sources)
     return RefilterReport(
         subscription.name,
-        planning,
+        is_plan_only,
         None if lsn is None else format_lsn(lsn),
-        tuple(_result_of(plan) for plan in plans),
+        tuple(_refiltered_table(plan) for plan in plans),
     )
 
 
-def _prepare_refilter(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
+def _prepare_refilter(
+    subscription: Subscription, source_subscriptions: Sequence[Subscription], lake: Lake
+) -> Refilter:
     """Make the `Refilter` of a subscription, by the present catalog of the publisher."""
     with subscription.feed.source.connect() as connection:
         refuse_other_publisher(connection, subscription.feed, lake)
         server_catalog = present_catalog(connection)
-        sources_with_catalogs = [(each, sound_catalog(connection, each, server_catalog)) for each in sources]
+        sources_with_catalogs = [
+            (each, sound_catalog(connection, each, server_catalog)) for each in source_subscriptions
+        ]
         catalog = sound_catalog(connection, subscription, server_catalog)
     return Refilter(subscription, sources_with_catalogs, lake, catalog)
 
 
 def possible_sources(
-    project: Project, subscription: Subscription, lake: Lake, named: str | None = None
+    project: Project, subscription: Subscription, lake: Lake, source_name: str | None = None
 ) -> list[Subscription]:
     """The subscriptions that have replicas of the same source, with `subscription` itself first.
 
-    If `named` is given, only the subscription of this name. Raises PgsieveError if it does not read the same source.
+    If `source_name` is given, only the subscription of this name. Raises PgsieveError if it does not read the same source.
     """
     subscriptions_by_name = {
         name: each
         for name, each in project.subscriptions.items()
         if each.feed.source.name == subscription.feed.source.name
     }
-    if named is not None:
-        if named not in subscriptions_by_name:
+    if source_name is not None:
+        if source_name not in subscriptions_by_name:
             raise PgsieveError(
-                f'no subscription "{named}" reads the source of "{subscription.name}"',
-                hint=name_hint(named, tuple(subscriptions_by_name)),
+                f'no subscription "{source_name}" reads the source of "{subscription.name}"',
+                hint=name_hint(source_name, tuple(subscriptions_by_name)),
                 sqlstate="42704",
             )
-        return [subscriptions_by_name[named]]
+        return [subscriptions_by_name[source_name]]
     other_subscriptions = [each for each in subscriptions_by_name.values() if each.name != subscription.name]
     return [
         each
@@ -120,20 +124,20 @@ def possible_sources(
     ]
 
 
-def _bring_up_to_date(source: Subscription, lake: Lake, progress: Progress) -> None:
+def _bring_up_to_date(subscription: Subscription, lake: Lake, progress: Progress) -> None:
     """Apply all changes to the replicas of a subscription, so that they are at least as new as the publisher's catalog.
 
     Otherwise a column that was just added could be missing in them.
     """
-    task = f"bring {source.name} up to date"
+    task = f"bring {subscription.name} up to date"
     progress.start(task)
     try:
-        drain(source.feed, lake, [source], progress.tell)
-        transform(source, lake, progress.tell)
-        apply(source, lake, progress.tell)
+        drain(subscription.feed, lake, [subscription], progress.tell)
+        transform(subscription, lake, progress.tell)
+        apply(subscription, lake, progress.tell)
     finally:
         progress.finish(task)
 
 
-def _result_of(plan: Refiltering) -> RefilteredTable:
+def _refiltered_table(plan: Refiltering) -> RefilteredTable:
     return RefilteredTable(*plan.name, plan.source, plan.reason, plan.rows)

@@ -8,11 +8,13 @@ A cut is a version of each replica, so that together they equal the publisher at
 
 from pgsieve.assets.steps.moments.restore import restore as restore_tables
 from pgsieve.pipelines.commands.moment_results import MomentReport
-from pgsieve.pipelines.commands.read import moment_of, moment_report
+from pgsieve.pipelines.commands.read import find_moment, moment_report
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 
-def restore(config: Config, selected: SubscriptionConfig, at: str | None, folder: str) -> MomentReport:
+def restore(
+    config: Config, subscription_config: SubscriptionConfig, moment_text: str | None, folder: str
+) -> MomentReport:
     """Copy the tables of a subscription, as they were at a moment, into a folder."""
-    moment = moment_of(config, selected, at)
+    moment = find_moment(config, subscription_config, moment_text)
     return moment_report(moment, restore_tables(moment, folder), folder)

@@ -15,7 +15,7 @@ from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher, replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.pipelines.commands.failures import Failures
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
 from pgsieve.pipelines.commands.run import run_feed
@@ -29,7 +29,7 @@ from pgsieve.resources.postgres.slot import slot_state
 
 def resync(
     config: Config,
-    selected: SubscriptionConfig,
+    subscription_config: SubscriptionConfig,
     tables: Sequence[str],
     progress: Progress,
     *,
@@ -41,36 +41,39 @@ def resync(
     another lake may have read the slot, this lake takes it only if `take_over` is true.
     """
     if take_over:
-        take_slots_over(config, [selected])
+        take_slots_over(config, [subscription_config])
     project = build_project(config)
-    subscription, lake = project.subscriptions[selected.name], project.lake.open()
-    feed, names = subscription.feed, [parse_table_name(text) for text in tables]
+    subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
+    feed, chosen_names = subscription.feed, [parse_table_name(text) for text in tables]
     feed.source.check_ready()
     lake.access.check_writable()
     with feed.source.connect() as connection, ExitStack() as stack:
-        if not names:
+        if not chosen_names:
             # This call reads a record that may be damaged. Damaged records are replaced below.
             stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, feed, lake)
-    damaged_records = [] if names else replace_damaged_records(subscription, lake)
-    SubscriptionRecord(lake, subscription.name).refuse_disabled()
-    slot_loss = None if names else replace_lost_slot(feed, lake, take_over=take_over)
+    damaged_records = [] if chosen_names else replace_damaged_records(subscription, lake)
+    SubscriptionRecord(lake, subscription.name).enabled_state()
+    slot_loss = None if chosen_names else replace_lost_slot(feed, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
-    tables_to_copy = tables_to_resync(subscription, states.newest(), names)
-    names_to_copy = [each.name for each in tables_to_copy]
-    resynced = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in tables_to_copy)
+    tables_to_copy = tables_to_resync(subscription, states.newest(), chosen_names)
+    names_to_copy = [table_to_copy.name for table_to_copy in tables_to_copy]
+    resynced_tables = tuple(
+        ResyncedTable(*table_to_copy.name, table_to_copy.state, table_to_copy.changes)
+        for table_to_copy in tables_to_copy
+    )
     summary, is_followed = None, False
     if names_to_copy and (is_followed := _is_slot_in_use(feed)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
         # A copy that was killed may have recorded a definition of its table that is old by now. The call replaces it.
         states.leave_to_next_copy(names_to_copy)
-        with instance(config) as dagster:
-            materializer = Materializer(project, subscription, dagster, progress)
+        with open_instance(config) as instance:
+            materializer = Materializer(project, subscription, instance, progress)
             materializer.copy(names_to_copy)
             failures = Failures()
             run_feed(feed, [materializer], failures)
-            for failure in failures.grouped():
+            for failure in failures.group_by_error():
                 raise failure.error
             summary = materializer.summary()
     else:
@@ -78,7 +81,7 @@ def resync(
             refresh_sequences(connection, feed, lake)
     return ResyncReport(
         subscription.name,
-        resynced,
+        resynced_tables,
         slot_loss.message if slot_loss else None,
         summary,
         is_followed,
@@ -89,5 +92,5 @@ def resync(
 def _is_slot_in_use(feed: Feed) -> bool:
     """True if another process reads the slot."""
     with feed.source.connect() as connection:
-        state = slot_state(connection, feed.slot)
-    return state is not None and state.is_active
+        slot = slot_state(connection, feed.slot)
+    return slot is not None and slot.is_active

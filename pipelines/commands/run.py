@@ -29,12 +29,12 @@ from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import claim_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.wording import quantity
-from pgsieve.pipelines.commands.dagster_runs import COMMAND
-from pgsieve.pipelines.commands.failures import Failures, never
+from pgsieve.pipelines.commands.dagster_runs import COMMAND_TAG
+from pgsieve.pipelines.commands.failures import Failures, is_never_fatal
 from pgsieve.pipelines.commands.in_process import (
-    NAMING,
-    instance,
+    DEFAULT_NAMES,
     materialize,
+    open_instance,
     run_failure,
     unwrap_step_errors,
 )
@@ -49,16 +49,16 @@ from pgsieve.resources.lake.shared_jobs import share_jobs
 from pgsieve.resources.lake.stores.batch_cache import share_batch_cache
 from pgsieve.resources.postgres.session_pool import pool_sessions
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 #: The largest number of rounds. A round copies tables, reads the slot, and applies the changes. Another round follows
 #: if the columns of a table have changed in between.
 _MAX_ROUNDS = 3
 #: The largest number of subscriptions that are named in a line of progress; more are only counted.
-_MAX_NAMES = 3
+_MAX_NAMES_IN_TASK = 3
 
 
-def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
+def take_over(config: Config, subscription_configs: Sequence[SubscriptionConfig]) -> None:
     """Claim the slots of the selected subscriptions for this lake, even if another lake has read them before.
 
     Raises PgsieveError if this lake has replicas of another database.
@@ -66,45 +66,65 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
     project = build_project(config)
     lake = project.lake.open()
     lake.access.check_writable()
-    for feed in project.feeds_of([project.subscriptions[s.name] for s in selected]):
+    for feed in project.feeds_of([project.subscriptions[s.name] for s in subscription_configs]):
         with feed.hold_lock(), feed.source.connect() as connection:
             claim_slot(connection, feed, lake)
 
 
-def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
+def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
     """Run the selected subscriptions. If one of them fails, the others go on, and what was done for it stays done.
 
     Disabled subscriptions do not run, and the summary names them. Raises SubscriptionDisabledError if all are disabled.
     """
     project = build_project(config)
-    subscriptions, failures = [project.subscriptions[s.name] for s in selected], Failures()
+    subscriptions, failures = [project.subscriptions[s.name] for s in subscription_configs], Failures()
     lake = project.lake.open()
-    with lake.consistent_read(*_first_reads(lake, subscriptions)):
-        enabled = enabled_subscriptions(project, subscriptions, failures)
-    with instance(config) as dagster, pool_sessions():
-        with lake.consistent_read(*_subscription_records(lake, subscriptions)):
-            results = failures.for_each(subscriptions, lambda s: Materializer(project, s, dagster, progress))
-        for feed in project.feeds_of(enabled):
-            run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
-        failures.for_each(results, Materializer.register)
-        return RunSummary(summaries(results, failures), failures.grouped())
+    with lake.consistent_read(*_paths_to_read_first(lake, subscriptions)):
+        subscriptions_to_run = enabled_subscriptions(project, subscriptions, failures)
+    with open_instance(config) as instance, pool_sessions():
+        with lake.consistent_read(*_record_paths(lake, subscriptions)):
+            materializers = failures.for_each(
+                subscriptions, lambda s: Materializer(project, s, instance, progress)
+            )
+        for feed in project.feeds_of(subscriptions_to_run):
+            run_feed(
+                feed,
+                [
+                    materializer
+                    for materializer in materializers
+                    if materializer.subscription.feed.name == feed.name
+                ],
+                failures,
+            )
+        failures.for_each(materializers, Materializer.register)
+        return RunSummary(summaries(materializers, failures), failures.group_by_error())
 
 
-def _subscription_records(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+def _record_paths(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables that have records about whole subscriptions."""
     return [
-        table.path for s in subscriptions for table in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
+        record.path
+        for s in subscriptions
+        for record in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
     ]
 
 
-def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+def _paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables that each run reads first. The caller opens them together, in parallel."""
-    states = [table(lake, s.name).path for s in subscriptions for table in (TableStates, TransformedSlices)]
+    state_paths = [
+        record_type(lake, s.name).path
+        for s in subscriptions
+        for record_type in (TableStates, TransformedSlices)
+    ]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
-        *_subscription_records(lake, subscriptions),
-        *states,
-        *(table(lake, feed).path for feed in feeds for table in (ChangeLog, Catalogs, FeedRecord)),
+        *_record_paths(lake, subscriptions),
+        *state_paths,
+        *(
+            record_type(lake, feed).path
+            for feed in feeds
+            for record_type in (ChangeLog, Catalogs, FeedRecord)
+        ),
     ]
 
 
@@ -113,14 +133,16 @@ def enabled_subscriptions(
 ) -> list[Subscription]:
     """Those of these subscriptions that are enabled. Raises SubscriptionDisabledError if none is enabled."""
     lake = project.lake.open()
-    states = failures.for_each(
-        subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
+    subscriptions_with_states = failures.for_each(
+        subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).state_in_same_folders())
     )
-    enabled = [subscription for subscription, state in states if state.enabled]
-    if not enabled and len(states) == len(subscriptions):
-        subscription, state = states[0]
+    subscriptions_to_run = [
+        subscription for subscription, state in subscriptions_with_states if state.enabled
+    ]
+    if not subscriptions_to_run and len(subscriptions_with_states) == len(subscriptions):
+        subscription, state = subscriptions_with_states[0]
         raise disabled_error(subscription.name, state)
-    return enabled
+    return subscriptions_to_run
 
 
 def run_feed(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> None:
@@ -146,107 +168,137 @@ def run_feed(feed: Feed, materializers: Sequence[Materializer], failures: Failur
 
 def _run_round(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> bool:
     """Copy tables, read the slot, and apply the changes once. Returns false if all subscriptions have failed."""
-    failures.for_each(materializers, lambda each: each.copy())
-    if not (remaining := [r for r in materializers if r.name not in failures]):
+    failures.for_each(materializers, lambda materializer: materializer.copy())
+    if not (
+        remaining_materializers := [
+            materializer for materializer in materializers if materializer.name not in failures
+        ]
+    ):
         return False
-    first_materializer = remaining[0]
-    with failures.catch(*(result.name for result in remaining)):
-        assets = [change_log_asset(feed, first_materializer.project.subscriptions_of(feed), NAMING)]
+    first_materializer = remaining_materializers[0]
+    with failures.catch(*(materializer.name for materializer in remaining_materializers)):
+        assets = [change_log_asset(feed, first_materializer.project.subscriptions_of(feed), DEFAULT_NAMES)]
         materialize(
-            first_materializer.dagster,
+            first_materializer.instance,
             first_materializer.project,
             assets,
             first_materializer.progress,
             f"drain {feed.slot}",
         )
-    apply_together(materializers, failures)
+    transform_and_apply(materializers, failures)
     return True
 
 
-def apply_together(
+def transform_and_apply(
     materializers: Sequence[Materializer],
     failures: Failures,
     *,
-    unless: Callable[[Exception], bool] = never,
+    is_fatal: Callable[[Exception], bool] = is_never_fatal,
 ) -> None:
     """Materialise the transformed changes, and after that the replicas that have new changes or a new copy.
 
     For each of the two there is one Dagster run for all subscriptions, because a run costs more than most of its steps.
-    An error of one subscription does not end the work for the others. If `unless` is true for an error, it is raised.
+    An error of one subscription does not end the work for the others. If `is_fatal` is true for an error, it is raised.
     """
-    enabled = [
-        m for m in failures.for_each(materializers, Materializer.if_enabled, unless=unless) if m is not None
+    enabled_materializers = [
+        materializer
+        for materializer in failures.for_each(materializers, Materializer.enabled_or_none, is_fatal=is_fatal)
+        if materializer is not None
     ]
-    with ExitStack() as shared:
-        if len(enabled) > 1:
-            shared.enter_context(share_batch_cache())
-            shared.enter_context(share_jobs())
-            shared.enter_context(enabled[0].subscription.feed.source.share_lock_session())
-        assets = {m: m.table_changes for m in enabled}
-        _materialize_each("transform for", assets, Materializer.transform_changes, failures, unless)
+    with ExitStack() as shared_resources:
+        if len(enabled_materializers) > 1:
+            shared_resources.enter_context(share_batch_cache())
+            shared_resources.enter_context(share_jobs())
+            shared_resources.enter_context(
+                enabled_materializers[0].subscription.feed.source.share_lock_session()
+            )
+        asset_makers = {materializer: materializer.table_changes for materializer in enabled_materializers}
+        _materialize_each("transform for", asset_makers, Materializer.transform_changes, failures, is_fatal)
 
     @cache
     def tables_by_subscription() -> Mapping[str, Tables]:
-        return published_tables(enabled[0].project, [m.subscription for m in enabled])
+        return published_tables(
+            enabled_materializers[0].project,
+            [materializer.subscription for materializer in enabled_materializers],
+        )
 
-    tables_to_report = dict(
-        failures.for_each(enabled, lambda m: (m, m.tables_to_report(tables_by_subscription)), unless=unless)
+    tables_by_materializer = dict(
+        failures.for_each(
+            enabled_materializers,
+            lambda materializer: (materializer, materializer.split_published_tables(tables_by_subscription)),
+            is_fatal=is_fatal,
+        )
     )
-    replica_assets = {
-        m: partial(m.replica_tables, *tables) for m, tables in tables_to_report.items() if tables[0]
+    replica_asset_makers = {
+        materializer: partial(materializer.replica_tables, *changed_and_unchanged)
+        for materializer, changed_and_unchanged in tables_by_materializer.items()
+        if changed_and_unchanged[0]
     }
-    _materialize_each("apply to", replica_assets, Materializer.apply_changes, failures, unless)
+    _materialize_each("apply to", replica_asset_makers, Materializer.apply_changes, failures, is_fatal)
     failures.for_each(
-        [m for m in tables_to_report if m not in replica_assets], Materializer.report, unless=unless
+        [materializer for materializer in tables_by_materializer if materializer not in replica_asset_makers],
+        Materializer.report,
+        is_fatal=is_fatal,
     )
 
 
 #: A function that makes the asset of a subscription. It gets a function that receives the error of the step, and the
 #: result of work that was done in advance.
-_Asset = Callable[[Callable[[Exception], None], PrefetchedWork[T] | None], dg.AssetsDefinition]
+_AssetMaker = Callable[[Callable[[Exception], None], PrefetchedWork[Result] | None], dg.AssetsDefinition]
 
 
 def _materialize_each(
     task: str,
-    assets: Mapping[Materializer, _Asset[T]],
-    work: Callable[[Materializer, Log], T],
+    asset_makers: Mapping[Materializer, _AssetMaker[Result]],
+    do_work: Callable[[Materializer, Log], Result],
     failures: Failures,
-    unless: Callable[[Exception], bool],
+    is_fatal: Callable[[Exception], bool],
 ) -> None:
     """Materialise an asset for each subscription, in one Dagster run.
 
     - `task`: names the work in messages
-    - `work`: the work of a step. It is done in advance, while Dagster records the steps before it.
+    - `do_work`: the work of a step. It is done in advance, while Dagster records the steps before it.
     """
-    if not assets:
+    if not asset_makers:
         return
-    first_materializer, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
+    first_materializer = next(iter(asset_makers))
+    names = [materializer.name for materializer in asset_makers]
+    errors_by_name = dict[str, Exception]()
     with (
-        failures.catch(*names, unless=unless),
-        prefetched_work(first_materializer.lake, {m: partial(work, m) for m in assets}) as prefetched,
+        failures.catch(*names, is_fatal=is_fatal),
+        prefetched_work(
+            first_materializer.lake,
+            {materializer: partial(do_work, materializer) for materializer in asset_makers},
+        ) as prefetched_work_by_materializer,
     ):
         result = materialize(
-            first_materializer.dagster,
+            first_materializer.instance,
             first_materializer.project,
-            [asset(partial(errors.__setitem__, m.name), prefetched.get(m)) for m, asset in assets.items()],
+            [
+                make_asset(
+                    partial(errors_by_name.__setitem__, materializer.name),
+                    prefetched_work_by_materializer.get(materializer),
+                )
+                for materializer, make_asset in asset_makers.items()
+            ],
             first_materializer.progress,
-            f"{task} {', '.join(names) if len(names) <= _MAX_NAMES else quantity(len(names), 'subscription')}",
-            {COMMAND: f"{task} {', '.join(names)}"},
+            f"{task} {', '.join(names) if len(names) <= _MAX_NAMES_IN_TASK else quantity(len(names), 'subscription')}",
+            {COMMAND_TAG: f"{task} {', '.join(names)}"},
             raise_on_error=False,
         )
-        if result is not None and not result.success and not errors:
+        if result is not None and not result.success and not errors_by_name:
             raise run_failure(result)
-    for name, error in errors.items():
-        with failures.catch(name, unless=unless), unwrap_step_errors():
+    for name, error in errors_by_name.items():
+        with failures.catch(name, is_fatal=is_fatal), unwrap_step_errors():
             raise error
 
 
 def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
     """The results of subscriptions that have not failed, and of those that failed after something had changed."""
-    results = []
-    for each in materializers:
-        with failures.catch(each.name):
-            summary = each.summary()
-            if summary.changed or each.name not in failures:
-                results.append(summary)
-    return tuple(results)
+    subscription_runs = []
+    for materializer in materializers:
+        with failures.catch(materializer.name):
+            subscription_run = materializer.summary()
+            if subscription_run.changed or materializer.name not in failures:
+                subscription_runs.append(subscription_run)
+    return tuple(subscription_runs)

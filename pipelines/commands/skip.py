@@ -12,22 +12,22 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 
 
-def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
+def skip(config: Config, subscription_config: SubscriptionConfig, lsn_text: str) -> str | None:
     """Record which transaction to skip, by the LSN at which its commit ends. The text `none` cancels an earlier skip.
 
     Returns the LSN as PostgreSQL writes it; None if no transaction is skipped.
     """
     project = build_project(config)
-    subscription, lake = project.subscriptions[selected.name], project.lake.open()
+    subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
-    skip_lsn = None if lsn.lower() == "none" else parse_lsn(lsn)
+    skip_lsn = None if lsn_text.lower() == "none" else parse_lsn(lsn_text)
     Skip(subscription, lake).set_lsn(skip_lsn)
     return None if skip_lsn is None else format_lsn(skip_lsn)
 
 
-def enable(config: Config, selected: SubscriptionConfig) -> bool:
+def enable(config: Config, subscription_config: SubscriptionConfig) -> bool:
     """Enable a subscription. Returns false if it was already enabled."""
     project = build_project(config)
-    subscription, lake = project.subscriptions[selected.name], project.lake.open()
+    subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
     return SubscriptionRecord(lake, subscription.name).enable()

@@ -30,7 +30,7 @@ from pgsieve.assets.translator import AssetKind, subscription_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.results import (
     UNKNOWN,
     SlotStatus,
@@ -80,7 +80,7 @@ def status(config: Config) -> StatusReport:
     """
     project = build_project(config)
     lake = project.lake.open()
-    return _report(project, lake, _last_transformations(config, project.subscriptions.values()))
+    return _make_report(project, lake, _last_transformation_times(config, project.subscriptions.values()))
 
 
 def brief_status(config: Config) -> Callable[[], StatusReport]:
@@ -90,68 +90,72 @@ def brief_status(config: Config) -> Callable[[], StatusReport]:
     """
     project = build_project(config)
     lake = project.lake.open()
-    return lambda: _report(project, lake, None)
+    return lambda: _make_report(project, lake, None)
 
 
-def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | None) -> StatusReport:
-    """Make the report. `last_runs` has the time of each subscription's last run; if it is None, the report is a brief one."""
-    slots, subscriptions = [], []
-    brief, last_runs = last_runs is None, last_runs or {}
+def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, datetime] | None) -> StatusReport:
+    """Make the report. `last_run_times` has the time of each subscription's last run; if it is None, the report is a brief one."""
+    slot_statuses, subscription_statuses = [], []
+    is_brief, last_run_times = last_run_times is None, last_run_times or {}
     for feed in project.feeds.values():
-        source_state, position = (
-            _read_source(lake, feed, may_decode=not brief),
-            ChangeLog(lake, feed).position(),
-        )
-        state = source_state.slot
-        slots.append(
+        source_state = _read_source(lake, feed, can_decode=not is_brief)
+        change_log_position = ChangeLog(lake, feed).position()
+        slot = source_state.slot
+        slot_statuses.append(
             SlotStatus(
                 source=feed.source.name,
                 subscription=next(iter(feed.subscriptions)) if feed.filtered else None,
                 slot=feed.slot,
-                exists=UNKNOWN if source_state.problem else state is not None,
-                active=UNKNOWN if source_state.problem else state is not None and state.is_active,
-                wal_status=state.wal_status if state else None,
-                confirmed_lsn=format_lsn(state.confirmed_lsn) if state else None,
-                lag_bytes=state.lag_bytes if state else None,
-                change_log_lsn=None if position is None else format_lsn(position),
+                exists=UNKNOWN if source_state.problem else slot is not None,
+                active=UNKNOWN if source_state.problem else slot is not None and slot.is_active,
+                wal_status=slot.wal_status if slot else None,
+                confirmed_lsn=format_lsn(slot.confirmed_lsn) if slot else None,
+                lag_bytes=slot.lag_bytes if slot else None,
+                change_log_lsn=None if change_log_position is None else format_lsn(change_log_position),
                 problem=source_state.problem,
                 lag_seconds=source_state.waiting_seconds,
-                retained_bytes=state.retained_bytes if state else None,
-                safe_wal_bytes=state.safe_bytes if state else None,
+                retained_bytes=slot.retained_bytes if slot else None,
+                safe_wal_bytes=slot.safe_bytes if slot else None,
                 decoding=_DECODING_MODES.get(source_state.is_decoding_switched),
             )
         )
         for subscription in project.subscriptions_of(feed):
             try:
-                entry = _subscription_status(
-                    lake, feed, subscription, source_state.examination, count_rows=not brief
+                subscription_status = _subscription_status(
+                    lake, feed, subscription, source_state.examination, count_rows=not is_brief
                 )
-                progress = _progress_of(lake, subscription, source_state, last_runs.get(subscription.name))
+                delay_and_success = _measure_delay(
+                    lake, subscription, source_state, last_run_times.get(subscription.name)
+                )
             except LakeError as error:
                 # If the whole lake fails, and not only this subscription, the call raises the error.
                 describe_error(lake, error)
-                entry, progress = (
-                    replace(_configured_status(feed, subscription), problem=str(error)),
-                    (None, None),
+                subscription_status = replace(_configured_status(feed, subscription), problem=str(error))
+                delay_and_success = (None, None)
+            subscription_statuses.append(
+                replace(
+                    subscription_status,
+                    seconds_behind=delay_and_success[0],
+                    last_success=delay_and_success[1],
                 )
-            subscriptions.append(replace(entry, seconds_behind=progress[0], last_success=progress[1]))
-    return StatusReport(tuple(slots), tuple(subscriptions))
+            )
+    return StatusReport(tuple(slot_statuses), tuple(subscription_statuses))
 
 
-def _read_source(lake: Lake, feed: Feed, *, may_decode: bool) -> _SourceState:
+def _read_source(lake: Lake, feed: Feed, *, can_decode: bool) -> _SourceState:
     """Ask a source for its publications and its slot. If it does not answer, only the problem is returned."""
     try:
         with feed.source.connect() as connection:
             examination = Examination(connection, feed, read_catalog(connection))
-            state = slot_state(connection, feed.slot)
+            slot = slot_state(connection, feed.slot)
             # A LakeError would be about pgsieve's own tables, and other parts of the report show it.
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
-            seconds = (
-                None if state is None else _seconds_waiting_in_slot(connection, lake, feed, state, may_decode)
+            waiting_seconds = (
+                None if slot is None else _seconds_waiting_in_slot(connection, lake, feed, slot, can_decode)
             )
             return _SourceState(
-                examination, state, seconds, is_decoding_switched=is_decoding_switched(connection)
+                examination, slot, waiting_seconds, is_decoding_switched=is_decoding_switched(connection)
             )
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
         return _SourceState(problem=str(error))
@@ -161,8 +165,8 @@ def _seconds_waiting_in_slot(
     connection: psycopg.Connection[tuple[object, ...]],
     lake: Lake,
     feed: Feed,
-    state: SlotState,
-    may_decode: bool,
+    slot: SlotState,
+    can_decode: bool,
 ) -> float | None:
     """For how many seconds the first transaction has been waiting in the slot.
 
@@ -173,7 +177,7 @@ def _seconds_waiting_in_slot(
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
         return round(
-            seconds_since(connection, find_unread_time(connection, lake, feed, state, can_peek=may_decode)), 3
+            seconds_since(connection, find_unread_time(connection, lake, feed, slot, can_peek=can_decode)), 3
         )
     except PgsieveError:
         # There is too much WAL to decode, the slot is lost, or a publication is missing. Other parts of the report show
@@ -183,54 +187,68 @@ def _seconds_waiting_in_slot(
         connection.execute("set statement_timeout = 0")
 
 
-def _progress_of(
-    lake: Lake, subscription: Subscription, source_state: _SourceState, last_run: datetime | None
+def _measure_delay(
+    lake: Lake, subscription: Subscription, source_state: _SourceState, last_run_time: datetime | None
 ) -> tuple[float | None, str | None]:
     """For how many seconds a subscription has been behind, and when all changes had been applied the last time."""
     cut, log_position = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
     success_time = cut.at if cut else None
     if log_position is None:
-        return None, None if success_time is None else _iso(success_time)
+        return None, None if success_time is None else _format_iso(success_time)
     try:
-        applied, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
+        applied_position, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
     except PgsieveError:  # The lake is damaged, and other parts of the report show where.
-        return None, None if success_time is None else _iso(success_time)
-    seconds = source_state.waiting_seconds
-    if applied < log_position:
-        present_time = datetime.now(UTC)
-        seconds = max(
-            seconds or 0.0, round((present_time - waiting_since).total_seconds(), 3) if waiting_since else 0.0
+        return None, None if success_time is None else _format_iso(success_time)
+    delay_seconds = source_state.waiting_seconds
+    if applied_position < log_position:
+        current_time = datetime.now(UTC)
+        delay_seconds = max(
+            delay_seconds or 0.0,
+            round((current_time - waiting_since).total_seconds(), 3) if waiting_since else 0.0,
         )
     else:
         # All changes are applied. If the last run found no changes, the lake has no record of it, but Dagster has.
-        is_followed = source_state.slot is not None and source_state.slot.is_active and seconds == 0
+        is_followed = source_state.slot is not None and source_state.slot.is_active and delay_seconds == 0
         success_time = max(
-            (t for t in (success_time, last_run, datetime.now(UTC) if is_followed else None) if t),
+            (
+                time
+                for time in (success_time, last_run_time, datetime.now(UTC) if is_followed else None)
+                if time
+            ),
             default=None,
         )
-    return seconds, None if success_time is None else _iso(success_time)
+    return delay_seconds, None if success_time is None else _format_iso(success_time)
 
 
-def _iso(time: datetime) -> str:
+def _format_iso(time: datetime) -> str:
     """The time in UTC as ISO 8601 text."""
     return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
+def _last_transformation_times(
+    config: Config, subscriptions: Iterable[Subscription]
+) -> Mapping[str, datetime]:
     """Maps each subscription to the time at which a run last transformed its changes. Empty if Dagster has no records."""
-    if not dagster_home(config, make=False).exists():
+    if not dagster_home(config, is_created=False).exists():
         return {}
-    names = {subscription_asset(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
+    names_by_key = {
+        subscription_asset(subscription, AssetKind.TABLE_CHANGES).key: subscription.name
+        for subscription in subscriptions
+    }
     try:
-        with instance(config) as dagster:
-            events = dagster.get_latest_materialization_events(list(names))
+        with open_instance(config) as instance:
+            events = instance.get_latest_materialization_events(list(names_by_key))
     except Exception as error:  # noqa: BLE001 - from Dagster, or from any kind of database with its records
         _logger.warning("Dagster's records cannot be read: %s", type(error).__name__)
         return {}
-    return {names[key]: datetime.fromtimestamp(e.timestamp, UTC) for key, e in events.items() if e}
+    return {
+        names_by_key[key]: datetime.fromtimestamp(event.timestamp, UTC)
+        for key, event in events.items()
+        if event
+    }
 
 
-def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
+def _count_rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
     """The number of rows of a replica, or None if there is no replica; and the reason if they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
@@ -245,52 +263,52 @@ def _subscription_status(
     """The state of a subscription, by its source and the lake. If it cannot be replicated, only by the lake."""
     obstacle = examination.obstacle(subscription.name) if examination else None
     catalog = examination.catalog if examination and obstacle is None else None
-    entry = _read_subscription(lake, feed, subscription, catalog, count_rows=count_rows)
-    return entry if obstacle is None else replace(entry, problem=str(obstacle))
+    subscription_status = _read_subscription(lake, feed, subscription, catalog, count_rows=count_rows)
+    return subscription_status if obstacle is None else replace(subscription_status, problem=str(obstacle))
 
 
 def _read_subscription(
     lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, count_rows: bool
 ) -> SubscriptionStatus:
     """Read the state of a subscription from the lake; `catalog` is None if its source does not answer."""
-    states = TableStates(lake, subscription.name).newest()
+    states_by_name = TableStates(lake, subscription.name).newest()
     published_tables = subscription.tables(catalog) if catalog else {}
-    cut, record = (
-        Cuts(lake, subscription.name).last(),
-        SubscriptionRecord(lake, subscription.name).read_state(),
-    )
-    tables = []
-    for name in sorted(published_tables.keys() | states.keys()):
-        state, table = states.get(name), published_tables.get(name)
-        filters = table.row_filters if table else None
-        is_ready = state is not None and state.state == SyncState.READY
-        rows, problem = _rows(lake, subscription, name) if count_rows else (None, None)
-        tables.append(
+    cut = Cuts(lake, subscription.name).last()
+    subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
+    table_statuses = []
+    for name in sorted(published_tables.keys() | states_by_name.keys()):
+        table_state, replicated_table = states_by_name.get(name), published_tables.get(name)
+        row_filters = replicated_table.row_filters if replicated_table else None
+        is_ready = table_state is not None and table_state.state == SyncState.READY
+        rows, problem = _count_rows(lake, subscription, name) if count_rows else (None, None)
+        table_statuses.append(
             TableStatus(
                 schema=name[0],
                 name=name[1],
-                state=(state.state if state else SyncState.INITIALIZE).meaning,
+                state=(table_state.state if table_state else SyncState.INITIALIZE).meaning,
                 row_filter=UNKNOWN
                 if catalog is None
-                else " OR ".join(filters)
-                if filters is not None
+                else " OR ".join(row_filters)
+                if row_filters is not None
                 else None,
-                lsn=format_lsn(max(cut.lsn if cut else 0, state.lsn)) if state and is_ready else None,
+                lsn=format_lsn(max(cut.lsn if cut else 0, table_state.lsn))
+                if table_state and is_ready
+                else None,
                 version=cut.tables.get(name) if cut else None,
                 rows=rows,
-                problem=state.reason if state and state.reason else problem,
-                since_copy=present_changes(subscription, state, table, catalog)
-                if is_ready and table and catalog
+                problem=table_state.reason if table_state and table_state.reason else problem,
+                since_copy=present_changes(subscription, table_state, replicated_table, catalog)
+                if is_ready and replicated_table and catalog
                 else (),
             )
         )
     return replace(
         _configured_status(feed, subscription),
-        tables=tuple(tables),
-        enabled=record.enabled,
-        reason=record.reason,
-        skip_lsn=None if record.skip_lsn is None else format_lsn(record.skip_lsn),
-        notice=record.notice,
+        tables=tuple(table_statuses),
+        enabled=subscription_state.enabled,
+        reason=subscription_state.reason,
+        skip_lsn=None if subscription_state.skip_lsn is None else format_lsn(subscription_state.skip_lsn),
+        notice=subscription_state.notice,
         sequences=listed_sequences(Sequences(lake, subscription.name).newest().values()),
         warnings=tuple(warning.message for warning in unsent_leaves(subscription, catalog))
         if catalog

@@ -34,23 +34,23 @@ _STOP_SECONDS = 20.0
 _KILL_SECONDS = 5.0
 
 
-def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
+def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, is_created: bool = True) -> Path:
     """The folder of Dagster's records: that of the variable DAGSTER_HOME, or else `.pgsieve/dagster` beside pgsieve.yaml.
 
-    With `make`, the folder beside pgsieve.yaml is created with its settings. Nothing is created in the folder of
+    With `is_created`, the folder beside pgsieve.yaml is created with its settings. Nothing is created in the folder of
     DAGSTER_HOME.
     """
-    configured = environ.get("DAGSTER_HOME")
-    if configured:
-        return Path(configured).expanduser().absolute()
+    configured_home = environ.get("DAGSTER_HOME")
+    if configured_home:
+        return Path(configured_home).expanduser().absolute()
     home = config.state_folder / "dagster"
-    if not make:
+    if not is_created:
         return home
-    settings = home / "dagster.yaml"
+    settings_path = home / "dagster.yaml"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        if not settings.exists() or settings.read_text(encoding="utf-8") == _OLD_INSTANCE_SETTINGS:
-            settings.write_text(_INSTANCE_SETTINGS, encoding="utf-8")
+        if not settings_path.exists() or settings_path.read_text(encoding="utf-8") == _OLD_INSTANCE_SETTINGS:
+            settings_path.write_text(_INSTANCE_SETTINGS, encoding="utf-8")
     except OSError as error:
         raise PgsieveError(
             f"{home} cannot be made: {error.strerror}",
@@ -72,61 +72,62 @@ def server_command(host: str, port: int) -> list[str]:
     ]
 
 
-def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def server_environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment variables of the server, with the paths of this configuration file and of Dagster's records."""
     return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
 
 
-class Stop(threading.Event):
-    """An event that is set by SIGINT, SIGTERM, or SIGHUP (the terminal was closed). A second signal sets `at_once`."""
+class StopEvent(threading.Event):
+    """An event that is set by SIGINT, SIGTERM, or SIGHUP (the terminal was closed). A second signal sets `kill_event`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.at_once = threading.Event()
+        self.kill_event = threading.Event()
 
     @contextmanager
-    def by_signals(self) -> Iterator[None]:
+    def set_by_signals(self) -> Iterator[None]:
         """Within the block, the signals set the event."""
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            (self.at_once if self.is_set() else self).set()
+        def receive_signal(_number: int, _frame: FrameType | None) -> None:
+            (self.kill_event if self.is_set() else self).set()
 
-        handlers = {
-            number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        handlers_by_number = {
+            signal_number: signal.signal(signal_number, receive_signal)
+            for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         }
         try:
             yield
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            for signal_number, handler in handlers_by_number.items():
+                signal.signal(signal_number, handler)
 
-    def wait_awake(self, seconds: float) -> bool:
+    def wait_in_steps(self, seconds: float) -> bool:
         """Wait until the event is set, but at most for this time; returns true if it is set.
 
         Python runs handlers of signals only in the main thread, and only when it is awake. So this method waits in
         short steps.
         """
-        until = time.monotonic() + seconds
-        while not self.is_set() and time.monotonic() < until:
-            self.wait(min(0.5, max(0.0, until - time.monotonic())))
+        deadline = time.monotonic() + seconds
+        while not self.is_set() and time.monotonic() < deadline:
+            self.wait(min(0.5, max(0.0, deadline - time.monotonic())))
         return self.is_set()
 
 
 @contextmanager
 def start_dagster(
-    config: Config, host: str, port: int, *options: str, stop: Stop, log: Path | None = None
+    config: Config, host: str, port: int, *options: str, stop_event: StopEvent, log_path: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Within the block, run Dagster's web server and its daemon. They end with the block, and their runs, too.
 
     A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed, or at once if
-    `stop.at_once` is set. The output of the processes goes to the file `log`, or by default to where this process
+    `stop_event.kill_event` is set. The output of the processes goes to the file `log_path`, or by default to where this process
     writes its own.
     """
     with ExitStack() as stack:
-        output = stack.enter_context(log.open("wb")) if log else None
+        output = stack.enter_context(log_path.open("wb")) if log_path else None
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
             [*server_command(host, port), *options],
-            env=environment(config),
+            env=server_environment(config),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -138,30 +139,32 @@ def start_dagster(
     try:
         yield process
     finally:
-        _end_session(process, stop)
+        _end_session(process, stop_event)
 
 
-def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
+def _end_session(process: subprocess.Popen[bytes], stop_event: StopEvent) -> None:
     """End a process, and all other processes of its session."""
-    for number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
-        until = time.monotonic() + seconds
+    for signal_number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+        deadline = time.monotonic() + seconds
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-            while time.monotonic() < until and not (number == signal.SIGINT and stop.at_once.is_set()):
-                _reap(process.pid)
+            os.killpg(process.pid, signal_number)
+            while time.monotonic() < deadline and not (
+                signal_number == signal.SIGINT and stop_event.kill_event.is_set()
+            ):
+                _reap_group(process.pid)
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
     process.wait()
 
 
-def _reap(group: int) -> None:
+def _reap_group(process_group: int) -> None:
     """Collect the exit codes of processes in a group that have ended.
 
     In a container without an init process, orphans become children of this process. Without the call they would stay in
     the table of processes, and would look alive.
     """
     with suppress(ChildProcessError):
-        while os.waitpid(-group, os.WNOHANG)[0]:
+        while os.waitpid(-process_group, os.WNOHANG)[0]:
             pass
 
 
@@ -170,8 +173,11 @@ def serve(config: Config, host: str, port: int, *options: str) -> int:
 
     `options` are options for `dagster dev`.
     """
-    stop = Stop()
-    with stop.by_signals(), start_dagster(config, host, port, *options, stop=stop) as process:
-        while process.poll() is None and not stop.wait_awake(1.0):
+    stop_event = StopEvent()
+    with (
+        stop_event.set_by_signals(),
+        start_dagster(config, host, port, *options, stop_event=stop_event) as process,
+    ):
+        while process.poll() is None and not stop_event.wait_in_steps(1.0):
             pass
-        return 0 if stop.is_set() else process.returncode
+        return 0 if stop_event.is_set() else process.returncode

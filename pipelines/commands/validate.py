@@ -69,16 +69,16 @@ from pgsieve.resources.postgres.sequences import SequenceValue
 from pgsieve.resources.postgres.source import is_decoding_switched
 
 
-def validate(config: Config, *, rights: bool = True) -> ValidationReport:
+def validate(config: Config, *, are_rights_checked: bool = True) -> ValidationReport:
     """Examine the lake's store, all sources and all subscriptions.
 
-    To examine the store, objects are created there and removed again. With `rights`, the rights of each source's role
+    To examine the store, objects are created there and removed again. With `are_rights_checked`, the rights of each source's role
     are checked, too.
     """
     project = build_project(config)
     project.lake.engine.check_store()
     project.lake.open().access.check_conditional_put(record=False)
-    findings = _Findings(project, rights=rights)
+    findings = _Findings(project, are_rights_checked=are_rights_checked)
     findings.examine_lake()
     for feed in project.feeds.values():
         findings.examine_feed(feed)
@@ -90,22 +90,22 @@ class _PublisherState:
     """What the publisher of a feed has. A feed is a slot with the subscriptions that read it.
 
     - `examination`: the feed's publications, and their problems
-    - `server`: the server's catalog, without the publications that pgsieve.yaml defines
-    - `version`: the server's version
-    - `sequences`: maps each subscription to the sequences that it receives
+    - `server_catalog`: the server's catalog, without the publications that pgsieve.yaml defines
+    - `server_version`: the server's version
+    - `sequences_by_subscription`: maps each subscription to the sequences that it receives
     """
 
     examination: Examination
-    server: Catalog
-    version: int
-    sequences: Mapping[str, tuple[SequenceValue, ...]]
+    server_catalog: Catalog
+    server_version: int
+    sequences_by_subscription: Mapping[str, tuple[SequenceValue, ...]]
 
 
 class _Findings:
     """Collects the findings of `pgsieve validate`, feed by feed."""
 
-    def __init__(self, project: Project, *, rights: bool) -> None:
-        self._project, self._rights = project, rights
+    def __init__(self, project: Project, *, are_rights_checked: bool) -> None:
+        self._project, self._are_rights_checked = project, are_rights_checked
         self._publications: dict[tuple[str, str], PublicationDescription] = {}
         self._received_tables: list[ReceivedTables] = []
         self._problems: list[ValidationProblem] = []
@@ -137,79 +137,100 @@ class _Findings:
 
     def examine_feed(self, feed: Feed) -> None:
         """Record what the subscriptions of a feed will receive, and all problems."""
-        name = feed.source.name
+        source_name = feed.source.name
         try:
             publisher, errors = self._examine_source(feed)
         except PgsieveError as error:
-            self._problems.append(_problem(name, error))
+            self._problems.append(_problem(source_name, error))
             return
-        self._problems += [p for p in (_problem(name, e) for e in errors) if p not in self._problems]
-        examination = publisher.examination
-        self._problems += [_problem(name, error) for error in examination.definition_problems]
-        if examination.unchecked is not None:
-            self._problems.append(_problem(name, examination.unchecked))
-        results = [
-            self._examine_subscription(each, publisher) for each in self._project.subscriptions_of(feed)
+        self._problems += [
+            problem
+            for problem in (_problem(source_name, error) for error in errors)
+            if problem not in self._problems
         ]
-        if all(results):  # No subscription has an error that prevents it from being replicated.
+        examination = publisher.examination
+        self._problems += [_problem(source_name, error) for error in examination.definition_problems]
+        if examination.unchecked is not None:
+            self._problems.append(_problem(source_name, examination.unchecked))
+        are_replicable = [
+            self._examine_subscription(subscription, publisher)
+            for subscription in self._project.subscriptions_of(feed)
+        ]
+        if all(are_replicable):  # No subscription has an error that prevents it from being replicated.
             catalog = examination.catalog
-            self._statements += _statements(feed, catalog, publisher.server, publisher.version)
-            self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
+            self._statements += _statements(feed, catalog, publisher.server_catalog, publisher.server_version)
+            self._warnings += [_problem(source_name, error) for error in warnings_of_feed(feed, catalog)]
 
     def _examine_source(self, feed: Feed) -> tuple[_PublisherState, list[PgsieveError]]:
         """The state of a feed's publisher; and errors about missing rights, another publisher, and event triggers."""
-        version = feed.source.check_ready()
+        server_version = feed.source.check_ready()
         with feed.source.connect() as connection:
-            server = read_catalog(connection)
-            examination = Examination(connection, feed, server)
+            server_catalog = read_catalog(connection)
+            examination = Examination(connection, feed, server_catalog)
             catalog = examination.catalog
-            errors = list(_rights_errors(connection, self._project, feed, catalog)) if self._rights else []
+            errors = (
+                list(_rights_errors(connection, self._project, feed, catalog))
+                if self._are_rights_checked
+                else []
+            )
             errors += _other_publisher_errors(connection, self._project, feed)
-            errors += _trigger_errors(connection, feed, catalog, server)
-            sequences = {s: read_received_sequences(connection, feed, s) for s in feed.subscriptions}
+            errors += _trigger_errors(connection, feed, catalog, server_catalog)
+            sequences_by_subscription = {
+                subscription_name: read_received_sequences(connection, feed, subscription_name)
+                for subscription_name in feed.subscriptions
+            }
             if is_decoding_switched(connection):
                 self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
-        return _PublisherState(examination, server, version, sequences), errors
+        return _PublisherState(examination, server_catalog, server_version, sequences_by_subscription), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
         """Record what a subscription will receive. Returns false if an error prevents that."""
-        name, feed, catalog = subscription.name, subscription.feed, publisher.examination.catalog
+        subscription_name, feed, catalog = subscription.name, subscription.feed, publisher.examination.catalog
         unread_errors = map(
-            PgsieveError, describe_unread_sequences(publisher.sequences[name]) if self._rights else ()
+            PgsieveError,
+            describe_unread_sequences(publisher.sequences_by_subscription[subscription_name])
+            if self._are_rights_checked
+            else (),
         )
-        errors = (*publisher.examination.problems(name), *unread_errors)
-        self._problems += [_problem(name, error) for error in errors]
-        for publication in feed.subscriptions[name]:
-            if publication in catalog.publications:
+        errors = (*publisher.examination.problems(subscription_name), *unread_errors)
+        self._problems += [_problem(subscription_name, error) for error in errors]
+        for publication_name in feed.subscriptions[subscription_name]:
+            if publication_name in catalog.publications:
                 description = _describe_publication(
-                    feed.source.name, catalog.publications[publication], catalog
+                    feed.source.name, catalog.publications[publication_name], catalog
                 )
-                self._publications[feed.source.name, publication] = description
+                self._publications[feed.source.name, publication_name] = description
         try:
-            for replicated in subscription.tables(catalog).values():
-                if (problem := subscription.metadata_problem(replicated)) is not None:
-                    self._problems.append(_problem(name, problem))
+            for replicated_table in subscription.tables(catalog).values():
+                if (problem := subscription.metadata_problem(replicated_table)) is not None:
+                    self._problems.append(_problem(subscription_name, problem))
             lake = self._project.lake.open()
-            sources = partial(possible_sources, self._project, subscription, lake)
+            find_sources = partial(possible_sources, self._project, subscription, lake)
             self._received_tables.append(
-                _received_tables(subscription, catalog, lake, publisher.sequences, sources)
+                _received_tables(
+                    subscription, catalog, lake, publisher.sequences_by_subscription, find_sources
+                )
             )
             layout_errors = layout_problems(subscription, subscription.tables(catalog))
-            self._problems += [_problem(name, error) for error in layout_errors]
+            self._problems += [_problem(subscription_name, error) for error in layout_errors]
             row_warnings = warnings_of_subscription(subscription, catalog)
-            name_warnings = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
-            self._warnings += [_problem(name, error) for error in (*row_warnings, *name_warnings)]
+            name_warnings = warnings_of_names(
+                subscription, catalog, partial(_has_mapped_columns, lake, subscription_name)
+            )
+            self._warnings += [
+                _problem(subscription_name, error) for error in (*row_warnings, *name_warnings)
+            ]
         except PgsieveError as error:
             # Usually the examination has found the same error, and it is already recorded.
-            if all(problem.object != name for problem in self._problems):
-                self._problems.append(_problem(name, error))
+            if all(problem.object != subscription_name for problem in self._problems):
+                self._problems.append(_problem(subscription_name, error))
             return False
         return True
 
 
-def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
+def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) -> bool:
     """True if Delta maps the names of a replica's columns to other names in its files, or will do so."""
-    return lake.policy.find_local_writer(lake.paths.replica(subscription, *table)) is None
+    return lake.policy.find_local_writer(lake.paths.replica(subscription_name, *table_name)) is None
 
 
 def _rights_errors(
@@ -235,7 +256,7 @@ def _other_publisher_errors(
 
 
 def _trigger_errors(
-    connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server: Catalog
+    connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server_catalog: Catalog
 ) -> Iterator[PgsieveError]:
     """Yields errors about event triggers that would make the creation of capture publications fail.
 
@@ -243,19 +264,23 @@ def _trigger_errors(
     """
     with suppress(PublicationError):
         for plan in feed.planned_capture(catalog):
-            name = feed.capture + plan.suffix
-            statements = capture_statements(name, plan, server, connection.info.server_version)
-            error = find_trigger_error(connection, feed.source.name, describe_preparation(name), statements)
+            publication_name = feed.capture + plan.suffix
+            statements = capture_statements(
+                publication_name, plan, server_catalog, connection.info.server_version
+            )
+            error = find_trigger_error(
+                connection, feed.source.name, describe_preparation(publication_name), statements
+            )
             if error is not None:
                 yield error
 
 
-def _problem(about: str, error: PgsieveError) -> ValidationProblem:
-    """Convert an error to a problem of `about`, a source or a subscription."""
-    return ValidationProblem(about, error.message, error.sqlstate, error.hint)
+def _problem(object_name: str, error: PgsieveError) -> ValidationProblem:
+    """Convert an error to a problem of `object_name`, a source or a subscription."""
+    return ValidationProblem(object_name, error.message, error.sqlstate, error.hint)
 
 
-def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> Iterator[str]:
+def _statements(feed: Feed, catalog: Catalog, server_catalog: Catalog, server_version: int) -> Iterator[str]:
     """The statements that create the feed's capture publications.
 
     The first run executes them. If the role lacks the rights to do so, an administrator has to execute them.
@@ -263,7 +288,9 @@ def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> 
     for plan in feed.planned_capture(catalog):
         yield from (
             statement + ";"
-            for statement in capture_statements(feed.capture + plan.suffix, plan, server, version)
+            for statement in capture_statements(
+                feed.capture + plan.suffix, plan, server_catalog, server_version
+            )
         )
 
 
@@ -271,48 +298,58 @@ def _received_tables(
     subscription: Subscription,
     catalog: Catalog,
     lake: Lake,
-    sequences: Mapping[str, tuple[SequenceValue, ...]],
-    sources: Callable[[], Sequence[Subscription]],
+    sequences_by_subscription: Mapping[str, tuple[SequenceValue, ...]],
+    find_sources: Callable[[], Sequence[Subscription]],
 ) -> ReceivedTables:
     """What a subscription will receive.
 
-    - `sequences`: maps subscriptions to sequences
-    - `sources`: returns the subscriptions from whose replicas a table may be made, instead of a copy
+    - `sequences_by_subscription`: maps subscriptions to sequences
+    - `find_sources`: returns the subscriptions from whose replicas a table may be made, instead of a copy
     """
-    states = TableStates(lake, subscription.name).newest()
-    changes = _received_changes(subscription, catalog)
+    states_by_name = TableStates(lake, subscription.name).newest()
+    changes_by_oid = _received_changes(subscription, catalog)
     tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).all()
-    definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}
-    since_copy = {name: changes_since_copy(states.get(name), each) for name, each in definitions.items()}
+    definitions_by_name = {
+        name: subscription.definition(replicated_table, catalog) for name, replicated_table in tables.items()
+    }
+    changes_by_name = {
+        name: changes_since_copy(states_by_name.get(name), definition)
+        for name, definition in definitions_by_name.items()
+    }
     names_to_copy = [
-        name for name in tables if since_copy[name] or name not in states or not states[name].is_applied
+        name
+        for name in tables
+        if changes_by_name[name] or name not in states_by_name or not states_by_name[name].is_applied
     ]
-    refilter_from = dict[Name, str | None]()
+    sources_by_name = dict[Name, str | None]()
     if names_to_copy:
-        refilter = Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
-        refilter_from = {plan.name: plan.source for plan in refilter.plan(names_to_copy)}
+        refilter = Refilter(subscription, [(source, catalog) for source in find_sources()], lake, catalog)
+        sources_by_name = {plan.name: plan.source for plan in refilter.plan(names_to_copy)}
 
-    def received_table(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
-        renamed = {name: subscription.replica_name(name) for name in replicated.columns}
-        histories = describe_histories(
-            subscription, lake, table, states.get(table), definitions[table], cuts[-1] if cuts else None
-        )
+    def received_table(table: Name, replicated_table: ReplicatedTable) -> ReceivedTable:
+        replica_names = {name: subscription.replica_name(name) for name in replicated_table.columns}
+        state, last_cut = states_by_name.get(table), cuts[-1] if cuts else None
+        histories = describe_histories(subscription, lake, table, state, definitions_by_name[table], last_cut)
         return ReceivedTable(
             *table,
-            columns=replicated.columns,
-            row_filter=_join_filters(replicated.row_filters),
-            changes=tuple(changes.get(replicated.table.oid, ())),
-            since_copy=since_copy[table],
-            metadata=subscription.metadata(replicated.table),
-            renamed={own: other for own, other in renamed.items() if other != own},
+            columns=replicated_table.columns,
+            row_filter=_join_filters(replicated_table.row_filters),
+            changes=tuple(changes_by_oid.get(replicated_table.table.oid, ())),
+            since_copy=changes_by_name[table],
+            metadata=subscription.metadata(replicated_table.table),
+            renamed={
+                publisher_name: replica_name
+                for publisher_name, replica_name in replica_names.items()
+                if replica_name != publisher_name
+            },
             histories=tuple(histories),
-            refilter_from=refilter_from.get(table),
+            refilter_from=sources_by_name.get(table),
         )
 
     return ReceivedTables(
         subscription.name,
         tuple(starmap(received_table, tables.items())),
-        listed_sequences(sequences[subscription.name]),
+        listed_sequences(sequences_by_subscription[subscription.name]),
         format_lsn(cuts[0].lsn) if cuts else None,
     )
 
@@ -324,44 +361,49 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
     identity share an entry.
     """
     publications = subscription.feed.publications(catalog, subscription.name)
-    changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
+    changes_by_oid: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
     for table in sorted(find_changed_relations(catalog), key=lambda table: (table.schema, table.name)):
-        if (published := find_published_relation(table, publications, catalog)) is None:
+        if (relation := find_published_relation(table, publications, catalog)) is None:
             continue
-        name, filters = quote_qualified(table.schema, table.name), _effective_filters(published)
-        updates = _updates_sent_as(filters, subscription.feed)
-        entry = ReceivedChanges((name,), filters, _identity(table), updates)
-        entries = changes.setdefault(published.publish_as.oid, {})
-        key = (*entry.row_filters.items(), entry.identity)
-        earlier_entry = entries.get(key)
-        entries[key] = (
-            entry
-            if earlier_entry is None
-            else replace(earlier_entry, relations=(*earlier_entry.relations, name))
+        name, filters_by_operation = quote_qualified(table.schema, table.name), _effective_filters(relation)
+        update_results = _update_results(filters_by_operation, subscription.feed)
+        relation_changes = ReceivedChanges(
+            (name,), filters_by_operation, _describe_identity(table), update_results
         )
-    return {oid: list(entries.values()) for oid, entries in changes.items()}
+        changes_by_filter = changes_by_oid.setdefault(relation.publish_as.oid, {})
+        key = (*relation_changes.row_filters.items(), relation_changes.identity)
+        earlier_changes = changes_by_filter.get(key)
+        changes_by_filter[key] = (
+            relation_changes
+            if earlier_changes is None
+            else replace(earlier_changes, relations=(*earlier_changes.relations, name))
+        )
+    return {oid: list(changes_by_filter.values()) for oid, changes_by_filter in changes_by_oid.items()}
 
 
-def _effective_filters(published: PublishedRelation) -> dict[str, str | None]:
+def _effective_filters(relation: PublishedRelation) -> dict[str, str | None]:
     """Maps each operation that is published to its row filter; None means that every row is sent."""
     return {
-        operation: _join_filters(published.filters.get(operation))
+        operation: _join_filters(relation.filters.get(operation))
         for operation in OPERATIONS
-        if operation in published.operations
+        if operation in relation.operations
     }
 
 
-def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
+def _update_results(filters_by_operation: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
     """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.
 
     For example, an UPDATE after which the row no longer matches the row filter becomes a DELETE. If the publisher
     filters the feed's changes, its UPDATEs have already been transformed.
     """
-    if "update" not in filters:
+    if "update" not in filters_by_operation:
         return () if feed.filtered else ("nothing",)
-    if feed.filtered or filters["update"] is None:
+    if feed.filtered or filters_by_operation["update"] is None:
         return ("update",)
-    return (*sorted(sent for sent in UPDATE_TRANSFORMATION.values() if sent is not None), "nothing")
+    return (
+        *sorted(operation for operation in UPDATE_TRANSFORMATION.values() if operation is not None),
+        "nothing",
+    )
 
 
 def _join_filters(row_filters: Sequence[str] | None) -> str | None:
@@ -369,19 +411,21 @@ def _join_filters(row_filters: Sequence[str] | None) -> str | None:
     return " OR ".join(row_filters) if row_filters is not None else None
 
 
-def _identity(table: Table) -> str:
+def _describe_identity(table: Table) -> str:
     """Describe the replica identity of a table as psql does."""
     if table.replica_identity == "f":
         return "FULL"
     if not table.identity:
         return "DEFAULT, without a primary key" if table.replica_identity == "d" else "NOTHING"
-    columns = ", ".join(quote_identifier(c) for c in table.identity)
+    columns = ", ".join(quote_identifier(column) for column in table.identity)
     return f"{'INDEX' if table.replica_identity == 'i' else 'PRIMARY KEY'} ({columns})"
 
 
-def _describe_publication(source: str, publication: Publication, catalog: Catalog) -> PublicationDescription:
+def _describe_publication(
+    source_name: str, publication: Publication, catalog: Catalog
+) -> PublicationDescription:
     r"""Describe a publication with the facts that psql shows for `\dRp+`."""
-    entries = [
+    entries_with_tables = [
         (entry, catalog.tables[entry.oid]) for entry in publication.tables if entry.oid in catalog.tables
     ]
     tables = [
@@ -393,10 +437,10 @@ def _describe_publication(source: str, publication: Publication, catalog: Catalo
             else tuple(a.name for a in table.attributes if a.name in entry.columns),
             entry.where,
         )
-        for entry, table in entries
+        for entry, table in entries_with_tables
     ]
     return PublicationDescription(
-        source=source,
+        source=source_name,
         name=publication.name,
         owner=publication.owner,
         all_tables=publication.all_tables,

@@ -16,12 +16,12 @@ from pgsieve.resources.lake.catalog_names import PLACEHOLDERS
 def _check_template(text: str) -> str:
     try:
         fields = [field for _, field, spec, conversion in Formatter().parse(text) if field is not None]
-        plain = not any(spec or conversion for _, _, spec, conversion in Formatter().parse(text))
+        is_plain = not any(spec or conversion for _, _, spec, conversion in Formatter().parse(text))
     except ValueError:
-        fields, plain = [], False
-    allowed = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-    if not plain or set(fields) - set(PLACEHOLDERS) or "table" not in fields:
-        raise refusal("is not a template for names", f"text with {allowed}; {{table}} has to be there")
+        fields, is_plain = [], False
+    allowed_fields = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    if not is_plain or set(fields) - set(PLACEHOLDERS) or "table" not in fields:
+        raise refusal("is not a template for names", f"text with {allowed_fields}; {{table}} has to be there")
     parts = text.split(".")
     if len(parts) not in {2, 3} or not all(parts):
         raise refusal("should have two or three parts", "`database.table` or `catalog.database.table`")

@@ -65,8 +65,8 @@ class ConfigError(PgsieveError):
 
     def describe(self, problem: Problem) -> str:
         """Write a problem as `file:line: key: message`. Editors and terminals make a link of the beginning."""
-        place = f"{self.file}:{problem.line}" if problem.line else str(self.file)
-        return ": ".join(part for part in (place, problem.key, problem.message) if part)
+        file_and_line = f"{self.file}:{problem.line}" if problem.line else str(self.file)
+        return ": ".join(part for part in (file_and_line, problem.key, problem.message) if part)
 
 
 def _hint_in_brackets(problem: Problem) -> str:
@@ -74,11 +74,15 @@ def _hint_in_brackets(problem: Problem) -> str:
     return f" ({problem.hint})" if problem.hint else ""
 
 
-def name_hint(name: str | None, allowed: Sequence[str]) -> str:
+def name_hint(name: str | None, allowed_names: Sequence[str]) -> str:
     """A hint that lists the allowed names. If one of them is similar to `name`, the hint suggests it."""
-    matches = get_close_matches(name, allowed, n=1) if name else []
-    guess = f"did you mean {matches[0]!r}? " if matches else ""
-    return f"{guess}allowed here: {', '.join(allowed)}" if allowed else "no name is allowed here"
+    matches = get_close_matches(name, allowed_names, n=1) if name else []
+    suggestion = f"did you mean {matches[0]!r}? " if matches else ""
+    return (
+        f"{suggestion}allowed here: {', '.join(allowed_names)}"
+        if allowed_names
+        else "no name is allowed here"
+    )
 
 
 def dotted_path(location: Location) -> str:
@@ -108,12 +112,12 @@ class Document:
     content: dict[str, object]
     root: yaml.Node = field(repr=False)
 
-    def line(self, location: Location) -> int:
+    def find_line(self, location: Location) -> int:
         """The line of the key at a location. If there is no such key, the line of the nearest mapping or list around it."""
         key, node = self._walk(location)
         return int((key or node).start_mark.line) + 1
 
-    def text(self, location: Location) -> str | None:
+    def find_text(self, location: Location) -> str | None:
         """The text at a location before `${VAR}` is replaced. Use it only to suggest an allowed value."""
         _, node = self._walk(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
@@ -147,76 +151,82 @@ class _TextLoader(yaml.SafeLoader):
 _TextLoader.add_implicit_resolver(_NULL_TAG, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 
 
-class _Reader:
+class _NodeConverter:
     """Converts PyYAML's nodes to dicts, lists and str, and collects all problems that it finds."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         # The values by the id of their node. An alias in YAML is the same node as its anchor, and gets the same value.
-        self._values: dict[int, object] = {}
-        self._unfinished: set[int] = set()
+        self._values_by_id: dict[int, object] = {}
+        self._ids_in_progress: set[int] = set()
         self.problems: list[Problem] = []
 
-    def _problem(self, location: Location, node: yaml.Node, message: str, hint: str | None = None) -> None:
+    def _add_problem(
+        self, location: Location, node: yaml.Node, message: str, hint: str | None = None
+    ) -> None:
         self.problems.append(Problem(dotted_path(location), node.start_mark.line + 1, message, hint))
 
-    def value(self, node: yaml.Node, location: Location) -> object:
-        if id(node) in self._values:
-            return self._values[id(node)]
-        if id(node) in self._unfinished:
-            self._problem(location, node, "is an alias of a value that contains it")
+    def convert(self, node: yaml.Node, location: Location) -> object:
+        if id(node) in self._values_by_id:
+            return self._values_by_id[id(node)]
+        if id(node) in self._ids_in_progress:
+            self._add_problem(location, node, "is an alias of a value that contains it")
             return ""
-        self._unfinished.add(id(node))
+        self._ids_in_progress.add(id(node))
         if node.tag not in {_STR_TAG, _NULL_TAG} | _COLLECTION_TAGS:
-            self._problem(
+            self._add_problem(
                 location, node, "has a YAML tag", "leave the tag (!name) out: the key says what it is"
             )
         if isinstance(node, yaml.MappingNode):
-            result: object = self._mapping(node, location)
+            converted_value: object = self._convert_mapping(node, location)
         elif isinstance(node, yaml.SequenceNode):
-            result = [self.value(item, (*location, index)) for index, item in enumerate(node.value)]
+            converted_value = [
+                self.convert(item, (*location, index)) for index, item in enumerate(node.value)
+            ]
         else:
-            result = self._scalar(node, location)
-        self._unfinished.discard(id(node))
-        self._values[id(node)] = result
-        return result
+            converted_value = self._convert_scalar(node, location)
+        self._ids_in_progress.discard(id(node))
+        self._values_by_id[id(node)] = converted_value
+        return converted_value
 
-    def _mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, object]:
+    def _convert_mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, object]:
         entries: dict[str, object] = {}
-        lines: dict[str, int] = {}
+        lines_by_key: dict[str, int] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not _is_text(key.value):
-                self._problem(location, key, "has a key that is not text")
+                self._add_problem(location, key, "has a key that is not text")
             elif key.value in entries:
-                self._problem(
+                self._add_problem(
                     (*location, key.value),
                     key,
-                    f"is given twice (first on line {lines[key.value]})",
+                    f"is given twice (first on line {lines_by_key[key.value]})",
                     "keep one of them",
                 )
             else:
-                lines[key.value] = key.start_mark.line + 1
-                entries[key.value] = self.value(value, (*location, key.value))
+                lines_by_key[key.value] = key.start_mark.line + 1
+                entries[key.value] = self.convert(value, (*location, key.value))
         return entries
 
-    def _scalar(self, node: yaml.Node, location: Location) -> str:
+    def _convert_scalar(self, node: yaml.Node, location: Location) -> str:
         if node.tag == _NULL_TAG:
-            self._problem(location, node, "has no value", "write one, or leave the key out for its default")
+            self._add_problem(
+                location, node, "has no value", "write one, or leave the key out for its default"
+            )
             return ""
 
-        def replacement(match: re.Match[str]) -> str:
+        def replace_reference(match: re.Match[str]) -> str:
             name = match[1]
             if match[0] == "$${":
                 return "${"
             if name is None:
-                self._problem(
+                self._add_problem(
                     location,
                     node,
                     "has a '${' without a variable's name and a '}'",
                     "write ${NAME} for an environment variable, $${ for the two characters themselves",
                 )
             elif name not in self._environ:
-                self._problem(
+                self._add_problem(
                     location,
                     node,
                     f"environment variable {name} is not set",
@@ -224,9 +234,9 @@ class _Reader:
                 )
             return self._environ.get(name, "") if name else ""
 
-        text = _VARIABLE_REFERENCE.sub(replacement, str(node.value))
+        text = _VARIABLE_REFERENCE.sub(replace_reference, str(node.value))
         if not _is_text(text):
-            self._problem(location, node, "contains NUL or invalid Unicode")
+            self._add_problem(location, node, "contains NUL or invalid Unicode")
             return ""
         return text
 
@@ -243,9 +253,9 @@ def _syntax_problem(error: yaml.YAMLError) -> Problem:
     """
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else None
-    problem = str(getattr(error, "problem", None) or "")
+    problem_text = str(getattr(error, "problem", None) or "")
     if isinstance(error, yaml.composer.ComposerError):
-        if problem.startswith("found undefined alias"):
+        if problem_text.startswith("found undefined alias"):
             return Problem(
                 "", line, "a value begins with * but no anchor (&) of that name exists", "put it in quotes"
             )
@@ -253,49 +263,52 @@ def _syntax_problem(error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
         return Problem("", line, "a character that YAML does not allow (a control character?)")
     return Problem(
-        "", line, f"not valid YAML: {problem or 'unreadable'}", "a value with : # { [ * ! or % needs quotes"
+        "",
+        line,
+        f"not valid YAML: {problem_text or 'unreadable'}",
+        "a value with : # { [ * ! or % needs quotes",
     )
 
 
-def read_file(file: Path) -> str:
+def read_file(path: Path) -> str:
     """Read the text of a file, which is in UTF-8, with or without a byte order mark."""
     try:
-        content = file.read_bytes()
+        content = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name.
         reason = error.strerror if isinstance(error, OSError) else "not a file name"
         problem = Problem(
             "", None, f"cannot be read: {reason}", "name the file with -c/--config or PGSIEVE_CONFIG"
         )
-        raise ConfigError(file, [problem]) from error
+        raise ConfigError(path, [problem]) from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(file, [Problem("", line, "not UTF-8", "save the file as UTF-8")]) from None
+        raise ConfigError(path, [Problem("", line, "not UTF-8", "save the file as UTF-8")]) from None
 
 
-def parse(text: str, file: Path, environ: Mapping[str, str]) -> Document:
+def parse_document(text: str, path: Path, environ: Mapping[str, str]) -> Document:
     """Parse the text of a configuration file; `environ` has the variables for `${VAR}`."""
     try:
         root = yaml.compose(text, Loader=_TextLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(file, [_syntax_problem(error)]) from None
+        raise ConfigError(path, [_syntax_problem(error)]) from None
     except RecursionError:
-        raise ConfigError(file, [Problem("", None, "not valid YAML: nested too deeply")]) from None
+        raise ConfigError(path, [Problem("", None, "not valid YAML: nested too deeply")]) from None
     # PyYAML calls chr() for an escape and int() for a YAML version, and lets their errors pass.
     except (ValueError, OverflowError):
         raise ConfigError(
-            file, [Problem("", None, "not valid YAML: an escape or number out of range")]
+            path, [Problem("", None, "not valid YAML: an escape or number out of range")]
         ) from None
     if root is None:
-        raise ConfigError(file, [Problem("", None, "is empty", "begin with `lake: ./lake`")])
+        raise ConfigError(path, [Problem("", None, "is empty", "begin with `lake: ./lake`")])
     if not isinstance(root, yaml.MappingNode):
         problem = Problem(
             "", root.start_mark.line + 1, "should be a mapping (key: value)", "begin with `lake: ./lake`"
         )
-        raise ConfigError(file, [problem])
-    reader = _Reader(environ)
-    content = reader.value(root, ())
-    if reader.problems or not isinstance(content, dict):
-        raise ConfigError(file, reader.problems)
+        raise ConfigError(path, [problem])
+    converter = _NodeConverter(environ)
+    content = converter.convert(root, ())
+    if converter.problems or not isinstance(content, dict):
+        raise ConfigError(path, converter.problems)
     return Document(content, root)

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import parse_qualified_name
 from pgsieve.pipelines.config.values import name_parts, refuse_duplicates
 
 
@@ -53,5 +53,9 @@ class HistoryConfig(TableHistoryConfig):
 
     def subscription_histories(self) -> HistoryChoices:
         """Convert to the object that the steps use."""
-        tables = {parse_qualified(name, 2): each.table_history() for name, each in self.tables.items()}
-        return HistoryChoices(self.table_history(), {(s, t): each for (s, t), each in tables.items()})
+        tables = {
+            parse_qualified_name(name, 2): history.table_history() for name, history in self.tables.items()
+        }
+        return HistoryChoices(
+            self.table_history(), {(schema, table): history for (schema, table), history in tables.items()}
+        )

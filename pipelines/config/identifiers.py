@@ -19,8 +19,8 @@ _NAME_PART = re.compile(
 )
 
 
-def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
-    """Split a qualified name into its parts. Raises ValueError if it does not have exactly `parts` parts.
+def parse_qualified_name(text: str, part_count: int) -> tuple[str, ...]:
+    """Split a qualified name into its parts. Raises ValueError if it does not have exactly `part_count` parts.
 
     A part without quotes is folded to lower case. A part within double quotes stays as it is, except that `""` becomes
     one quote (PostgreSQL documentation, 4.1.1). Only ASCII letters are folded, as PostgreSQL does in a multi-byte
@@ -29,14 +29,14 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     names: list[str] = []
     offset = 0
     while True:
-        part = _NAME_PART.match(text, offset)
-        if part is None:
+        match = _NAME_PART.match(text, offset)
+        if match is None:
             raise ValueError(
                 "is not a name as SQL writes it (double quotes around names with other characters)"
             )
-        quoted_part = part["quoted"]
+        quoted_part = match["quoted"]
         name = (
-            part["plain"].translate(_ASCII_LOWER_CASE)
+            match["plain"].translate(_ASCII_LOWER_CASE)
             if quoted_part is None
             else quoted_part.replace('""', '"')
         )
@@ -45,7 +45,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
         if len(name.encode()) > MAX_NAME_BYTES:
             raise ValueError(f"has a name longer than {MAX_NAME_BYTES} bytes")
         names.append(name)
-        offset = part.end()
+        offset = match.end()
         if offset == len(text):
             break
         if text[offset] != ".":
@@ -53,13 +53,15 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
                 "is not a name as SQL writes it (double quotes around names with other characters)"
             )
         offset += 1
-    if len(names) != parts:
-        raise ValueError(f"has {len(names)} name{'s' if len(names) > 1 else ''} where {parts} are needed")
+    if len(names) != part_count:
+        raise ValueError(
+            f"has {len(names)} name{'s' if len(names) > 1 else ''} where {part_count} are needed"
+        )
     return tuple(names)
 
 
 def quote(*parts: str) -> str:
-    """Join parts to a qualified name, with quotes where they are needed. `parse_qualified` gives the parts back."""
+    """Join parts to a qualified name, with quotes where they are needed. `parse_qualified_name` gives the parts back."""
     return ".".join(
         part if re.fullmatch(r"[a-z_][a-z0-9_$]*", part) else '"' + part.replace('"', '""') + '"'
         for part in parts
@@ -69,7 +71,7 @@ def quote(*parts: str) -> str:
 def parse_table_name(text: str) -> tuple[str, str]:
     """Parse the name of a table in a command's argument into its schema and name. Raises PgsieveError."""
     try:
-        schema, table = parse_qualified(text, 2)
+        schema, table = parse_qualified_name(text, 2)
     except ValueError as error:
         raise PgsieveError(
             f"table {text!r} {error}", hint='write SCHEMA.TABLE, as in public.orders or "Sales"."Order Lines"'

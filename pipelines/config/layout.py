@@ -14,9 +14,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import parse_qualified_name
 from pgsieve.pipelines.config.values import (
-    Metadata,
+    MetadataKind,
     NonEmptyText,
     PlainName,
     name_parts,
@@ -32,7 +32,7 @@ from pgsieve.resources.lake.delta.layout import (
 )
 
 _BYTES_BY_UNIT = {"kB": 1024, "MB": 1024**2, "GB": 1024**3}
-_SIZE = re.compile(r"(\d+) ?(kB|MB|GB)")
+_SIZE_PATTERN = re.compile(r"(\d+) ?(kB|MB|GB)")
 _MIN_FILE_BYTES = 64 * 1024
 _PROPERTY_HINTS = {
     "delta.appendOnly": "a replica's rows are updated and deleted",
@@ -51,16 +51,18 @@ def _check_folders(text: str) -> str:
     Spark ignores files and folders whose names begin with `_` or `.`.
     """
     try:
-        parsed = list(Formatter().parse(text))
+        template_parts = list(Formatter().parse(text))
     except ValueError:
-        parsed = []
-    fields = [field for _, field, _, _ in parsed if field is not None]
-    plain = not any(spec or conversion for _, _, spec, conversion in parsed)
-    if not plain or set(fields) - set(FOLDER_PLACEHOLDERS) or "table" not in fields:
+        template_parts = []
+    fields = [field for _, field, _, _ in template_parts if field is not None]
+    is_plain = not any(spec or conversion for _, _, spec, conversion in template_parts)
+    if not is_plain or set(fields) - set(FOLDER_PLACEHOLDERS) or "table" not in fields:
         allowed = ", ".join(f"{{{name}}}" for name in FOLDER_PLACEHOLDERS)
         raise refusal("is not a template for folders", f"text with {allowed}; {{table}} has to be there")
-    literal = "".join(text for text, _, _, _ in parsed)
-    if not re.fullmatch(r"[a-z0-9_./-]*", literal) or any(not p or p[0] in "_." for p in text.split("/")):
+    fixed_text = "".join(text for text, _, _, _ in template_parts)
+    if not re.fullmatch(r"[a-z0-9_./-]*", fixed_text) or any(
+        not folder_name or folder_name[0] in "_." for folder_name in text.split("/")
+    ):
         raise refusal(
             "cannot be the name of a folder",
             "a-z, 0-9, _, -, . and / beside what is in braces; no name in it is empty or begins with _ or .",
@@ -70,7 +72,7 @@ def _check_folders(text: str) -> str:
 
 def _parse_size(text: object) -> object:
     """Convert a size such as `256 MB` to a number of bytes."""
-    match = _SIZE.fullmatch(str(text))
+    match = _SIZE_PATTERN.fullmatch(str(text))
     if match is None or (size := int(match[1]) * _BYTES_BY_UNIT[match[2]]) < _MIN_FILE_BYTES:
         raise refusal("is not a size for files", "a number of kB, MB or GB, 64 kB at least: 256 MB")
     return size
@@ -87,7 +89,7 @@ def _refuse_duplicate_names(columns: dict[str, str]) -> dict[str, str]:
     return columns
 
 
-def _values_as_text(properties: object) -> object:
+def _convert_values_to_text(properties: object) -> object:
     """Convert values of properties to text, as they are in Delta.
 
     A `Config` that is made in Python may have booleans and numbers.
@@ -104,11 +106,11 @@ def _check_properties(properties: dict[str, str]) -> dict[str, str]:
     """Refuse Delta properties that a layout may not set, and values that Delta would refuse."""
     for name, value in properties.items():
         if (pattern := PROPERTIES.get(name)) is None:
-            allowed = ", ".join(PROPERTIES)
+            allowed_properties = ", ".join(PROPERTIES)
             reason = f"{_PROPERTY_HINTS[name]}; " if name in _PROPERTY_HINTS else ""
             raise refusal(
                 f"has {name}, which a layout cannot set",
-                f"{reason}allowed here: {allowed}",
+                f"{reason}allowed here: {allowed_properties}",
             )
         if not re.fullmatch(pattern.pattern, value):
             raise refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")
@@ -122,10 +124,10 @@ class TableLayoutConfig(BaseModel):
 
     cluster_by: Annotated[tuple[str, ...], AfterValidator(_parse_columns)] | None = None
     properties: Annotated[
-        dict[str, str], BeforeValidator(_values_as_text), AfterValidator(_check_properties)
+        dict[str, str], BeforeValidator(_convert_values_to_text), AfterValidator(_check_properties)
     ] = {}
     target_file_size: Annotated[int, BeforeValidator(_parse_size)] | None = None
-    columns: Annotated[dict[Metadata, PlainName], AfterValidator(_refuse_duplicate_names)] | None = None
+    columns: Annotated[dict[MetadataKind, PlainName], AfterValidator(_refuse_duplicate_names)] | None = None
     deletes: Literal["soft", "hard"] | None = None
 
     def table_layout(self) -> TableLayout:
@@ -156,8 +158,8 @@ class LayoutConfig(TableLayoutConfig):
     def _require_soft_deletes(self) -> Self:
         """Refuse metadata columns of deleted rows if no table keeps deleted rows."""
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
-        kinds = {kind for each in layouts for kind in each.columns or {}} & DELETED_ROW_COLUMNS.keys()
-        if kinds and not any(each.deletes == "soft" for each in layouts):
+        kinds = {kind for layout in layouts for kind in layout.columns or {}} & DELETED_ROW_COLUMNS.keys()
+        if kinds and not any(layout.deletes == "soft" for layout in layouts):
             raise refusal(
                 f"has columns of deleted rows ({', '.join(sorted(kinds))}), which are deleted",
                 "`deletes: soft` beside them",
@@ -166,8 +168,11 @@ class LayoutConfig(TableLayoutConfig):
 
     def subscription_layout(self) -> SubscriptionLayout:
         """Convert to the object that the steps use."""
-        tables = {parse_qualified(name, 2): each.table_layout() for name, each in self.tables.items()}
-        tables_by_name = {(s, t): v for (s, t), v in tables.items()}
+        tables = {
+            parse_qualified_name(name, 2): layout_config.table_layout()
+            for name, layout_config in self.tables.items()
+        }
+        tables_by_name = {(schema, table): layout for (schema, table), layout in tables.items()}
         return SubscriptionLayout(
             self.folders, self.table_layout(), tables_by_name, uses_plain_names=self.names == "snake"
         )

@@ -40,14 +40,14 @@ from pgsieve.pipelines.config.file import (
     Problem,
     dotted_path,
     name_hint,
-    parse,
+    parse_document,
     read_file,
 )
 from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig, expand_short_form
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import parse_qualified_name
 from pgsieve.pipelines.config.layout import LayoutConfig, TableLayoutConfig
 from pgsieve.pipelines.config.publications import Operation, PublicationConfig, PublishedTableConfig
-from pgsieve.pipelines.config.retention import RetentionConfig, Wait
+from pgsieve.pipelines.config.retention import RetentionConfig, WaitTime
 from pgsieve.pipelines.config.storage import StorageConfig
 from pgsieve.pipelines.config.values import (
     CAPTURE_BYTES,
@@ -57,7 +57,8 @@ from pgsieve.pipelines.config.values import (
     NonEmptyText,
     ObjectName,
     add_names,
-    false_to_off,
+    convert_false_to_off,
+    convert_to_lower_case,
     has_password,
     normalise_streaming,
     refusal,
@@ -67,7 +68,6 @@ from pgsieve.pipelines.config.values import (
     refuse_empty_secret,
     refuse_unreadable_conninfo,
     slot_name,
-    to_lower_case,
 )
 from pgsieve.resources.lake.masters import parse_thread_count
 from pgsieve.resources.lake.stores.storage import find_address_problem, is_uri
@@ -106,8 +106,8 @@ class SparkConfig(_Section):
     master: NonEmptyText = "local[*]"
     #: Left out of the repr, since an address in a setting may contain credentials.
     conf: dict[str, str] = Field(default={}, repr=False)
-    engine: Annotated[Literal["off", "use", "start"], BeforeValidator(false_to_off)] = "use"
-    engine_idle: Wait = timedelta(minutes=15)
+    engine: Annotated[Literal["off", "use", "start"], BeforeValidator(convert_false_to_off)] = "use"
+    engine_idle: WaitTime = timedelta(minutes=15)
 
     @field_validator("master")
     @classmethod
@@ -146,17 +146,17 @@ class SourceConfig(_Section):
         if not isinstance(section, Mapping):
             return section
         name = str(section.get("name", ""))
-        return {"slot": slot_name(name), "capture": slot_name(name, longest=CAPTURE_BYTES), **section}
+        return {"slot": slot_name(name), "capture": slot_name(name, max_length=CAPTURE_BYTES), **section}
 
     @model_validator(mode="after")
     def _refuse_two_passwords(self) -> Self:
-        keys = [
+        password_keys = [
             "password in `conninfo`" if has_password(self.conninfo) else None,
             "`password`" if self.password is not None else None,
             "`password_command`" if self.password_command is not None else None,
         ]
-        if len(passwords := [key for key in keys if key]) > 1:
-            raise refusal(f"has a {' and a '.join(passwords)}", "keep one of them")
+        if len(given_keys := [key for key in password_keys if key]) > 1:
+            raise refusal(f"has a {' and a '.join(given_keys)}", "keep one of them")
         return self
 
     @field_validator("slot")
@@ -175,13 +175,13 @@ class SubscriptionConfig(_Section):
     publications: Annotated[tuple[ObjectName, ...], AfterValidator(refuse_empty)]
     row_filter: Literal["pipeline", "publisher"] = "pipeline"
     copy_data: bool = True
-    origin: Annotated[Literal["any", "none"], BeforeValidator(to_lower_case)] = "any"
+    origin: Annotated[Literal["any", "none"], BeforeValidator(convert_to_lower_case)] = "any"
     binary: bool = False
     streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(normalise_streaming)] = "parallel"
     two_phase: bool = False
     failover: bool = False
     disable_on_error: bool = False
-    freshness: Wait = timedelta(minutes=15)
+    freshness: WaitTime = timedelta(minutes=15)
     types: dict[ColumnName, NonEmptyText] = {}
     layout: LayoutConfig = LayoutConfig()
     history: Annotated[HistoryConfig, BeforeValidator(expand_short_form)] = HistoryConfig()
@@ -195,7 +195,7 @@ class SubscriptionConfig(_Section):
     @field_validator("types")
     @classmethod
     def _refuse_duplicate_columns(cls, types: dict[str, str]) -> dict[str, str]:
-        refuse_duplicates((parse_qualified(key, 3) for key in types), "column")
+        refuse_duplicates((parse_qualified_name(key, 3) for key in types), "column")
         return types
 
     @property
@@ -211,7 +211,7 @@ class SubscriptionConfig(_Section):
         """
         overrides = {}
         for key, spark_type in self.types.items():
-            schema, table, column = parse_qualified(key, 3)
+            schema, table, column = parse_qualified_name(key, 3)
             overrides[schema, table, column] = spark_type
         return overrides
 
@@ -252,9 +252,9 @@ class Config(_Section):
     @model_validator(mode="after")
     def _check_references(self) -> Self:
         """Refuse sections that contradict each other. This check also applies to a `Config` that was made in Python."""
-        broken = list(_broken_references(self))
-        if broken:
-            raise _BrokenReferencesError(broken)
+        broken_references = list(_broken_references(self))
+        if broken_references:
+            raise _BrokenReferencesError(broken_references)
         return self
 
     @property
@@ -264,34 +264,36 @@ class Config(_Section):
 
     def select(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
         """The subscriptions with these names, in the order of the file. Without names, all subscriptions of the file."""
-        unknown = [name for name in names if name not in self.subscriptions]
-        if unknown:
+        unknown_names = [name for name in names if name not in self.subscriptions]
+        if unknown_names:
             raise PgsieveError(
-                f"subscription {unknown[0]!r} is not in {self.path.name}",
-                hint=name_hint(unknown[0], tuple(self.subscriptions)),
+                f"subscription {unknown_names[0]!r} is not in {self.path.name}",
+                hint=name_hint(unknown_names[0], tuple(self.subscriptions)),
             )
         if not self.subscriptions:
             raise PgsieveError(
                 f"{self.path.name} has no subscriptions",
                 hint="add `subscriptions: {NAME: {source: …, publications: […]}}`",
             )
-        return tuple(each for name, each in self.subscriptions.items() if not names or name in names)
+        return tuple(
+            subscription for name, subscription in self.subscriptions.items() if not names or name in names
+        )
 
 
 class _BrokenReferencesError(PgsieveError):
     """Sections of the file contradict each other.
 
-    `broken` has the location, the message and the hint of each contradiction. An error of pydantic could have only one
+    `broken_references` has the location, the message and the hint of each contradiction. An error of pydantic could have only one
     location.
     """
 
-    def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
-        self.broken = tuple(broken)
-        location, message, hint = self.broken[0]
+    def __init__(self, broken_references: Sequence[tuple[Location, str, str]]) -> None:
+        self.broken_references = tuple(broken_references)
+        location, message, hint = self.broken_references[0]
         super().__init__(f"{dotted_path(location)}: {message}", hint=hint)
 
 
-_UNKNOWN_SOURCE = "is not a source of this file"
+_UNKNOWN_SOURCE_MESSAGE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
@@ -303,43 +305,49 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
         yield ("storage", name), message, hint
     yield from _names_differing_in_case("sources", config.sources)
     yield from _names_differing_in_case("subscriptions", config.subscriptions)
-    folder_owners = {name.lower(): f"source {name}" for name in config.sources}
-    slots: dict[tuple[str, str], str] = {}
+    owners_by_folder = {name.lower(): f"source {name}" for name in config.sources}
+    sources_by_slot: dict[tuple[str, str], str] = {}
     for name, source in config.sources.items():
         location: Location = ("sources", name, "slot")
-        address = (source.conninfo.get_secret_value(), source.slot)
-        if address in slots:
+        slot_address = (source.conninfo.get_secret_value(), source.slot)
+        if slot_address in sources_by_slot:
             yield (
                 location,
-                f"is the slot of source {slots[address]} too",
+                f"is the slot of source {sources_by_slot[slot_address]} too",
                 "only one source can read a slot: give one of them another slot",
             )
-        slots.setdefault(address, name)
+        sources_by_slot.setdefault(slot_address, name)
     for name, subscription in config.subscriptions.items():
         location = ("subscriptions", name)
-        subscribed = config.sources.get(subscription.source)
-        if subscribed is None:
+        subscribed_source = config.sources.get(subscription.source)
+        if subscribed_source is None:
             hint = name_hint(subscription.source, tuple(config.sources))
-            yield (*location, "source"), _UNKNOWN_SOURCE, hint
+            yield (*location, "source"), _UNKNOWN_SOURCE_MESSAGE, hint
             continue
         if subscription.row_filter != "publisher":
             continue
-        for position, publication in enumerate(subscription.publications):
-            if publication in subscribed.publications:
+        for index, publication in enumerate(subscription.publications):
+            if publication in subscribed_source.publications:
                 yield (
-                    (*location, "publications", position),
+                    (*location, "publications", index),
                     "is defined in this file, so the publisher cannot filter by it",
                     "use row_filter: pipeline, or create the publication on the server",
                 )
         slot = subscription.slot
-        if slot in folder_owners or (subscribed.conninfo.get_secret_value(), slot) in slots:
-            owner = folder_owners.get(slot) or f"source {slots[subscribed.conninfo.get_secret_value(), slot]}"
+        if (
+            slot in owners_by_folder
+            or (subscribed_source.conninfo.get_secret_value(), slot) in sources_by_slot
+        ):
+            owner = (
+                owners_by_folder.get(slot)
+                or f"source {sources_by_slot[subscribed_source.conninfo.get_secret_value(), slot]}"
+            )
             yield (
                 location,
                 f"needs the slot and folder {slot}, which {owner} has",
                 "give one of them another name",
             )
-        folder_owners.setdefault(slot, f"subscription {name}")
+        owners_by_folder.setdefault(slot, f"subscription {name}")
 
 
 def _names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
@@ -355,7 +363,7 @@ def _names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tup
 
 
 #: Maps the path of each mapping in the file to its model. A path is a tuple of keys, in which `*` stands for any key.
-_MODELS: dict[tuple[str, ...], type[BaseModel]] = {
+_MODELS_BY_PATH: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("spark",): SparkConfig,
     ("storage",): StorageConfig,
@@ -373,10 +381,14 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
 }
 
 #: Maps a model to its field that is not a key of the file.
-_NOT_IN_FILE: dict[type[BaseModel], str] = {Config: "path", SourceConfig: "name", SubscriptionConfig: "name"}
+_FIELDS_NOT_IN_FILE: dict[type[BaseModel], str] = {
+    Config: "path",
+    SourceConfig: "name",
+    SubscriptionConfig: "name",
+}
 
 #: Maps the type of an error of pydantic to a message in the words of the file.
-_MESSAGES = {
+_MESSAGES_BY_ERROR_TYPE = {
     "missing": "is missing",
     "string_type": "should be text",
     "dict_type": "should be a mapping (key: value)",
@@ -386,36 +398,40 @@ _MESSAGES = {
     "bool_type": "should be true or false",
     "bool_parsing": "should be true or false",
 }
-_HINTS = dict.fromkeys(("tuple_type", "frozen_set_type"), "in brackets, also a single entry: `[…]`")
+_HINTS_BY_ERROR_TYPE = dict.fromkeys(
+    ("tuple_type", "frozen_set_type"), "in brackets, also a single entry: `[…]`"
+)
 
 
 def _allowed_keys(location: Location) -> tuple[str, ...]:
     """The keys that are allowed in the mapping at this location of the file."""
-    for pattern, model in _MODELS.items():
+    for pattern, model in _MODELS_BY_PATH.items():
         if len(pattern) == len(location) and all(
-            expected in ("*", part) for expected, part in zip(pattern, location, strict=True)
+            expected_part in ("*", part) for expected_part, part in zip(pattern, location, strict=True)
         ):
-            keys = {name: each.alias or name for name, each in model.model_fields.items()}
-            return tuple(key for name, key in keys.items() if name != _NOT_IN_FILE.get(model))
+            keys_by_field = {name: field.alias or name for name, field in model.model_fields.items()}
+            return tuple(key for name, key in keys_by_field.items() if name != _FIELDS_NOT_IN_FILE.get(model))
     return ()
 
 
-def _problem(details: ErrorDetails, document: Document) -> Problem:
+def _convert_error(error: ErrorDetails, document: Document) -> Problem:
     """Convert an error of pydantic to a problem of the file."""
-    kind, location, context = details["type"], details["loc"], details.get("ctx", {})
-    if location and location[-1] == "[key]" and kind != "extra_forbidden":
+    error_type, location, context = error["type"], error["loc"], error.get("ctx", {})
+    if location and location[-1] == "[key]" and error_type != "extra_forbidden":
         location = location[:-1]
-    key, line = dotted_path(location), document.line(location)
-    if kind == "extra_forbidden":
+    key, line = dotted_path(location), document.find_line(location)
+    if error_type == "extra_forbidden":
         allowed = _allowed_keys(location[:-1])
         return Problem(key, line, "unknown key", name_hint(str(location[-1]), allowed), allowed)
-    if kind == "literal_error":
+    if error_type == "literal_error":
         allowed = tuple(re.findall(r"'([^']*)'", str(context.get("expected"))))
-        hint = name_hint(document.text(location), allowed)
+        hint = name_hint(document.find_text(location), allowed)
         return Problem(key, line, f"should be one of {', '.join(allowed)}", hint, allowed)
-    if kind == "refused":
+    if error_type == "refused":
         return Problem(key, line, context["message"], context["hint"])
-    return Problem(key, line, _MESSAGES.get(kind, details["msg"]), _HINTS.get(kind))
+    return Problem(
+        key, line, _MESSAGES_BY_ERROR_TYPE.get(error_type, error["msg"]), _HINTS_BY_ERROR_TYPE.get(error_type)
+    )
 
 
 def _missing_sources(document: Document) -> Iterator[Problem]:
@@ -429,38 +445,42 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
     for name, subscription in subscriptions.items():
         source = subscription.get("source") if isinstance(subscription, dict) else None
         if isinstance(source, str) and source not in sources:
-            place = ("subscriptions", name, "source")
+            source_location = ("subscriptions", name, "source")
             yield Problem(
-                dotted_path(place),
-                document.line(place),
-                _UNKNOWN_SOURCE,
+                dotted_path(source_location),
+                document.find_line(source_location),
+                _UNKNOWN_SOURCE_MESSAGE,
                 name_hint(source, tuple(sources)),
             )
 
 
-def _refuse_model_fields(document: Document, file: Path) -> dict[str, Any]:
+def _refuse_model_fields(document: Document, path: Path) -> dict[str, Any]:
     """Return the content of a file. Raises ConfigError if the file has a key that is only a field of the model.
 
     For example `Config` has the field `path`, but the file has no key `path`.
     """
     content = document.content
-    fields: list[tuple[Location, object, str]] = [((), content, "path")]
+    forbidden_keys: list[tuple[Location, object, str]] = [((), content, "path")]
     for section in ("sources", "subscriptions"):
         entries = content.get(section)
         if isinstance(entries, dict):
-            fields += [((section, name), each, "name") for name, each in entries.items()]
+            forbidden_keys += [((section, name), entry, "name") for name, entry in entries.items()]
     problems = []
-    for location, mapping, field_name in fields:
-        if isinstance(mapping, dict) and field_name in mapping:
-            place, allowed = (*location, field_name), _allowed_keys(location)
+    for location, mapping, forbidden_key in forbidden_keys:
+        if isinstance(mapping, dict) and forbidden_key in mapping:
+            key_location, allowed = (*location, forbidden_key), _allowed_keys(location)
             hint = (
                 f"the key above it is its name; {name_hint(None, allowed)}"
                 if location
                 else name_hint(None, allowed)
             )
-            problems.append(Problem(dotted_path(place), document.line(place), "unknown key", hint, allowed))
+            problems.append(
+                Problem(
+                    dotted_path(key_location), document.find_line(key_location), "unknown key", hint, allowed
+                )
+            )
     if problems:
-        raise ConfigError(file, problems)
+        raise ConfigError(path, problems)
     return content
 
 
@@ -469,22 +489,22 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
 
     Raises ConfigError.
     """
-    document = parse(text, path, environ)
+    document = parse_document(text, path, environ)
     content = _refuse_model_fields(document, path)
     try:
         return Config.model_validate({**content, "path": path})
     except ValidationError as error:
         problems = [
             *(
-                _problem(details, document)
+                _convert_error(details, document)
                 for details in error.errors(include_url=False, include_input=False)
             ),
             *_missing_sources(document),
         ]
     except _BrokenReferencesError as error:
         problems = [
-            Problem(dotted_path(location), document.line(location), message, hint)
-            for location, message, hint in error.broken
+            Problem(dotted_path(location), document.find_line(location), message, hint)
+            for location, message, hint in error.broken_references
         ]
     # The exceptions of pydantic contain values of the file. If ConfigError were raised within a handler, Python would
     # add such an exception to it as its context, and print both.
@@ -496,5 +516,5 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] = os.enviro
 
     The file is `path` if given, or else the file that PGSIEVE_CONFIG names, or else ./pgsieve.yaml.
     """
-    file = path or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
-    return parse_config(read_file(file), file, environ)
+    config_path = path or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
+    return parse_config(read_file(config_path), config_path, environ)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import parse_qualified_name
 from pgsieve.pipelines.config.values import NonEmptyText, name_parts, refusal, refuse_duplicates, refuse_empty
 
 Operation = Literal["insert", "update", "delete", "truncate"]
@@ -58,7 +58,7 @@ class PublicationConfig(_Section):
 
     tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(refuse_empty)] = ()
     all_tables: bool = False
-    excepted: tuple[RelationName, ...] = Field(default=(), alias="except")
+    excepted_tables: tuple[RelationName, ...] = Field(default=(), alias="except")
     sequences: Annotated[tuple[RelationName, ...], AfterValidator(refuse_empty)] = ()
     all_sequences: bool = False
     publish: frozenset[Operation] = frozenset(OPERATIONS)
@@ -89,7 +89,7 @@ class PublicationConfig(_Section):
             raise refusal(
                 "has no tables", "list some: `tables: [{table: …}]`, or publish all: `all_tables: true`"
             )
-        if self.excepted and not self.all_tables:
+        if self.excepted_tables and not self.all_tables:
             raise refusal(
                 "has `except` without `all_tables: true`", "leave the tables out of `tables` instead"
             )
@@ -103,9 +103,9 @@ class PublicationConfig(_Section):
     @property
     def excluded(self) -> tuple[tuple[str, str], ...]:
         """The schemas and names of the tables in `except`, which `all_tables` leaves out, as they are in the catalog."""
-        return tuple(map(_schema_and_name, self.excepted))
+        return tuple(map(_schema_and_name, self.excepted_tables))
 
 
 def _schema_and_name(name: str) -> tuple[str, str]:
-    schema, relation = parse_qualified(name, 2)
+    schema, relation = parse_qualified_name(name, 2)
     return schema, relation

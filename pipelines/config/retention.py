@@ -47,16 +47,16 @@ def _parse_wait(value: object) -> timedelta:
 
 
 #: A time to wait, for example `15 minutes`.
-Wait = Annotated[timedelta, BeforeValidator(_parse_wait)]
+WaitTime = Annotated[timedelta, BeforeValidator(_parse_wait)]
 
 
 def _parse_versions_retention(value: object) -> timedelta:
-    time = _parse_retention(value)
-    if time is None or time < _MIN_VERSIONS_RETENTION:
+    retention = _parse_retention(value)
+    if retention is None or retention < _MIN_VERSIONS_RETENTION:
         raise _refusal(
             "should be a time of 2 hours at least", "readers need recent versions; `forever` is not possible"
         )
-    return time
+    return retention
 
 
 class RetentionConfig(BaseModel):

@@ -18,22 +18,22 @@ from pydantic import AfterValidator, SecretStr
 from pydantic_core import PydanticCustomError
 
 from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import parse_qualified_name
 
 #: The greatest length of `capture`, the name of pgsieve's own publications by which it reads the slot. Suffixes are
 #: added to it, and `_iud_root` is the longest.
 CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 
 
-def slot_name(*parts: str, longest: int = MAX_NAME_BYTES) -> str:
+def slot_name(*parts: str, max_length: int = MAX_NAME_BYTES) -> str:
     """A valid name for a replication slot, made from these parts.
 
     It consists of a-z, 0-9 and _, as `ReplicationSlotValidateName` requires (`src/backend/replication/slot.c`), and has
-    at most `longest` characters. If the name has to be shortened, it ends with a digest of all parts. Otherwise two
+    at most `max_length` characters. If the name has to be shortened, it ends with a digest of all parts. Otherwise two
     long names could become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
-    return cut_name(name, longest, "_".join(parts))
+    return cut_name(name, max_length, "_".join(parts))
 
 
 def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
@@ -52,10 +52,10 @@ def _check_folder_name(name: str) -> str:
     return name
 
 
-def _check_object_name(name: str, longest: int = MAX_NAME_BYTES) -> str:
-    if not name or len(name.encode()) > longest:
+def _check_object_name(name: str, max_bytes: int = MAX_NAME_BYTES) -> str:
+    if not name or len(name.encode()) > max_bytes:
         raise refusal(
-            f"should be a name of 1 to {longest} bytes", "write it as it is on the server, unquoted"
+            f"should be a name of 1 to {max_bytes} bytes", "write it as it is on the server, unquoted"
         )
     return name
 
@@ -71,10 +71,10 @@ def _refuse_blank(text: str) -> str:
     return text
 
 
-def name_parts(text: str, parts: int, example: str) -> tuple[str, ...]:
+def name_parts(text: str, part_count: int, example: str) -> tuple[str, ...]:
     """Split a qualified name into this many parts, as SQL does. Refuses other text; the hint shows `example`."""
     try:
-        return parse_qualified(text, parts)
+        return parse_qualified_name(text, part_count)
     except ValueError as error:
         raise refusal(str(error), f"write it as in SQL: {example}") from None
 
@@ -92,7 +92,7 @@ def refuse_empty(entries: Collection[object] | None) -> Collection[object] | Non
 
 def refuse_duplicates(items: Iterable[Hashable], kind: str) -> None:
     """Refuse a list that contains an item twice. `kind` says what the items are, for example "table"."""
-    if any(times > 1 for times in Counter(items).values()):
+    if any(count > 1 for count in Counter(items).values()):
         raise refusal(f"names a {kind} twice", "keep one of them")
 
 
@@ -136,7 +136,7 @@ def _check_column_name(text: str) -> str:
     return text
 
 
-def to_lower_case(value: object) -> object:
+def convert_to_lower_case(value: object) -> object:
     """Convert the value of an option to lower case, because PostgreSQL ignores the case of its value."""
     return value.lower() if isinstance(value, str) else value
 
@@ -146,12 +146,12 @@ def normalise_streaming(value: object) -> object:
 
     The same values count as booleans as in `defGetStreamingMode` (`src/backend/commands/subscriptioncmds.c`).
     """
-    booleans = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
+    modes_by_boolean = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
     text = str(value).lower() if isinstance(value, str | bool) else value
-    return booleans.get(text, text) if isinstance(text, str) else text
+    return modes_by_boolean.get(text, text) if isinstance(text, str) else text
 
 
-def false_to_off(value: object) -> object:
+def convert_false_to_off(value: object) -> object:
     """Convert False to `off`. A `Config` that is made in Python may have False for an option that may be `off`."""
     return "off" if value is False else value
 
@@ -161,7 +161,8 @@ def add_names(entries: object) -> object:
     if not isinstance(entries, Mapping):
         return entries
     return {
-        name: {**each, "name": name} if isinstance(each, Mapping) else each for name, each in entries.items()
+        name: {**entry, "name": name} if isinstance(entry, Mapping) else entry
+        for name, entry in entries.items()
     }
 
 
@@ -175,7 +176,7 @@ def _check_plain_name(name: str) -> str:
 
 
 #: The kinds of metadata that a replica may have as columns.
-Metadata = Literal[
+MetadataKind = Literal[
     "commit_lsn",
     "commit_time",
     "ordinal",

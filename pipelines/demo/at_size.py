@@ -20,7 +20,7 @@ from pgsieve.pipelines.commands.check import check
 from pgsieve.pipelines.commands.results import LargeTableReport, LargeTableStep, Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.demo.servers import execute_all, session
+from pgsieve.pipelines.demo.servers import execute_all, open_session
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal
@@ -89,9 +89,9 @@ def at_size(
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
     """Create a database with the table; returns a session there."""
-    with session(server) as connection:
+    with open_session(server) as connection:
         connection.execute(f"create database {_DATABASE}")
-    connection = session(server, dbname=_DATABASE)
+    connection = open_session(server, dbname=_DATABASE)
     execute_all(connection, _TABLE)
     return connection
 

@@ -25,7 +25,7 @@ from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progre
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.demo.at_size import at_size
-from pgsieve.pipelines.demo.servers import execute_all, make_demo_folder, session, start_servers
+from pgsieve.pipelines.demo.servers import execute_all, make_demo_folder, open_session, start_servers
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
@@ -167,7 +167,7 @@ def _replay_steps(
     """Replay the manual's examples step by step. Returns the comparisons of tables after each step."""
     comparisons: list[ComparedTable] = []
     with ExitStack() as stack:
-        source = stack.enter_context(session(publisher))
+        source = stack.enter_context(open_session(publisher))
         execute_all(source, _TABLES + ";" + _PUBLICATIONS)
         targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
         for number, step in enumerate(STEPS):
@@ -245,9 +245,9 @@ def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connect
 
     If both subscriptions were in the same database, its table t1 would get each row twice.
     """
-    with session(subscriber) as connection:
+    with open_session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
-    with session(subscriber, dbname=name) as connection:
+    with open_session(subscriber, dbname=name) as connection:
         execute_all(connection, _TABLES)
         yield connection
 

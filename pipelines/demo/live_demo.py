@@ -25,10 +25,10 @@ import yaml
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
-from pgsieve.pipelines.commands.ui import Stop, start_dagster
+from pgsieve.pipelines.commands.ui import StopEvent, start_dagster
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.demo.servers import make_demo_folder, start_servers
-from pgsieve.pipelines.demo.traffic import make_tables, traffic
+from pgsieve.pipelines.demo.traffic import make_tables, write_traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
@@ -55,15 +55,15 @@ def live_demo(
     home = make_demo_folder(folder)
     # The demo has Dagster records of its own, so that it does not write into those of the user.
     os.environ.pop("DAGSTER_HOME", None)
-    stop = Stop()
+    stop_event = StopEvent()
     with ExitStack() as stack:
-        stack.enter_context(stop.by_signals())
+        stack.enter_context(stop_event.set_by_signals())
         progress.start("start PostgreSQL")
         server = EmbeddedServer(home / "publisher")
         wait_until_started = stack.enter_context(start_servers(server))
         # These imports take seconds, and the server starts meanwhile.
         from pgsieve.pipelines.commands import engine
-        from pgsieve.pipelines.commands.in_process import instance
+        from pgsieve.pipelines.commands.in_process import open_instance
         from pgsieve.pipelines.definitions import register_tables
 
         wait_until_started()
@@ -72,27 +72,27 @@ def live_demo(
         progress.finish("start PostgreSQL")
         config = _configuration(home, server)
         stack.callback(engine.stop, config)
-        with instance(config) as dagster:
-            register_tables(config, dagster)
+        with open_instance(config) as instance:
+            register_tables(config, instance)
         dagster_server = stack.enter_context(
-            start_dagster(config, host, port, stop=stop, log=home / "dagster.log")
+            start_dagster(config, host, port, stop_event=stop_event, log_path=home / "dagster.log")
         )
         url, log = f"http://{host}:{port}", home / "demo.log"
         progress.start("start Dagster")
-        _wait_for(url, dagster_server, stop, home)
+        _wait_for(url, dagster_server, stop_event, home)
         progress.finish("start Dagster")
-        if not stop.is_set():
+        if not stop_event.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             ready(LiveDemo(group, config.path, server.conninfo(), log))
         # The first run starts Spark. If it began earlier, Dagster would take longer to start.
-        stack.enter_context(traffic(server.conninfo()))
+        stack.enter_context(write_traffic(server.conninfo()))
         log_line, show = stack.enter_context(open_run_log(log))
         run_thread = threading.Thread(
-            target=_run_repeatedly, args=(config, log_line, show, stop), name="runs", daemon=True
+            target=_run_repeatedly, args=(config, log_line, show, stop_event), name="runs", daemon=True
         )
         run_thread.start()
         stack.callback(run_thread.join, _STOP_SECONDS)
-        while not stop.wait_awake(1.0):
+        while not stop_event.wait_in_steps(1.0):
             if dagster_server.poll() is not None:
                 raise _dagster_error(home)
             if not run_thread.is_alive():
@@ -126,7 +126,7 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
 
 
 def _run_repeatedly(
-    config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop
+    config: Config, progress: Progress, show: Callable[[RunSummary], None], stop_event: StopEvent
 ) -> None:
     """Do a run every few seconds.
 
@@ -138,21 +138,21 @@ def _run_repeatedly(
     # `watch_orphans`, and `watch_orphans` would print a traceback. These processes inherit from this thread that SIGINT
     # is blocked, so they ignore it, and end with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    while not stop.is_set():
+    while not stop_event.is_set():
         try:
             summary = run(config, config.select([]), progress)
         except PgsieveError as error:
             progress.tell(error.message)
         else:
-            if (summary.changed or summary.failures) and not stop.is_set():
+            if (summary.changed or summary.failures) and not stop_event.is_set():
                 show(summary)
-        stop.wait(RUN_SECONDS)
+        stop_event.wait(RUN_SECONDS)
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path) -> None:
+def _wait_for(url: str, process: subprocess.Popen[bytes], stop_event: StopEvent, home: Path) -> None:
     """Wait until the web interface answers. Raises PgsieveError if Dagster has ended, or takes too long to start."""
     deadline = monotonic() + _START_SECONDS
-    while not stop.wait_awake(0.5):
+    while not stop_event.wait_in_steps(0.5):
         if process.poll() is not None or monotonic() > deadline:
             raise _dagster_error(home)
         try:

@@ -16,11 +16,11 @@ from pgsieve.resources.postgres.sessions import Conninfo
 
 def make_demo_folder(folder: Path | None) -> Path:
     """Make the folder of a demo, or a temporary folder. Raises PgsieveError if the folder exists and is not empty."""
-    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
-    if home.exists() and any(home.iterdir()):
-        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
-    home.mkdir(parents=True, exist_ok=True)
-    return home
+    demo_folder = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
+    if demo_folder.exists() and any(demo_folder.iterdir()):
+        raise PgsieveError(f'folder "{demo_folder}" is not empty', hint="choose a new folder for --keep")
+    demo_folder.mkdir(parents=True, exist_ok=True)
+    return demo_folder
 
 
 @contextmanager
@@ -32,19 +32,19 @@ def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
     with ExitStack() as stack:
         for server in servers:
             stack.callback(server.stop)
-        threads = stack.enter_context(ThreadPoolExecutor(len(servers)))
-        starts = [threads.submit(server.start) for server in servers]
+        thread_pool = stack.enter_context(ThreadPoolExecutor(len(servers)))
+        start_futures = [thread_pool.submit(server.start) for server in servers]
 
-        def wait() -> None:
-            for start in starts:
-                start.result()
+        def wait_for_servers() -> None:
+            for start_future in start_futures:
+                start_future.result()
 
-        yield wait
+        yield wait_for_servers
 
 
-def session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
+def open_session(server: EmbeddedServer, **parameters: str) -> psycopg.Connection[Any]:
     """Open a session of the demo's user. Names of tables need no schema there."""
-    connection = Conninfo(server.conninfo(**extra)).connect()
+    connection = Conninfo(server.conninfo(**parameters)).connect()
     connection.execute("set search_path = public")
     return connection
 

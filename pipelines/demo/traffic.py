@@ -17,7 +17,7 @@ import psycopg
 
 from pgsieve.resources.postgres.sessions import Conninfo
 
-TABLES = """
+_TABLES = """
 create schema shop;
 create table shop.customers (id int primary key, name text not null, region text not null, since date not null);
 create table shop.orders (
@@ -43,7 +43,7 @@ create publication everything for tables in schema shop with (publish_via_partit
 _REGIONS = ("EMEA", "AMER", "APAC")
 
 #: Statements, each with its weight. A transaction executes one of them, chosen at random by the weights.
-_WRITES: tuple[tuple[int, str], ...] = (
+_WEIGHTED_STATEMENTS: tuple[tuple[int, str], ...] = (
     (
         6,
         (
@@ -77,25 +77,25 @@ _WRITES: tuple[tuple[int, str], ...] = (
 
 def make_tables(connection: psycopg.Connection[Any]) -> None:
     """Create the shop's tables with their first rows, and two publications."""
-    connection.execute(TABLES)
+    connection.execute(_TABLES)
 
 
 @contextmanager
-def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
+def write_traffic(conninfo: str, interval_seconds: float = 0.5) -> Iterator[Callable[[], int]]:
     """Within the block, a thread commits a transaction each time this number of seconds has passed.
 
     Yields a function that returns how many transactions there were so far.
     """
     stop_event, count = threading.Event(), 0
 
-    def write() -> None:
+    def write_transactions() -> None:
         nonlocal count
         random_numbers = random.Random(0)  # noqa: S311 - invented traffic
-        weights, statements = zip(*_WRITES, strict=True)
+        weights, statements = zip(*_WEIGHTED_STATEMENTS, strict=True)
         while not stop_event.is_set():
             try:
                 with Conninfo(conninfo).connect(application_name="traffic") as connection:
-                    while not stop_event.wait(seconds):
+                    while not stop_event.wait(interval_seconds):
                         connection.execute(
                             random_numbers.choices(statements, weights)[0],
                             {
@@ -108,10 +108,10 @@ def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
             except psycopg.Error:
                 stop_event.wait(1)
 
-    writer = threading.Thread(target=write, name="traffic", daemon=True)
-    writer.start()
+    writer_thread = threading.Thread(target=write_transactions, name="traffic", daemon=True)
+    writer_thread.start()
     try:
         yield lambda: count
     finally:
         stop_event.set()
-        writer.join(10)
+        writer_thread.join(10)

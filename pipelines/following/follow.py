@@ -33,7 +33,7 @@ from types import FrameType
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.checks.freshness import Freshness
 from pgsieve.assets.steps.log import no_log
@@ -43,10 +43,10 @@ from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Item, Result
-from pgsieve.pipelines.commands.in_process import NAMING, instance
+from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, open_instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
-from pgsieve.pipelines.commands.run import apply_together, enabled_subscriptions, summaries
+from pgsieve.pipelines.commands.run import enabled_subscriptions, summaries, transform_and_apply
 from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
@@ -96,7 +96,7 @@ _logger = logging.getLogger(__name__)
 #: If changes are waiting and a feed makes no progress for this time, it has stalled. The largest slice takes less.
 STALL_SECONDS = 1800.0
 #: After a feed has stalled, how long the other feeds may take to reach the end of a transaction.
-_GRACE_SECONDS = 10.0
+_STOP_AFTER_STALL_SECONDS = 10.0
 #: After a signal, how long all feeds may take to reach the end of a transaction. Kubernetes kills a process 30 seconds
 #: after the signal.
 STOP_SECONDS = 20.0
@@ -104,18 +104,18 @@ STOP_SECONDS = 20.0
 
 def follow(
     config: Config,
-    selected: Sequence[SubscriptionConfig],
+    subscription_configs: Sequence[SubscriptionConfig],
     progress: Progress,
     on_result: OnResult,
     *,
-    metrics_at: tuple[str, int] | None = None,
-    stall_limit: float | None = STALL_SECONDS,
+    metrics_address: tuple[str, int] | None = None,
+    stall_seconds: float | None = STALL_SECONDS,
 ) -> tuple[Failure, ...]:
     """Follow the selected subscriptions until the process is stopped, or all have failed; returns the failures.
 
     - `on_result`: gets the results of each slice, and each failure when it happens
-    - `metrics_at`: the host and port at which metrics are served, if any
-    - `stall_limit`: after this many seconds without progress a feed has stalled; None if there is no limit
+    - `metrics_address`: the host and port at which metrics are served, if any
+    - `stall_seconds`: after this many seconds without progress a feed has stalled; None if there is no limit
 
     Raises SubscriptionDisabledError if all subscriptions are disabled; StalledError if a feed has stalled; and
     StopTimeoutError if a feed does not end in time after a signal. After StalledError and StopTimeoutError threads may
@@ -123,29 +123,29 @@ def follow(
     """
     project = build_project(config)
     # The server of the metrics starts first. If its address is not available, the command fails before it does any work.
-    metrics = FollowMetrics(brief_status(config)) if metrics_at else None
-    feeds_by_slot = {(f.source.name, f.slot): f for f in project.feeds.values()}
+    metrics = FollowMetrics(brief_status(config)) if metrics_address else None
+    feeds_by_slot = {(feed.source.name, feed.slot): feed for feed in project.feeds.values()}
     watch = Watch(
-        stall_limit, lambda activity: _is_behind(feeds_by_slot[activity.source, activity.slot], activity)
+        stall_seconds, lambda activity: _is_behind(feeds_by_slot[activity.source, activity.slot], activity)
     )
 
-    def fail(failure: Failure) -> None:
+    def report_failure(failure: Failure) -> None:
         if metrics is not None:
             metrics.count_failures(failure.subscriptions)
         on_result(RunSummary((), (failure,)))
 
-    failures = Failures(fail)
-    subscriptions = enabled_subscriptions(
-        project, [project.subscriptions[s.name] for s in selected], failures
-    )
-    feeds, names = project.feeds_of(subscriptions), {s.name for s in subscriptions}
+    failures = Failures(report_failure)
+    selected_subscriptions = [project.subscriptions[each.name] for each in subscription_configs]
+    subscriptions = enabled_subscriptions(project, selected_subscriptions, failures)
+    feeds = project.feeds_of(subscriptions)
+    subscription_names = {subscription.name for subscription in subscriptions}
     with ExitStack() as stack:
-        if metrics_at and metrics:
-            port = stack.enter_context(serve_metrics(*metrics_at, metrics.registry, watch))
-            progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
-        dagster = stack.enter_context(instance(config))
-        context = _Context(project, dagster, progress, on_result, failures, watch, metrics)
-        followers = [_Follower(context, feed, names) for feed in feeds]
+        if metrics_address and metrics:
+            port = stack.enter_context(serve_metrics(*metrics_address, metrics.registry, watch))
+            progress.tell(f"metrics at http://{metrics_address[0]}:{port}/metrics, health at /healthz")
+        instance = stack.enter_context(open_instance(config))
+        context = _Context(project, instance, progress, on_result, failures, watch, metrics)
+        followers = [_Follower(context, feed, subscription_names) for feed in feeds]
         stop_signal = stack.enter_context(_stop_on_signals(followers))
         # If a feed ran in the main thread, a signal would make Dagster end the run in progress. The threads are daemons:
         # Python does not wait for them at its end, so a thread that has stalled does not keep the process alive.
@@ -153,18 +153,18 @@ def follow(
         for thread in threads:
             thread.start()
         try:
-            while _are_working(threads, _WAKE_UP_SECONDS):
+            while _wait_for_threads(threads, _WAKE_UP_SECONDS):
                 watch.check()
                 stop_signal.check()
         except StalledError:
             for follower in followers:
                 follower.stop()
-            _are_working(threads, _GRACE_SECONDS)
+            _wait_for_threads(threads, _STOP_AFTER_STALL_SECONDS)
             raise
-    return failures.grouped()
+    return failures.group_by_error()
 
 
-def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
+def _wait_for_threads(threads: Sequence[threading.Thread], seconds: float) -> bool:
     """Wait for the threads to end, at most this many seconds. Returns true if a thread is still working."""
     deadline = time.monotonic() + seconds
     for thread in threads:
@@ -197,17 +197,20 @@ def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_StopSignal]:
     """Within the block, SIGTERM and SIGINT stop the followers."""
     stop_signal = _StopSignal()
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def receive_signal(_number: int, _frame: FrameType | None) -> None:
         stop_signal.arrived_at = stop_signal.arrived_at or time.monotonic()
         for follower in followers:
             follower.stop()
 
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers_by_number = {
+        signal_number: signal.signal(signal_number, receive_signal)
+        for signal_number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield stop_signal
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in handlers_by_number.items():
+            signal.signal(signal_number, handler)
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ class _Context:
     """What all followers share: the project, the Dagster instance, and the objects that receive results."""
 
     project: Project
-    dagster: dg.DagsterInstance
+    instance: dg.DagsterInstance
     progress: Progress
     on_result: OnResult
     failures: Failures
@@ -228,23 +231,26 @@ class _Follower:
 
     #: Only one feed is copied, applied or maintained at a time. The reason is that the writer of a commit is identified
     #: by settings of the Spark session, and the feeds share one session.
-    _turn = threading.Lock()
+    _turn_lock = threading.Lock()
 
-    def __init__(self, context: _Context, feed: Feed, names: Container[str]) -> None:
-        self._project, self._feed, self._dagster = context.project, feed, context.dagster
-        self._progress, self._on_result, self._failures = (
-            context.progress,
-            context.on_result,
-            context.failures,
-        )
-        self._subscriptions = [s for s in self._project.subscriptions_of(feed) if s.name in names]
-        self._stopped = threading.Event()
+    def __init__(self, context: _Context, feed: Feed, subscription_names: Container[str]) -> None:
+        self._project, self._feed, self._instance = context.project, feed, context.instance
+        self._progress = context.progress
+        self._on_result = context.on_result
+        self._failures = context.failures
+        self._subscriptions = [
+            s for s in self._project.subscriptions_of(feed) if s.name in subscription_names
+        ]
+        self._stop_event = threading.Event()
         self._stream: StreamedFeed | None = None
-        self._report = FollowReport(self._project, feed, self._subscriptions, self._dagster, self._progress)
-        self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
+        self._report = FollowReport(self._project, feed, self._subscriptions, self._instance, self._progress)
+        self._slice_count = 0
+        self._changed_tables_by_subscription = {s.name: set[TableName]() for s in self._subscriptions}
         #: Maps each subscription to its tables whose copy has to wait; see `Materializer.waiting_tables`.
-        self._waiting_tables = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
-        self._has_followed, self._pause = False, _MIN_PAUSE_SECONDS
+        self._waiting_tables_by_subscription = {
+            s.name: dict[TableName, tuple[str, ...]]() for s in self._subscriptions
+        }
+        self._has_read_slot, self._pause_seconds = False, _MIN_PAUSE_SECONDS
         self._activity, self._metrics = FeedActivity(feed.source.name, feed.slot), context.metrics
         context.watch.add(self._activity)
         if (metrics := context.metrics) is not None:
@@ -260,7 +266,7 @@ class _Follower:
 
     def stop(self) -> None:
         """Stop following at the end of the present transaction."""
-        self._stopped.set()
+        self._stop_event.set()
         if (stream := self._stream) is not None:
             stream.stop()
 
@@ -281,30 +287,39 @@ class _Follower:
             # second lock, two followers of the same slot would take turns for ever.
             self._feed.source.hold_lock(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
-            while not self._stopped.is_set() and self._has_subscriptions():
+            while not self._stop_event.is_set() and self._has_subscriptions():
                 try:
-                    self._follow()
-                except PgsieveError as fault:
-                    if not self._can_retry(fault):
+                    self._copy_and_follow()
+                except PgsieveError as error:
+                    if not self._can_retry(error):
                         raise
-                    self._progress.tell(f"{fault.message}; tried again in {self._pause:g} s")
-                    self._stopped.wait(self._pause)
-                    self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
+                    self._progress.tell(f"{error.message}; tried again in {self._pause_seconds:g} s")
+                    self._stop_event.wait(self._pause_seconds)
+                    self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)
 
-    def _follow(self) -> None:
+    def _copy_and_follow(self) -> None:
         """Copy the tables that need it, and then apply slice by slice until a table needs a copy again."""
-        with self._turn:
+        with self._turn_lock:
             materializers = self._materializers()
-            for each in materializers:
-                is_open = {ids: self._are_open(ids) for ids in set(each.waiting_tables.values())}
-                each.retry([name for name, ids in each.waiting_tables.items() if not is_open[ids]])
+            for materializer in materializers:
+                are_open_by_ids = {
+                    transaction_ids: self._are_open(transaction_ids)
+                    for transaction_ids in set(materializer.waiting_tables.values())
+                }
+                materializer.retry(
+                    [
+                        name
+                        for name, transaction_ids in materializer.waiting_tables.items()
+                        if not are_open_by_ids[transaction_ids]
+                    ]
+                )
             self._for_each(materializers, Materializer.copy)
-            apply_together(materializers, self._failures, unless=self._can_retry)
+            transform_and_apply(materializers, self._failures, is_fatal=self._can_retry)
             self._report_results(materializers)
             self._register(materializers)
         if self._has_subscriptions():
             try:
-                self._read()
+                self._follow_slot()
             finally:
                 self._send_report()
 
@@ -327,49 +342,54 @@ class _Follower:
         A feed that was never followed since the start is not followed again, because its configuration may be wrong.
         After a loss of Spark, no feed is followed again.
         """
-        return self._has_followed and is_transient(error) and not isinstance(error, SparkLostError)
+        return self._has_read_slot and is_transient(error) and not isinstance(error, SparkLostError)
 
     def _for_each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
         """Do the same as `Failures.for_each`, but raise a transient error instead of recording it."""
-        return self._failures.for_each(items, step, unless=self._can_retry)
+        return self._failures.for_each(items, step, is_fatal=self._can_retry)
 
     def _has_subscriptions(self) -> bool:
         return any(s.name not in self._failures for s in self._subscriptions)
 
-    def _read(self) -> None:
+    def _follow_slot(self) -> None:
         """Read the slot, and append and apply slices, until a table has to be copied or all subscriptions have failed."""
         with (
             StreamedFeed(self._feed, self._project.lake.open(), self._note_progress) as stream,
-            self._activity.reading(stream),
+            self._activity.record_reading(stream),
         ):
             self._stream = stream
-            self._has_followed = True
+            self._has_read_slot = True
             threading.Thread(target=self._stop_once_copies_can_start, args=[stream], daemon=True).start()
-            if self._stopped.is_set():
+            if self._stop_event.is_set():
                 return
             for _ in stream.slices():
-                with self._turn:
-                    if self._apply(stream) or not self._has_subscriptions():
+                with self._turn_lock:
+                    if self._append_and_apply(stream) or not self._has_subscriptions():
                         return
-                    self._slices += 1
-                    if self._slices >= MAINTAIN_SLICES:
-                        with self._activity.exempt():
+                    self._slice_count += 1
+                    if self._slice_count >= MAINTAIN_SLICES:
+                        with self._activity.record_exempt_work():
                             self._maintain()
 
     def _stop_once_copies_can_start(self, stream: StreamedFeed) -> None:
-        """End the stream as soon as a copy no longer has to wait. After that, `_follow` copies the table.
+        """End the stream as soon as a copy no longer has to wait. After that, `_copy_and_follow` copies the table.
 
         `stream` is the stream for which the thread was started; if it has ended, the thread ends, too.
         """
-        waiting_tables = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
-        transactions = {ids for _, ids in waiting_tables if ids}
-        foreign_tables, asked_at = {name for name, ids in waiting_tables if not ids}, time.monotonic()
+        waiting_tables = list(
+            chain.from_iterable(tables.items() for tables in self._waiting_tables_by_subscription.values())
+        )
+        transaction_sets = {transaction_ids for _, transaction_ids in waiting_tables if transaction_ids}
+        foreign_tables = {name for name, transaction_ids in waiting_tables if not transaction_ids}
+        last_request_at = time.monotonic()
         while (
-            waiting_tables and self._stream is stream and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS)
+            waiting_tables
+            and self._stream is stream
+            and not self._stop_event.wait(_OPEN_TRANSACTIONS_SECONDS)
         ):
-            can_start = not all(map(self._are_open, transactions))
-            if foreign_tables and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
-                can_start, asked_at = (
+            can_start = not all(map(self._are_open, transaction_sets))
+            if foreign_tables and time.monotonic() - last_request_at >= _FOREIGN_SECONDS:
+                can_start, last_request_at = (
                     can_start or any(map(self._can_answer, foreign_tables)),
                     time.monotonic(),
                 )
@@ -377,13 +397,13 @@ class _Follower:
                 stream.stop()
                 return
 
-    def _are_open(self, transactions: tuple[str, ...]) -> bool:
+    def _are_open(self, transaction_ids: tuple[str, ...]) -> bool:
         """True if some of these transactions are still open, or if the server does not answer."""
         with suppress(PgsieveError):  # The stream meets the same error, and ends with it.
-            return are_transactions_open(self._feed.source, transactions)
+            return are_transactions_open(self._feed.source, transaction_ids)
         return True
 
-    def _can_answer(self, name: Name) -> bool:
+    def _can_answer(self, name: TableName) -> bool:
         """True if the foreign servers that have rows of this table answer now."""
         with suppress(PgsieveError):
             verify_foreign_servers(self._feed.source, name)
@@ -394,13 +414,13 @@ class _Follower:
         """Record that the stream makes progress."""
         self._activity.note_progress()
 
-    def _apply(self, stream: StreamedFeed) -> bool:
+    def _append_and_apply(self, stream: StreamedFeed) -> bool:
         """Append the next slice to the change log, and apply it; returns true if a table has to be copied."""
         task = f"follow {self._feed.slot}"
         self._progress.start(task)
         try:
             with (
-                self._activity.applying(),
+                self._activity.record_apply(),
                 span("slice", source=self._activity.source, slot=self._activity.slot),
             ):
                 with self._time_step("append"), span("append"):
@@ -413,7 +433,7 @@ class _Follower:
                 self._activity.note_progress()
                 materializers = self._materializers()
                 self._for_each(materializers, self._apply_slice)
-                self._pause = _MIN_PAUSE_SECONDS
+                self._pause_seconds = _MIN_PAUSE_SECONDS
         finally:
             self._progress.finish(task)
         self._report_results(materializers)
@@ -421,13 +441,13 @@ class _Follower:
 
     def _apply_slice(self, materializer: Materializer) -> None:
         with self._time_step("apply"):
-            results = materializer.apply_slice()
+            changes_and_result = materializer.apply_slice()
         self._activity.note_progress()
-        if results is not None:
+        if changes_and_result is not None:
             if self._metrics is not None:
-                self._metrics.count_changes(materializer.name, *results)
-            self._report.add_changes(materializer.name, *results)
-            self._written[materializer.name] |= results[1].tables.keys()
+                self._metrics.count_changes(materializer.name, *changes_and_result)
+            self._report.add_changes(materializer.name, *changes_and_result)
+            self._changed_tables_by_subscription[materializer.name] |= changes_and_result[1].tables.keys()
 
     def _time_step(self, step: str) -> AbstractContextManager[None]:
         return nullcontext() if self._metrics is None else self._metrics.time_step(step)
@@ -438,19 +458,19 @@ class _Follower:
         If it fails, it is tried again after the same number of slices.
         """
         lake, retention = self._project.lake.open(), self._project.retention
-        self._slices = 0
+        self._slice_count = 0
         try:
             for subscription in self._subscriptions:
-                written = self._written[subscription.name]
-                maintain_subscription(subscription, lake, retention, no_log, written)
-                written.clear()
+                changed_tables = self._changed_tables_by_subscription[subscription.name]
+                maintain_subscription(subscription, lake, retention, no_log, changed_tables)
+                changed_tables.clear()
             maintain_feed(self._feed, lake, self._project.subscriptions_of(self._feed), retention, no_log)
         except Exception:
             _logger.exception("maintenance of the followed tables has failed; it is tried again later")
         self._register(self._materializers())
 
     def _send_report(self) -> None:
-        with self._turn:
+        with self._turn_lock:
             self._report.send()
 
     def _report_cuts(self) -> None:
@@ -462,8 +482,10 @@ class _Follower:
         freshness_seconds = min(
             (s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS
         )
-        while not self._stopped.wait(min(_CUT_SECONDS, freshness_seconds)) and not self._activity.has_ended:
-            with self._turn:
+        while (
+            not self._stop_event.wait(min(_CUT_SECONDS, freshness_seconds)) and not self._activity.has_ended
+        ):
+            with self._turn_lock:
                 stream = self._stream
                 if stream is None or not self._activity.is_connected or self._report.is_waiting:
                     continue
@@ -473,7 +495,7 @@ class _Follower:
                         continue
                     try:
                         lake = self._project.lake.open()
-                        report_cut(self._dagster, subscription, lake, NAMING, freshness)
+                        report_cut(self._instance, subscription, lake, DEFAULT_NAMES, freshness)
                     except Exception:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
@@ -481,11 +503,15 @@ class _Follower:
         return self._for_each(
             self._subscriptions,
             lambda s: Materializer(
-                self._project, s, self._dagster, self._progress, self._waiting_tables[s.name]
+                self._project, s, self._instance, self._progress, self._waiting_tables_by_subscription[s.name]
             ),
         )
 
     def _report_results(self, materializers: Sequence[Materializer]) -> None:
-        results = summaries(materializers, self._failures)
-        if notable := tuple(each for each in results if each.changed or each.problems or each.warnings):
-            self._on_result(RunSummary(notable))
+        subscription_runs = summaries(materializers, self._failures)
+        if runs_to_report := tuple(
+            subscription_run
+            for subscription_run in subscription_runs
+            if subscription_run.changed or subscription_run.problems or subscription_run.warnings
+        ):
+            self._on_result(RunSummary(runs_to_report))

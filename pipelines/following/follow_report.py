@@ -18,7 +18,7 @@ from functools import reduce
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import split_tables
@@ -30,7 +30,7 @@ from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
-from pgsieve.pipelines.commands.in_process import NAMING, materialize
+from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
@@ -38,7 +38,7 @@ from pgsieve.pipelines.published import published_tables
 #: A report is due this many seconds after the first slice that it reports.
 REPORT_SECONDS = 300.0
 
-_NOT_REPORTED = "the followed changes are in the tables, but not in Dagster's records"
+_REPORT_FAILURE_MESSAGE = "the followed changes are in the tables, but not in Dagster's records"
 
 _logger = logging.getLogger(__name__)
 
@@ -54,70 +54,87 @@ class FollowReport:
         project: Project,
         feed: Feed,
         subscriptions: Sequence[Subscription],
-        dagster: dg.DagsterInstance,
+        instance: dg.DagsterInstance,
         progress: Progress,
     ) -> None:
         self._project, self._feed, self._subscriptions = project, feed, subscriptions
-        self._dagster, self._progress = dagster, progress
-        self._drained: DrainResult | None = None
-        self._changes: dict[str, dict[Name, TableChanges]] = {}
-        self._applied: dict[str, ApplyResult] = {}
+        self._instance, self._progress = instance, progress
+        self._drain_result: DrainResult | None = None
+        self._changes_by_subscription: dict[str, dict[TableName, TableChanges]] = {}
+        self._results_by_subscription: dict[str, ApplyResult] = {}
         self._timer: threading.Timer | None = None
 
     @property
     def is_waiting(self) -> bool:
         """True if there are results that have not been reported."""
-        return self._drained is not None
+        return self._drain_result is not None
 
-    def add_slice(self, drained: DrainResult, on_due: Callable[[], None]) -> None:
+    def add_slice(self, drain_result: DrainResult, report_when_due: Callable[[], None]) -> None:
         """Add a slice that was appended to the change log.
 
-        When the report is due, `on_due` is called by a thread of its own.
+        When the report is due, `report_when_due` is called by a thread of its own.
         """
-        earlier_result = self._drained
-        self._drained = drained
+        earlier_result = self._drain_result
+        self._drain_result = drain_result
         if earlier_result:
-            slices = earlier_result.slices + drained.slices
-            self._drained = DrainResult(earlier_result.from_lsn, drained.to_lsn, slices, drained.lag)
+            slice_count = earlier_result.slices + drain_result.slices
+            self._drain_result = DrainResult(
+                earlier_result.from_lsn, drain_result.to_lsn, slice_count, drain_result.lag
+            )
         if self._timer is None:
-            self._timer = threading.Timer(REPORT_SECONDS, on_due)
+            self._timer = threading.Timer(REPORT_SECONDS, report_when_due)
             self._timer.daemon = True
             self._timer.start()
 
     def add_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
         """Add the changes of a subscription's tables, and the result of applying them."""
-        tables = self._changes.setdefault(subscription, {})
+        changes_by_name = self._changes_by_subscription.setdefault(subscription, {})
         for change in changes:
-            tables[change.name] = (
-                _sum_changes(tables[change.name], change) if change.name in tables else change
+            changes_by_name[change.name] = (
+                _sum_changes(changes_by_name[change.name], change)
+                if change.name in changes_by_name
+                else change
             )
-        self._applied[subscription] = combine_results(self._applied.get(subscription, ApplyResult()), result)
+        self._results_by_subscription[subscription] = combine_results(
+            self._results_by_subscription.get(subscription, ApplyResult()), result
+        )
 
     def send(self) -> None:
         """Report the collected results to Dagster as materializations, and forget them."""
         if self._timer is not None:
             self._timer.cancel()
-        drain_result, changes, results = self._drained, self._changes, self._applied
-        self._drained, self._changes, self._applied, self._timer = None, {}, {}, None
+        drain_result = self._drain_result
+        changes_by_subscription = self._changes_by_subscription
+        results_by_subscription = self._results_by_subscription
+        self._drain_result = None
+        self._changes_by_subscription = {}
+        self._results_by_subscription = {}
+        self._timer = None
         if drain_result is None:
             return
-        assets = [change_log_asset(self._feed, self._subscriptions, NAMING, append=lambda: drain_result)]
+        assets = [
+            change_log_asset(self._feed, self._subscriptions, DEFAULT_NAMES, append=lambda: drain_result)
+        ]
         try:
             for subscription in self._subscriptions:
-                if (result := results.get(subscription.name)) is None:
+                if (result := results_by_subscription.get(subscription.name)) is None:
                     continue
-                transformed: Sequence[TableChanges] = list(changes[subscription.name].values())
+                transformed_changes: Sequence[TableChanges] = list(
+                    changes_by_subscription[subscription.name].values()
+                )
                 assets.append(
-                    table_changes_asset(subscription, NAMING, prefetched=finished_work(transformed))
+                    table_changes_asset(
+                        subscription, DEFAULT_NAMES, prefetched=finished_work(transformed_changes)
+                    )
                 )
                 tables_of_subscription = published_tables(self._project, [subscription])[subscription.name]
-                tables, unchanged_tables = split_tables(tables_of_subscription, result.tables)
-                if tables:
+                changed_tables, unchanged_tables = split_tables(tables_of_subscription, result.tables)
+                if changed_tables:
                     assets.append(
                         replica_tables_asset(
                             subscription,
-                            tables,
-                            NAMING,
+                            changed_tables,
+                            DEFAULT_NAMES,
                             unchanged=unchanged_tables,
                             prefetched=finished_work((None, result)),
                         )
@@ -125,15 +142,15 @@ class FollowReport:
             task = f"follow {self._feed.slot}"
             # If the step of one subscription fails, the steps of the others still report their results.
             run = materialize(
-                self._dagster, self._project, assets, self._progress, task, raise_on_error=False
+                self._instance, self._project, assets, self._progress, task, raise_on_error=False
             )
         except Exception:
-            _logger.exception(_NOT_REPORTED)
+            _logger.exception(_REPORT_FAILURE_MESSAGE)
             return
         for event in run.get_step_failure_events() if run else ():
             error = event.step_failure_data.error
             if error is not None and error.cls_name != IncompleteError.__name__:
-                _logger.error("%s: %s", _NOT_REPORTED, error.message.strip())
+                _logger.error("%s: %s", _REPORT_FAILURE_MESSAGE, error.message.strip())
 
 
 def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
@@ -150,5 +167,9 @@ def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
 def _sum_counts(*counts: Mapping[str, int]) -> Mapping[str, int]:
     """Add counts by operation."""
     return reduce(
-        lambda a, b: {operation: a.get(operation, 0) + b.get(operation, 0) for operation in {*a, *b}}, counts
+        lambda first_counts, second_counts: {
+            operation: first_counts.get(operation, 0) + second_counts.get(operation, 0)
+            for operation in {*first_counts, *second_counts}
+        },
+        counts,
     )

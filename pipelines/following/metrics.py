@@ -30,8 +30,8 @@ from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.sent_as import counts_by_result
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
-_BY_SLOT = ("source", "slot")
-_BY_TABLE = ("subscription", "schema", "table")
+_SLOT_LABELS = ("source", "slot")
+_TABLE_LABELS = ("subscription", "schema", "table")
 
 #: Scrapes get the same report until it is this old.
 _MAX_AGE_SECONDS = 5.0
@@ -41,21 +41,23 @@ _MAX_AGE_SECONDS = 5.0
 class _StatusGauge:
     """A gauge whose value is part of the status.
 
-    `read` gets the status of a slot or of a subscription, and returns the value. If it returns None, the gauge has no
+    `read_value` gets the status of a slot or of a subscription, and returns the value. If it returns None, the gauge has no
     sample for that slot or subscription.
     """
 
     name: str
     help: str
-    read: Callable[..., float | None]
+    read_value: Callable[..., float | None]
 
 
 _SLOT_GAUGES: Sequence[_StatusGauge] = (
     _StatusGauge("pgsieve_source_up", "Whether the source answered.", lambda s: s.problem is None),
     _StatusGauge(
-        "pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _if_known(s.exists)
+        "pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _known_or_none(s.exists)
     ),
-    _StatusGauge("pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _if_known(s.active)),
+    _StatusGauge(
+        "pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _known_or_none(s.active)
+    ),
     _StatusGauge(
         "pgsieve_slot_wal_at_risk",
         "Whether the server may remove, or has removed, WAL that the slot needs (wal_status unreserved or lost).",
@@ -99,18 +101,18 @@ _SUBSCRIPTION_GAUGES: Sequence[_StatusGauge] = (
 )
 
 
-def _if_known(value: bool | Literal["unknown"]) -> bool | None:
+def _known_or_none(value: bool | Literal["unknown"]) -> bool | None:
     """The value, or None if the source did not answer and the value is unknown."""
     return None if value == UNKNOWN else value
 
 
-def _gauge(
-    gauge: _StatusGauge, labels: Sequence[str], statuses: Iterable[tuple[Sequence[str], object]]
+def _make_gauge_samples(
+    status_gauge: _StatusGauge, label_names: Sequence[str], statuses: Iterable[tuple[Sequence[str], object]]
 ) -> Metric:
     """Make the samples of a gauge. Each row has the values of the labels, and the status of a slot or subscription."""
-    family = GaugeMetricFamily(gauge.name, gauge.help, labels=labels)
+    family = GaugeMetricFamily(status_gauge.name, status_gauge.help, labels=label_names)
     for label_values, status in statuses:
-        if (value := gauge.read(status)) is not None:
+        if (value := status_gauge.read_value(status)) is not None:
             family.add_metric(label_values, float(value))
     return family
 
@@ -118,8 +120,8 @@ def _gauge(
 class StatusCollector(Collector):
     """Collects the metrics of a status report. A scrape calls `read` to get the report."""
 
-    def __init__(self, read: Callable[[], StatusReport]) -> None:
-        self._read, self._lock = read, threading.Lock()
+    def __init__(self, read_status: Callable[[], StatusReport]) -> None:
+        self._read_status, self._lock = read_status, threading.Lock()
         self._report: tuple[float, StatusReport] | None = None
 
     def describe(self) -> Iterable[Metric]:
@@ -131,17 +133,19 @@ class StatusCollector(Collector):
         report = self._current_report()
         slots = [((s.source, s.slot), s) for s in report.slots]
         subscriptions = [((s.name,), s) for s in report.subscriptions]
-        yield from (_gauge(gauge, _BY_SLOT, slots) for gauge in _SLOT_GAUGES)
-        yield from (_gauge(gauge, ("subscription",), subscriptions) for gauge in _SUBSCRIPTION_GAUGES)
+        yield from (_make_gauge_samples(gauge, _SLOT_LABELS, slots) for gauge in _SLOT_GAUGES)
+        yield from (
+            _make_gauge_samples(gauge, ("subscription",), subscriptions) for gauge in _SUBSCRIPTION_GAUGES
+        )
         yield _tables_by_state(report.subscriptions)
-        yield from _table_families(report.subscriptions)
+        yield from _table_gauges(report.subscriptions)
 
     def _current_report(self) -> StatusReport:
         """The last report; a new one if the last one is too old."""
         with self._lock:
-            present_time = time.monotonic()
-            if self._report is None or present_time - self._report[0] > _MAX_AGE_SECONDS:
-                self._report = (time.monotonic(), self._read())
+            current_time = time.monotonic()
+            if self._report is None or current_time - self._report[0] > _MAX_AGE_SECONDS:
+                self._report = (time.monotonic(), self._read_status())
             return self._report[1]
 
 
@@ -160,31 +164,31 @@ def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
     return family
 
 
-def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
+def _table_gauges(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
     """Yields two gauges about each table: its state, and the number of rows of its replica."""
-    state = GaugeMetricFamily(
-        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_BY_TABLE, "state")
+    state_family = GaugeMetricFamily(
+        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_TABLE_LABELS, "state")
     )
-    rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_BY_TABLE)
+    rows_family = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_TABLE_LABELS)
     for subscription in subscriptions:
         for table in subscription.tables:
             labels = (subscription.name, table.schema, table.name)
-            state.add_metric((*labels, table.state), 1)
+            state_family.add_metric((*labels, table.state), 1)
             if table.rows is not None:
-                rows.add_metric(labels, table.rows)
-    yield state
-    yield rows
+                rows_family.add_metric(labels, table.rows)
+    yield state_family
+    yield rows_family
 
 
 def status_metrics(report: StatusReport) -> bytes:
     """Write a status report, and the version of pgsieve, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report))
-    _add_build_info(registry)
+    _add_build_gauge(registry)
     return bytes(generate_latest(registry))
 
 
-def _add_build_info(registry: CollectorRegistry) -> None:
+def _add_build_gauge(registry: CollectorRegistry) -> None:
     build = Gauge("pgsieve_build_info", "1; the label is the version.", ("version",), registry=registry)
     build.labels(__version__).set(1)
 
@@ -192,60 +196,60 @@ def _add_build_info(registry: CollectorRegistry) -> None:
 class FollowMetrics:
     """The metrics of a process that follows slots: counts of its work, and the status, which each scrape reads."""
 
-    def __init__(self, read: Callable[[], StatusReport]) -> None:
+    def __init__(self, read_status: Callable[[], StatusReport]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(StatusCollector(read))
+        self.registry.register(StatusCollector(read_status))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         # Metrics of the Java process in which Spark runs. They have no samples before Spark has started.
         ProcessCollector("pgsieve_jvm", pid=_jvm_pid, registry=self.registry)
-        _add_build_info(self.registry)
-        self._connected = Gauge(
+        _add_build_gauge(self.registry)
+        self._connected_gauge = Gauge(
             "pgsieve_follower_connected",
             "Whether this process reads the slot.",
-            _BY_SLOT,
+            _SLOT_LABELS,
             registry=self.registry,
         )
-        self._behind = Gauge(
+        self._waiting_gauge = Gauge(
             "pgsieve_follower_waiting_seconds",
             "How long changes that arrived have been waiting for this process to apply them; 0 if none wait.",
-            _BY_SLOT,
+            _SLOT_LABELS,
             registry=self.registry,
         )
-        self._slices = Counter(
+        self._slices_counter = Counter(
             "pgsieve_slices",
             "Slices that were appended to the change log.",
-            _BY_SLOT,
+            _SLOT_LABELS,
             registry=self.registry,
         )
-        self._changes = Counter(
+        self._changes_counter = Counter(
             "pgsieve_changes",
             "Rows of the replica that changes inserted, updated or deleted, by kind; each truncate of the table counts once.",
-            (*_BY_TABLE, "kind"),
+            (*_TABLE_LABELS, "kind"),
             registry=self.registry,
         )
-        self._received = Counter(
+        self._received_counter = Counter(
             "pgsieve_received_changes",
             "Changes that the publisher sent for the table, before row filters.",
-            (*_BY_TABLE, "kind"),
+            (*_TABLE_LABELS, "kind"),
             registry=self.registry,
         )
-        self._updates = Counter(
+        self._updates_counter = Counter(
             "pgsieve_transformed_updates",
             "UPDATEs that the publisher sent for the table, by the operation that the row filter turned them into.",
-            (*_BY_TABLE, "sent_as"),
+            (*_TABLE_LABELS, "sent_as"),
             registry=self.registry,
         )
-        self._conflicts = Counter(
+        self._conflicts_counter = Counter(
             "pgsieve_conflicts",
             "Changes whose key already had a row, or that found no row, as in pg_stat_subscription_stats.",
-            (*_BY_TABLE, "conflict"),
+            (*_TABLE_LABELS, "conflict"),
             registry=self.registry,
         )
-        self._steps = Summary(
+        self._steps_summary = Summary(
             "pgsieve_step_duration_seconds", "How long each step took.", ("step",), registry=self.registry
         )
-        self._failures = Counter(
+        self._failures_counter = Counter(
             "pgsieve_failures",
             "Errors that ended the work for a subscription.",
             ("subscription",),
@@ -253,16 +257,16 @@ class FollowMetrics:
         )
 
     def add_feed(
-        self, source: str, slot: str, connected: Callable[[], bool], waiting: Callable[[], float]
+        self, source: str, slot: str, is_connected: Callable[[], bool], measure_wait: Callable[[], float]
     ) -> None:
         """Add a feed, a slot with the subscriptions that read it.
 
-        Each scrape calls `connected`, which says whether this process reads the slot; and `waiting`, which returns for
+        Each scrape calls `is_connected`, which says whether this process reads the slot; and `measure_wait`, which returns for
         how many seconds received changes have been waiting.
         """
-        self._connected.labels(source, slot).set_function(lambda: float(connected()))
-        self._behind.labels(source, slot).set_function(waiting)
-        self._slices.labels(source, slot)
+        self._connected_gauge.labels(source, slot).set_function(lambda: float(is_connected()))
+        self._waiting_gauge.labels(source, slot).set_function(measure_wait)
+        self._slices_counter.labels(source, slot)
 
     def add_subscription(self, subscription: str) -> None:
         """Add a subscription, with 0 errors.
@@ -270,45 +274,45 @@ class FollowMetrics:
         Prometheus' function `increase` ignores the first value of a counter. Without the 0 it would miss the first
         error.
         """
-        self._failures.labels(subscription)
+        self._failures_counter.labels(subscription)
 
     def count_slices(self, source: str, slot: str, slices: int) -> None:
         """Add to the number of slices that were appended to the change log."""
-        self._slices.labels(source, slot).inc(slices)
+        self._slices_counter.labels(source, slot).inc(slices)
 
     def count_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
         """Count the changes of a slice that was applied to the tables of a subscription."""
         for change in changes:
             for kind, count in change.received_counts_by_operation.items():
-                self._received.labels(subscription, *change.name, kind).inc(count)
+                self._received_counter.labels(subscription, *change.name, kind).inc(count)
             for operation, count in counts_by_result(change.sent_as).items():
-                self._updates.labels(subscription, *change.name, operation or "nothing").inc(count)
+                self._updates_counter.labels(subscription, *change.name, operation or "nothing").inc(count)
         for name, table_result in result.tables.items():
-            kinds = {
+            counts_by_kind = {
                 "insert": table_result.inserted,
                 "update": table_result.updated,
                 "delete": table_result.deleted,
                 "truncate": int(table_result.truncated),
             }
-            for kind, count in kinds.items():
-                self._changes.labels(subscription, *name, kind).inc(count)
-            conflicts = {
+            for kind, count in counts_by_kind.items():
+                self._changes_counter.labels(subscription, *name, kind).inc(count)
+            counts_by_conflict = {
                 "insert_exists": table_result.insert_exists,
                 "update_exists": table_result.update_exists,
                 "missing": table_result.missing,
             }
-            for conflict, count in conflicts.items():
-                self._conflicts.labels(subscription, *name, conflict).inc(count)
+            for conflict, count in counts_by_conflict.items():
+                self._conflicts_counter.labels(subscription, *name, conflict).inc(count)
 
     def count_failures(self, subscriptions: Iterable[str]) -> None:
         """Count an error that ended the work for these subscriptions."""
         for subscription in subscriptions:
-            self._failures.labels(subscription).inc()
+            self._failures_counter.labels(subscription).inc()
 
     @contextmanager
     def time_step(self, step: str) -> Iterator[None]:
         """Measure how long the block takes."""
-        with self._steps.labels(step).time():
+        with self._steps_summary.labels(step).time():
             yield
 
 

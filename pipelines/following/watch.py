@@ -48,9 +48,9 @@ class FeedActivity:
       stalled in that time.
     - `has_ended`: true if the feed is no longer followed
     - `progress_count`: a number that grows with each progress that `stream` does not show
-    - `applying_since`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
+    - `apply_start`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
       it applies no slice
-    - `progressed_at`: the time of the last progress
+    - `last_progress_at`: the time of the last progress
     - `behind_since`: the time of the first check after the last progress that found WAL on the server which had not
       been received
     """
@@ -61,38 +61,38 @@ class FeedActivity:
     is_exempt: bool = True
     has_ended: bool = False
     progress_count: int = 0
-    applying_since: float | None = None
-    progressed_at: float = field(default_factory=time.monotonic)
+    apply_start: float | None = None
+    last_progress_at: float = field(default_factory=time.monotonic)
     behind_since: float | None = None
     _progress: tuple[int, ...] = ()
 
     @contextmanager
-    def applying(self) -> Iterator[None]:
+    def record_apply(self) -> Iterator[None]:
         """Within the block, the thread appends a received slice to the change log, and applies it."""
-        self.applying_since = (self.stream and self.stream.waiting_since) or time.monotonic()
+        self.apply_start = (self.stream and self.stream.waiting_since) or time.monotonic()
         try:
             yield
         finally:
-            self.applying_since = None
+            self.apply_start = None
             self.progress_count += 1
 
     @contextmanager
-    def reading(self, stream: StreamedFeed) -> Iterator[None]:
+    def record_reading(self, stream: StreamedFeed) -> Iterator[None]:
         """Within the block, the thread reads the slot by streaming replication."""
-        self.stream, self.is_exempt, self.progressed_at = stream, False, time.monotonic()
+        self.stream, self.is_exempt, self.last_progress_at = stream, False, time.monotonic()
         try:
             yield
         finally:
             self.stream, self.is_exempt = None, True
 
     @contextmanager
-    def exempt(self) -> Iterator[None]:
+    def record_exempt_work(self) -> Iterator[None]:
         """Within the block, the thread does work that may take long, and does not count as stalled."""
         self.is_exempt = True
         try:
             yield
         finally:
-            self.is_exempt, self.progressed_at = False, time.monotonic()
+            self.is_exempt, self.last_progress_at = False, time.monotonic()
 
     def note_progress(self) -> None:
         """Record progress that the stream does not show."""
@@ -106,13 +106,13 @@ class FeedActivity:
         """
         last_message_at = self.stream.last_message_at if self.stream else None
         return last_message_at is not None and (
-            self.applying_since is not None or time.monotonic() - last_message_at < _MAX_SILENCE_SECONDS
+            self.apply_start is not None or time.monotonic() - last_message_at < _MAX_SILENCE_SECONDS
         )
 
     @property
     def waiting_seconds(self) -> float:
         """For how many seconds received changes have been waiting to be applied; 0 if none are waiting."""
-        waiting_since = self.applying_since
+        waiting_since = self.apply_start
         if waiting_since is None and self.stream is not None and self.is_connected:
             waiting_since = self.stream.waiting_since
         return 0.0 if waiting_since is None else time.monotonic() - waiting_since
@@ -122,8 +122,8 @@ class FeedActivity:
         stream = self.stream
         progress = (self.progress_count, stream.position if stream else 0, stream.received if stream else 0)
         if progress != self._progress or self.is_exempt:
-            self._progress, self.progressed_at, self.behind_since = progress, time.monotonic(), None
-        return time.monotonic() - self.progressed_at
+            self._progress, self.last_progress_at, self.behind_since = progress, time.monotonic(), None
+        return time.monotonic() - self.last_progress_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ class Watch:
       server does not answer.
     """
 
-    def __init__(self, limit: float | None, is_behind: Callable[[FeedActivity], bool]) -> None:
-        self._limit, self._is_behind, self._lock = limit, is_behind, threading.Lock()
+    def __init__(self, limit_seconds: float | None, is_behind: Callable[[FeedActivity], bool]) -> None:
+        self._limit_seconds, self._is_behind, self._lock = limit_seconds, is_behind, threading.Lock()
         self._activities: list[FeedActivity] = []
 
     def add(self, activity: FeedActivity) -> None:
@@ -154,12 +154,12 @@ class Watch:
         """Raise StalledError if a feed has stalled."""
         for activity in self._activities:
             idle_seconds = self._seconds_without_progress(activity)
-            if self._limit is None or activity.has_ended or idle_seconds < self._limit:
+            if self._limit_seconds is None or activity.has_ended or idle_seconds < self._limit_seconds:
                 continue
-            if waiting := self._waiting_changes(activity):
+            if waiting_clause := self._describe_waiting_changes(activity):
                 raise StalledError(
                     f'source "{activity.source}": following the slot "{activity.slot}" has made no progress for {idle_seconds:.0f} s,'
-                    f" though {waiting}",
+                    f" though {waiting_clause}",
                     hint="the log and pg_stat_activity show the cause; start the command again, nothing is lost;"
                     " --stall-limit is the time that it waits",
                 )
@@ -168,7 +168,7 @@ class Watch:
         with self._lock:
             return activity.seconds_without_progress()
 
-    def _waiting_changes(self, activity: FeedActivity) -> str | None:
+    def _describe_waiting_changes(self, activity: FeedActivity) -> str | None:
         """A clause that says which changes are waiting, for the message of an error.
 
         None if no changes are waiting, or if this cannot be known because the server does not answer.
@@ -187,36 +187,38 @@ class Watch:
             is_behind = self._is_behind(activity)
         except PgsieveError:
             is_behind = False
-        present_time = time.monotonic()
-        activity.behind_since = (activity.behind_since or present_time) if is_behind else None
-        min_seconds = min(self._limit or 0.0, _MAX_SILENCE_SECONDS)
-        return activity.behind_since is not None and present_time - activity.behind_since >= min_seconds
+        current_time = time.monotonic()
+        activity.behind_since = (activity.behind_since or current_time) if is_behind else None
+        min_seconds = min(self._limit_seconds or 0.0, _MAX_SILENCE_SECONDS)
+        return activity.behind_since is not None and current_time - activity.behind_since >= min_seconds
 
     def health(self) -> Health:
         """The state of each feed."""
-        feeds, is_healthy = [], True
+        feed_states, is_healthy = [], True
         for activity in self._activities:
             idle_seconds = self._seconds_without_progress(activity)
             is_stalled = (
-                self._limit is not None and activity.waiting_seconds > 0 and idle_seconds >= self._limit
+                self._limit_seconds is not None
+                and activity.waiting_seconds > 0
+                and idle_seconds >= self._limit_seconds
             )
             is_healthy = is_healthy and not is_stalled
-            feeds.append(
+            feed_states.append(
                 {
                     "source": activity.source,
                     "slot": activity.slot,
-                    "state": _state(activity, stalled=is_stalled),
+                    "state": _describe_state(activity, is_stalled=is_stalled),
                     "waiting_seconds": round(activity.waiting_seconds, 1),
                     "still_seconds": round(idle_seconds, 1),
                 }
             )
-        return Health(is_healthy, feeds)
+        return Health(is_healthy, feed_states)
 
 
-def _state(activity: FeedActivity, *, stalled: bool) -> str:
+def _describe_state(activity: FeedActivity, *, is_stalled: bool) -> str:
     if activity.has_ended:
         return "ended"
-    if stalled:
+    if is_stalled:
         return "stalled"
     if activity.stream is None:
         return "copying or connecting"
@@ -247,12 +249,12 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watc
 
     For port 0, the system chooses a port. Raises PgsieveError if the address is not available.
     """
-    metrics = make_wsgi_app(registry)
+    metrics_app = make_wsgi_app(registry)
 
-    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    def answer_request(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if path == "/metrics":
-            metrics_response: Iterable[bytes] = metrics(environ, start_response)
+            metrics_response: Iterable[bytes] = metrics_app(environ, start_response)
             return metrics_response
         status, body = HTTPStatus.NOT_FOUND, '{"error": "there are /metrics and /healthz"}'
         if path == "/healthz":
@@ -263,7 +265,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watc
         return [body.encode() + b"\n"]
 
     try:
-        server = make_server(host, port, answer, _Server, _QuietHandler)
+        server = make_server(host, port, answer_request, _Server, _QuietHandler)
     except OSError as error:
         raise PgsieveError(
             f"{host}:{port} cannot be listened on: {error.strerror}",

@@ -16,7 +16,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import build_definitions
 from pgsieve.pipelines.following.follow import follow
@@ -41,7 +41,7 @@ def often(patch: pytest.MonkeyPatch) -> None:
 
 def recorded_cut(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:
     """The materializations of the cut, and its checks: whether they passed, or None if they belong to another materialization."""
-    with instance(load_config(shop.path)) as dagster:
+    with open_instance(load_config(shop.path)) as dagster:
         records = dagster.fetch_materializations(CUT, limit=100, ascending=True).records
         last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(CHECKS)
         checks = {}
@@ -59,7 +59,7 @@ def recorded_cut(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | Non
 def stale_causes(shop: Shop) -> list[str]:
     """Why Dagster calls the cut "unsynced"."""
     graph = build_definitions(shop.path).resolve_asset_graph()
-    with instance(load_config(shop.path)) as dagster:
+    with open_instance(load_config(shop.path)) as dagster:
         resolver = CachingStaleStatusResolver(dagster, graph, LoadingContextForTest(dagster))
         return [f"{cause.reason}: {cause.dependency}" for cause in resolver.get_stale_causes(CUT)]
 
@@ -113,7 +113,7 @@ def test_a_set_aside_table_fails_one_run_even_if_nothing_is_new(
         states.append([replace(ready, state=SyncState.SET_ASIDE, reason=reason)])
         for end in ends:
             assert shop.run("one").problems, "the command does not report the table each time"
-            with instance(load_config(shop.path)) as dagster:
+            with open_instance(load_config(shop.path)) as dagster:
                 assert dagster.get_runs(limit=1)[0].status == dg.DagsterRunStatus[end]
             materializations, checks = recorded_cut(shop)
             assert (materializations, checks["sync_state"]) == (before, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from pgsieve.assets.translator import AssetKind, Naming, PgsieveAsset, PgsieveTranslator
+from pgsieve.assets.translator import AssetKind, DagsterNames, PgsieveAsset, PgsieveTranslator
 from pgsieve.decoding.errors import PgsieveError
 
 CHANGE_LOG = PgsieveAsset(AssetKind.CHANGE_LOG, "shop", "shop", "pgsieve_shop")
@@ -46,9 +46,9 @@ def test_keys_and_groups_of_assets(asset: PgsieveAsset, key: str, group: str) ->
 
 
 def test_a_subscription_with_its_sources_name_shares_no_key_with_it() -> None:
-    naming = Naming()
+    dagster_names = DagsterNames()
     for kind in (AssetKind.SOURCE_TABLE, AssetKind.REPLICA):
-        naming.key(PgsieveAsset(kind, "shop", "shop", **OF_TABLE))
+        dagster_names.asset_key(PgsieveAsset(kind, "shop", "shop", **OF_TABLE))
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_a_subscription_with_its_sources_name_shares_no_key_with_it() -> None:
     [("", "shop_increments", "pgsieve_lake"), ("crm", "crm_shop_increments", "crm_lake")],
 )
 def test_a_prefix_begins_all_names(prefix: str, job: str, lake: str) -> None:
-    naming = Naming(prefix)
-    assert (naming.name("shop_increments"), naming.lake) == (job, lake)
+    dagster_names = DagsterNames(prefix)
+    assert (dagster_names.prefixed_name("shop_increments"), dagster_names.lake_resource_key) == (job, lake)
 
 
 @pytest.mark.parametrize("prefix", ["my-own", "a b", "ä", "a.b"])
 def test_a_prefix_that_begins_no_name_in_dagster_is_refused(prefix: str) -> None:
     with pytest.raises(PgsieveError, match="cannot begin a name") as refused:
-        Naming(prefix)
+        DagsterNames(prefix)
     assert refused.value.hint == "use letters, digits and underscores"
 
 
@@ -72,5 +72,5 @@ def test_a_steps_inputs_are_added_to_the_users_deps() -> None:
         def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
             return super().get_asset_spec(data).replace_attributes(deps=["upstream", "shop"])
 
-    spec = Naming(translator=Mine()).spec(CHANGE_LOG, [dg.AssetKey("shop"), dg.AssetKey("copy")])
+    spec = DagsterNames(translator=Mine()).asset_spec(CHANGE_LOG, [dg.AssetKey("shop"), dg.AssetKey("copy")])
     assert [dep.asset_key.to_user_string() for dep in spec.deps] == ["upstream", "shop", "copy"]

@@ -16,7 +16,7 @@ import yaml
 from deltalake import DeltaTable
 
 from pgsieve.pipelines.commands.check import check
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.results import SubscriptionRun
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.commands.status import status
@@ -92,7 +92,7 @@ def _through_spark(config: Config) -> Config:
 
 def _untargeted(config: Config) -> Iterator[dg.AssetCheckKey]:
     """The checks of all runs that do not belong to their table's newest materialization. Dagster shows them as not evaluated."""
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         keys = [
             dg.AssetCheckKey(dg.AssetKey(["sales", "public", table]), name)
             for table in ("items", "notes")
@@ -131,7 +131,7 @@ def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
 
 
 def test_the_web_interface_offers_every_published_table_for_a_copy(config: Config) -> None:
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         dagster.delete_dynamic_partition("sales_tables", "public.notes")
         register_tables(config, dagster)
         assert set(dagster.get_dynamic_partitions("sales_tables")) == {"public.items", "public.notes"}
@@ -173,7 +173,7 @@ def test_the_schedules_run_applies_new_changes(config: Config, database: psycopg
     database.execute("insert into notes values (100, 'scheduled')")
     defs = definitions(config)
     schedule = defs.resolve_schedule_def("shop_increments_schedule")
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         tick = schedule.evaluate_tick(dg.build_schedule_context(dagster))
         assert len(tick.run_requests) == 1
         result = defs.resolve_job_def(schedule.job_name).execute_in_process(
@@ -204,7 +204,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     database.execute("insert into items values (50, 'EMEA', 5)")
     before = {t.name: t.version for t in status(config).subscriptions[0].tables}
     defs = definitions(config)
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         result = dg.materialize(
             [defs.resolve_assets_def(dg.AssetKey(["sales", "initial_sync"]))],
             instance=dagster,
@@ -234,7 +234,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
     assert isinstance(lake.engine, SparkEngine)
     path = lake.open().paths.replica("sales", "public", "items")
     lake.engine.session.sql(f"update delta.`{path}` set amount = amount + 1 where id = 5")
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         result = dg.materialize(
             list(defs.asset_checks or []),
             instance=dagster,
@@ -261,7 +261,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
             "items": (False, 2),
             "notes": (True, 0),
         }
-    mended = check(config, config.select([]), _Quiet(), repairing=True).tables
+    mended = check(config, config.select([]), _Quiet(), is_repair_requested=True).tables
     assert {t.name: t.repaired for t in mended} == {"items": (1, 1), "notes": None}
     assert check(config, config.select([]), _Quiet()).equal
     shutil.rmtree(Path(config.lake))

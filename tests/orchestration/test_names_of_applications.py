@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import definitions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -138,7 +138,7 @@ def test_the_job_and_the_checks_of_dagster_reach_every_table(application: Shop) 
         application.database.execute(f"insert into {_sql(*name)} values (3, '2024-01-03', 'c')")
     config = _config(application)
     defs = definitions(config)
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         job = defs.resolve_job_def("App_increments")
         result = job.execute_in_process(instance=dagster)
         materialised = {e.asset_key.to_user_string() for e in result.get_asset_materialization_events()}
@@ -165,7 +165,7 @@ def test_the_sensor_copies_new_tables_once_in_one_run(application: Shop) -> None
     config = _config(application)
     defs = definitions(config)
     sensor = defs.resolve_sensor_def("Mirror_new_tables")
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
 
         def tick() -> dg.SensorExecutionData:
             with dg.build_sensor_context(dagster, resources=defs.resources, definitions=defs) as context:

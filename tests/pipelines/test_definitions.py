@@ -20,7 +20,7 @@ import pgsieve
 from pgsieve.assets.initial_sync import initial_sync_asset, range_tags
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.translator import AssetKind, Naming, PgsieveAsset
+from pgsieve.assets.translator import AssetKind, DagsterNames, PgsieveAsset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
@@ -364,7 +364,7 @@ def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
     tables = ["public.odd", "public.stock"]
     dagster.add_dynamic_partitions("two_tables", tables)
     config = load_config(shop.path)
-    asset = initial_sync_asset(build_project(config).subscriptions["two"], Naming())
+    asset = initial_sync_asset(build_project(config).subscriptions["two"], DagsterNames())
     result = dg.materialize(
         [asset],
         instance=dagster,

@@ -12,9 +12,9 @@ from pgsieve.pipelines.published import (
     Published,
     fetch_published,
     load_published,
+    published_tables_path,
     recorded_tables,
     refresh_published,
-    state_file,
 )
 
 SILENT = """
@@ -55,5 +55,5 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     (tmp_path / ".pgsieve").write_text("a file")
     *_, error = refresh_published(config, build_project(config))
-    assert error.message.startswith(f"{state_file(config)} cannot be written")
+    assert error.message.startswith(f"{published_tables_path(config)} cannot be written")
     assert load_published(config) == Published()

@@ -26,7 +26,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
     read_with_retries,
 )
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observations import observed_metrics
+from pgsieve.assets.steps.observations import observe_metrics
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import describe_error_fully, is_of_foreign_table
 from pgsieve.assets.steps.subscription import Definition, Subscription
@@ -335,7 +335,7 @@ class SnapshotCopy:
             self.lake.write(
                 frame.observe(observation, *metrics), path, replace(commit, properties=properties)
             )
-            return int(observed_metrics(observation, metrics, lambda: self.lake.read_table(path))["rows"])
+            return int(observe_metrics(observation, metrics, lambda: self.lake.read_table(path))["rows"])
 
 
 def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:

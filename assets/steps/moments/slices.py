@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.moments.bases import TableBase
-from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
+from pgsieve.assets.steps.observations import NotedRows, schema_with_note, with_note
 from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
@@ -107,7 +107,7 @@ def _copy_by_spark(
     def copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from with_note(part.copy_batches(batches), schema, part.format_note)
 
-    noted_rows = NotedRows(rows.mapInArrow(copy, spark_schema(noted_schema(schema))))
+    noted_rows = NotedRows(rows.mapInArrow(copy, spark_schema(schema_with_note(schema))))
     notes = noted_rows.write(lambda frame: target.write(frame, history_path, Commit(part.end_lsn)))
     return _make_table_changes(base, part.end_lsn, noted_rows.notes() if notes is None else notes)
 

@@ -54,7 +54,7 @@ def copy_tables(
     if not names:
         return []
     record = SubscriptionRecord(lake, subscription.name)
-    record.refuse_disabled()
+    record.enabled_state()
     lake.access.check_writable()
     record.record_folders()
     feed = subscription.feed

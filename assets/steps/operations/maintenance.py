@@ -126,7 +126,7 @@ def maintain_subscription(
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
-        SubscriptionRecord(lake, subscription.name).refuse_other_folders()
+        SubscriptionRecord(lake, subscription.name).state_in_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).newest()
         states_to_maintain = {

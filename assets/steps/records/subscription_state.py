@@ -138,11 +138,11 @@ class SubscriptionRecord:
 
     def record_folders(self) -> None:
         """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
-        state, folders = self.refuse_other_folders(), self.lake.paths.folder_template(self.subscription)
+        state, folders = self.state_in_same_folders(), self.lake.paths.folder_template(self.subscription)
         if (state.folders or DEFAULT_FOLDER_TEMPLATE) != folders:
             self.write_state(replace(state, folders=folders))
 
-    def refuse_other_folders(self) -> SubscriptionState:
+    def state_in_same_folders(self) -> SubscriptionState:
         """The state. Raises FoldersChangedError if there are replicas in other folders.
 
         These are folders of another template than the lake has now.
@@ -163,12 +163,12 @@ class SubscriptionRecord:
             sqlstate="55000",
         )
 
-    def refuse_disabled(self) -> SubscriptionState:
+    def enabled_state(self) -> SubscriptionState:
         """The state. Raises SubscriptionDisabledError if the subscription is disabled.
 
-        Also raises the errors of `refuse_other_folders`.
+        Also raises the errors of `state_in_same_folders`.
         """
-        state = self.refuse_other_folders()
+        state = self.state_in_same_folders()
         if not state.enabled:
             raise disabled_error(self.subscription, state)
         return state

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pgsieve.assets.steps.observations import NotedRows, noted_schema, with_note
+from pgsieve.assets.steps.observations import NotedRows, schema_with_note, with_note
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.slices import SliceSummary
 from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
@@ -48,7 +48,7 @@ def read_slice_by_executor(
                     rows = make_change_log_rows(chain.from_iterable(described_messages), slice_end)
                     yield from with_note(summary.collect(rows), CHANGE_LOG, note)
 
-    note_schema = spark_schema(noted_schema(CHANGE_LOG))
+    note_schema = spark_schema(schema_with_note(CHANGE_LOG))
     return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, note_schema))
 
 

@@ -7,8 +7,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_earlier_idle_runs, delete_old_runs, run_tags
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.dagster_runs import (
+    IDLE_TAG,
+    delete_earlier_idle_runs,
+    delete_old_runs,
+    run_tags,
+)
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures import commands
 from tests.fixtures.shop import Shop
@@ -35,8 +40,8 @@ def test_processes_that_start_together_share_the_databases_that_one_creates(
 
 def _events(shop: Shop) -> tuple[int, int]:
     """The number of runs, and the number of events of runs that had nothing to do."""
-    with instance(load_config(shop.path)) as dagster:
-        idle = dagster.get_runs(dg.RunsFilter(tags={IDLE: "true"}))
+    with open_instance(load_config(shop.path)) as dagster:
+        idle = dagster.get_runs(dg.RunsFilter(tags={IDLE_TAG: "true"}))
         return dagster.get_runs_count(), sum(len(dagster.all_logs(run.run_id)) for run in idle)
 
 

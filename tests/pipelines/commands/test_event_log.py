@@ -49,7 +49,7 @@ def test_other_processes_see_the_records_and_few_databases_stay_open(
             assert not initialised, "a later run's database is not copied from the first"
             assert not list(tmp_path.rglob("*.making"))
             assert len(engines) <= 2 + 2 * len(runs), "a connection was opened for each event"
-            assert len(storage._connections) <= event_log._MAX_OPEN
+            assert len(storage._connections) <= event_log._MAX_OPEN_DATABASES
             assert len(other.fetch_materializations(KEY, limit=100).records) == 5 + len(runs)
             instance.delete_run(runs[0])
             assert not other.all_logs(runs[0])
@@ -97,12 +97,13 @@ def test_a_batch_whose_second_database_cannot_be_opened_leaves_no_transaction_op
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    store_batch, connection = event_log.CachedEventLog.store_event_batch, event_log.CachedEventLog._connection
+    store_batch = event_log.CachedEventLog.store_event_batch
+    connection = event_log.CachedEventLog._open_connection
     opened = list[str]()
 
     def counted(storage: event_log.CachedEventLog, events: Sequence[EventLogEntry]) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(event_log.CachedEventLog, "_connection", failing_second)
+            patch.setattr(event_log.CachedEventLog, "_open_connection", failing_second)
             store_batch(storage, events)
 
     def failing_second(storage: event_log.CachedEventLog, shard: str) -> Connection:
@@ -167,7 +168,7 @@ def test_a_record_is_read_again_once_anybody_has_changed_it(
         change(instance, keys[1], 2)
         assert numbers() == {KEY: 2, keys[1]: 2}
         assert read == [3, 1, 1, 3, 1]
-        for number in range(event_log._MAX_OPEN):  # Until the database of all runs is opened anew.
+        for number in range(event_log._MAX_OPEN_DATABASES):  # Until the database of all runs is opened anew.
             with instance.event_log_storage.run_connection(f"run {number}"):
                 pass
         change(other, KEY, 3)

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
@@ -73,7 +73,7 @@ def test_dagster_records_the_other_subscriptions_of_a_failed_step(shop: Shop, ta
     assert output.count("error: one: ") == 1, output
     assert "error: two" not in output
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
-    with instance(load_config(shop.path)) as dagster:
+    with open_instance(load_config(shop.path)) as dagster:
         (run,) = dagster.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)
         failed = dagster.all_logs(run.run_id, dg.DagsterEventType.STEP_FAILURE)
         succeeded = dagster.all_logs(run.run_id, dg.DagsterEventType.STEP_SUCCESS)
@@ -149,7 +149,7 @@ def test_dagsters_job_materialises_the_subscriptions_that_do_not_fail(shop: Shop
     shop.copy()
     SubscriptionRecord(shop.lake, "one").disable("an error")
     defs, config = definitions(load_config(shop.path)), load_config(shop.path)
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         job = defs.resolve_job_def("shop_increments")
         result = job.execute_in_process(instance=dagster, raise_on_error=False)
     assert not result.success
@@ -268,7 +268,7 @@ def test_altering_a_filter_to_one_that_cannot_be_evaluated_loses_nothing(shop: S
             assert shop.cli("run")[0] == 1
         else:
             config = load_config(shop.path)
-            with instance(config) as dagster:
+            with open_instance(config) as dagster:
                 definitions(config).resolve_job_def("shop_increments").execute_in_process(
                     instance=dagster, raise_on_error=False
                 )

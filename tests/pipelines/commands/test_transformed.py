@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from pgsieve.assets import runless_events
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures.shop import Shop
 
@@ -24,7 +24,7 @@ def _counted(shown: dict[str, Any]) -> tuple[Any, ...]:
 
 def _metadata_of_runs(shop: Shop, *key: str) -> list[dict[str, Any]]:
     """The metadata of an asset's materializations, the newest first."""
-    with instance(load_config(shop.path)) as dagster:
+    with open_instance(load_config(shop.path)) as dagster:
         records = dagster.fetch_materializations(dg.AssetKey(key), limit=10).records
     made = [record.asset_materialization for record in records]
     return [{name: value.value for name, value in one.metadata.items()} for one in made if one is not None]

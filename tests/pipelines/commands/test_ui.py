@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_made_is_refused(config, tmp_path):
 
 
 def test_the_definitions_read_the_same_file(config, tmp_path):
-    environ = ui.environment(config, {"A": "b", "PGSIEVE_CONFIG": "other.yaml"})
+    environ = ui.server_environment(config, {"A": "b", "PGSIEVE_CONFIG": "other.yaml"})
     assert environ == {
         "A": "b",
         "PGSIEVE_CONFIG": str(tmp_path / "pgsieve.yaml"),

@@ -17,7 +17,7 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.pipelines.component import PgsieveComponent
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions, register_tables
-from pgsieve.pipelines.jobs import problem_of_slot
+from pgsieve.pipelines.jobs import find_slot_problem
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import UntestedServerError
@@ -108,7 +108,7 @@ def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, ne
     with pytest.raises(UntestedServerError, match="is newer than"):
         PgsieveComponent(shop.path).write_state_to_path(shop.path.with_name("state.json"))
     (feed,) = build_project(config).feeds.values()
-    problem = problem_of_slot(feed, shop.lake)
+    problem = find_slot_problem(feed, shop.lake)
     assert problem is not None
     assert (problem.text, WAY_OUT in problem.remedy) == (REFUSED, True)
     assert shop.on_server() == ([], ["p", "q"])

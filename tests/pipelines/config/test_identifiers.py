@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsieve.pipelines.config.identifiers import parse_qualified, quote
+from pgsieve.pipelines.config.identifiers import parse_qualified_name, quote
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from pgsieve.pipelines.config.identifiers import parse_qualified, quote
     ],
 )
 def test_qualified_names_are_read_as_sql_reads_them(text, parts):
-    assert parse_qualified(text, 2) == parts
+    assert parse_qualified_name(text, 2) == parts
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ def test_qualified_names_are_read_as_sql_reads_them(text, parts):
 )
 def test_invalid_names_are_refused(text):
     with pytest.raises(ValueError, match="is not a name as SQL writes it"):
-        parse_qualified(text, 2)
+        parse_qualified_name(text, 2)
 
 
 def test_an_empty_and_a_long_name_are_refused():
     with pytest.raises(ValueError, match="has an empty name between double quotes"):
-        parse_qualified('a.""', 2)
+        parse_qualified_name('a.""', 2)
     with pytest.raises(ValueError, match="has a name longer than 63 bytes"):
-        parse_qualified(f"a.{'b' * 64}", 2)
+        parse_qualified_name(f"a.{'b' * 64}", 2)
 
 
 @given(
@@ -45,4 +45,4 @@ def test_an_empty_and_a_long_name_are_refused():
     )
 )
 def test_a_quoted_name_is_read_back(parts):
-    assert parse_qualified(quote(*parts), len(parts)) == tuple(parts)
+    assert parse_qualified_name(quote(*parts), len(parts)) == tuple(parts)

@@ -12,7 +12,7 @@ from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.pipelines.config.file import ConfigError
 from pgsieve.pipelines.config.layout import LayoutConfig
 from pgsieve.pipelines.config.model import parse_config
-from pgsieve.pipelines.config.values import Metadata
+from pgsieve.pipelines.config.values import MetadataKind
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout, TableLayout
 
 
@@ -53,7 +53,7 @@ def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
         "operation": "op",
     }
     assert layout.subscription_layout().table_layout(("public", "t")).columns == {}
-    assert set(get_args(Metadata)) == METADATA.keys()
+    assert set(get_args(MetadataKind)) == METADATA.keys()
 
 
 def test_the_default_layout_is_empty() -> None:

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.pipelines.demo import traffic as shop_traffic
-from pgsieve.pipelines.demo.traffic import make_tables, traffic
+from pgsieve.pipelines.demo.traffic import make_tables, write_traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 
@@ -32,11 +32,11 @@ def test_every_kind_of_traffic_is_written(publisher_server: EmbeddedServer) -> N
                 values = {"customer": 7, "region": "EMEA", "amount": 12.5}
                 assert all(
                     connection.execute(statement, values).rowcount
-                    for _, statement in shop_traffic._WRITES  # A DELETE or UPDATE without rows would test nothing.
+                    for _, statement in shop_traffic._WEIGHTED_STATEMENTS  # A DELETE or UPDATE without rows would test nothing.
                 )
                 before = connection.execute("select count(*) from shop.events").fetchone()
                 assert before is not None
-                with traffic(conninfo, 0.01) as written:
+                with write_traffic(conninfo, 0.01) as written:
                     wait_until(lambda: written() >= 30, lambda: f"{written()} transactions", 60)
                 after = connection.execute("select count(*) from shop.events").fetchone()
                 assert after is not None

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
@@ -29,7 +29,7 @@ def test_one_run_of_dagster_records_all_slices_and_their_files_are_maintained(
     shop.run()
     config, slices = load_config(shop.path), []
     stock, log = dg.AssetKey(["two", "public", "stock"]), dg.AssetKey(["shop", "change_log"])
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         before = {key: _materializations(dagster, key) for key in (stock, log)}
 
     def tell(summary: RunSummary) -> None:
@@ -43,7 +43,7 @@ def test_one_run_of_dagster_records_all_slices_and_their_files_are_maintained(
     shop.database.execute("insert into stock values (10, 0)")
     assert follow(config, config.select([]), Quiet(), tell) == ()
     assert shop.ids("two", "stock") == [1, 2, 3, 4, *range(10, 10 + SLICES)]
-    with instance(config) as dagster:
+    with open_instance(config) as dagster:
         new = {key: _materializations(dagster, key)[len(former) :] for key, former in before.items()}
     assert [metadata["inserted"] for metadata in new[stock]] == [SLICES]
     assert [metadata["slices"] for metadata in new[log]] == [SLICES]

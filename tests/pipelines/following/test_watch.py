@@ -44,7 +44,9 @@ def test_wal_that_arrives_after_an_idle_time_is_no_stall_until_it_stays_unsent(
 ) -> None:
     unsent = False
     watched = Watch(limit, lambda _: unsent)
-    activity = FeedActivity("shop", "slot", stream=_Stream(clock), is_exempt=False, progressed_at=clock.now)
+    activity = FeedActivity(
+        "shop", "slot", stream=_Stream(clock), is_exempt=False, last_progress_at=clock.now
+    )
     watched.add(activity)
     watched.check()
     clock.now += 2 * limit

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgsieve.assets.dagster_names import (
+from pgsieve.assets.encoded_names import (
     decode_identifier,
     decode_partition_key,
     encode_identifier,
     encode_partition_key,
-    groups_of_distinct_names,
-    output_names,
+    group_by_distinct_names,
+    output_names_by_key,
 )
 
 #: Characters that PostgreSQL allows in a name: all except NUL. A name has at most 63 bytes.
@@ -64,9 +64,9 @@ def test_a_table_is_read_back_from_its_dagster_partition(name: tuple[str, str]) 
 def test_no_two_tables_have_the_same_op_name(tables: set[tuple[str, str]]) -> None:
     keys = {dg.AssetKey(["sales", *map(encode_identifier, name)]): name for name in tables}
     assert len(keys) == len(tables)
-    outputs = output_names(keys)
+    outputs = output_names_by_key(keys)
     assert len(set(outputs.values())) == len(tables)
-    groups = groups_of_distinct_names(keys)
+    groups = group_by_distinct_names(keys)
     assert {key: name for group in groups for key, name in group.items()} == keys
     for group in groups:
         for named in (dg.AssetKey.to_python_identifier, lambda key: "_".join(key.path).replace("-", "_")):

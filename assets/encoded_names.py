@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
-Name = tuple[str, str]
+TableName = tuple[str, str]
 
 #: The characters that are encoded. Dagster forbids most of them, and `-` begins and ends an encoded character.
-_SPECIAL = re.compile(r"[^A-Za-z0-9_]")
-_ENCODED = re.compile(r"-([0-9A-F]+)-")
+_SPECIAL_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
+_ENCODED_CHARACTER = re.compile(r"-([0-9A-F]+)-")
 
 
 def encode_identifier(identifier: str) -> str:
@@ -25,52 +25,56 @@ def encode_identifier(identifier: str) -> str:
     ASCII letters, digits and `_` stay. Each other character becomes `-CODE-`, where CODE is its code point in
     hexadecimal digits: `order items` becomes `order-20-items`. Two different identifiers never become the same text.
     """
-    return _SPECIAL.sub(lambda special: f"-{ord(special.group()):X}-", identifier)
+    return _SPECIAL_CHARACTER.sub(lambda special: f"-{ord(special.group()):X}-", identifier)
 
 
 def decode_identifier(text: str) -> str:
     """Decode a text that `encode_identifier` has made."""
-    return _ENCODED.sub(lambda code: chr(int(code.group(1), 16)), text)
+    return _ENCODED_CHARACTER.sub(lambda code: chr(int(code.group(1), 16)), text)
 
 
-def encode_partition_key(name: Name) -> str:
+def encode_partition_key(name: TableName) -> str:
     """The Dagster partition key of a published table. An encoded identifier has no dot, so a dot separates the two parts."""
     return ".".join(map(encode_identifier, name))
 
 
-def decode_partition_key(key: str) -> Name:
+def decode_partition_key(partition_key: str) -> TableName:
     """The schema and the name of the table to which a Dagster partition key belongs."""
-    schema, _, table = key.partition(".")
+    schema, _, table = partition_key.partition(".")
     return decode_identifier(schema), decode_identifier(table)
 
 
-def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
+def output_names_by_key(asset_keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
     """Maps each asset of an op to a name for its output.
 
     The name is the one that Dagster would give it. If another asset has the same name, a number is added.
     """
-    names: dict[str, dg.AssetKey] = {}
-    for key in keys:
-        name = base = key.to_python_identifier()
-        number = 2
-        while name in names:
-            name, number = f"{base}_{number}", number + 1
-        names[name] = key
-    return {key: name for name, key in names.items()}
+    keys_by_name: dict[str, dg.AssetKey] = {}
+    for key in asset_keys:
+        name = dagster_name = key.to_python_identifier()
+        suffix = 2
+        while name in keys_by_name:
+            name, suffix = f"{dagster_name}_{suffix}", suffix + 1
+        keys_by_name[name] = key
+    return {key: name for name, key in keys_by_name.items()}
 
 
-def groups_of_distinct_names(keys: Mapping[dg.AssetKey, Name]) -> list[dict[dg.AssetKey, Name]]:
+def group_by_distinct_names(
+    tables_by_key: Mapping[dg.AssetKey, TableName],
+) -> list[dict[dg.AssetKey, TableName]]:
     """Divide assets into groups, as few as possible, so that no group has two assets to which Dagster gives the same name.
 
     In a check, Dagster makes the name of the output from the asset's key with `__` between the parts, and the name of
     the input with `_`. Neither may occur twice in a group.
     """
-    groups: list[tuple[dict[dg.AssetKey, Name], set[str]]] = []
-    for key, table in keys.items():
-        names = {key.to_python_identifier(), "_".join(key.path).replace("-", "_")}
-        group, used_names = next((g for g in groups if not g[1] & names), ({}, set()))
+    groups_with_names: list[tuple[dict[dg.AssetKey, TableName], set[str]]] = []
+    for key, table in tables_by_key.items():
+        dagster_names_of_key = {key.to_python_identifier(), "_".join(key.path).replace("-", "_")}
+        group, used_names = next(
+            (g for g in groups_with_names if not g[1] & dagster_names_of_key), ({}, set())
+        )
         if not group:
-            groups.append((group, used_names))
+            groups_with_names.append((group, used_names))
         group[key] = table
-        used_names |= names
-    return [group for group, _ in groups]
+        used_names |= dagster_names_of_key
+    return [group for group, _ in groups_with_names]
