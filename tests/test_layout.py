@@ -322,6 +322,13 @@ def test_code_that_opens_a_session_is_recognized(program: str) -> None:
     assert connecting(ast.parse(program)) == [1]
 
 
+def test_classes_that_executors_get_have_no_lock() -> None:
+    """Before Python 3.12 a cached_property has a lock, and cloudpickle cannot send a class with a lock."""
+    sent = [path for path in modules() if path.is_relative_to(ROOT / "decoding")]
+    assert sent
+    assert [str(path) for path in sent if "import cached_property" in path.read_text(encoding="utf-8")] == []
+
+
 @pytest.mark.parametrize("depth", ["modules", "folders"])
 def test_imports_have_no_circle(depth: str) -> None:
     graph = grimp.build_graph("pgsieve")

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +151,8 @@ class _Tenures:
     - `key`, `place` and `kind` have one element per event. `place` is the index of the change.
     - `starts` and `last_event` have one element per tenure: the indexes of its first and its last event.
     - `origin` says for each tenure where its row comes from.
+    - `keys` has the key of each tenure. The mask `is_first` has the tenures that are the first tenure of their key, and
+      the mask `is_ended` has the tenures that end within the changes.
     """
 
     key: Numbers
@@ -160,27 +161,15 @@ class _Tenures:
     starts: Numbers
     last_event: Numbers
     origin: Numbers
-
-    @cached_property
-    def keys(self) -> Numbers:
-        """The key of each tenure."""
-        return self.key[self.starts]
-
-    @cached_property
-    def is_ended(self) -> Mask:
-        """The mask of the tenures that end within the changes."""
-        return _is_end(self.kind[self.last_event])
+    keys: Numbers
+    is_first: Mask
+    is_ended: Mask
 
     @property
     def is_left(self) -> Mask:
         """The mask of the tenures that end because the row moves to another key."""
         is_left: Mask = self.kind[self.last_event] == _LEAVE
         return is_left
-
-    @cached_property
-    def is_first(self) -> Mask:
-        """The mask of the tenures that are the first tenure of their key."""
-        return _is_new_key(self.keys)
 
 
 def net_changes(
@@ -350,7 +339,8 @@ def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
     origin = np.select([begins, is_first, after_end], [kind, _REPLICA, _NOTHING], _CONTINUED)
     origin = origin[starts].astype(np.int64)
     last_event = np.append(starts[1:], len(key)) - 1 if len(starts) else starts
-    return _Tenures(key, place, kind, starts, last_event, origin)
+    keys, is_ended = key[starts], ends[last_event]
+    return _Tenures(key, place, kind, starts, last_event, origin, keys, _is_new_key(keys), is_ended)
 
 
 def _last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
