@@ -21,8 +21,8 @@ from pgsieve.assets.steps.checks.consistency import TableConsistency, check_cons
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, replica_asset
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
+from pgsieve.assets.translator import AssetKind, DagsterNames, replica_asset, slot_stream_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -89,7 +89,7 @@ def consistency_checks(
             name=name,
             can_subset=True,
             required_resource_keys=dagster_names.resource_keys,
-            pool=f"slot_{subscription.feed.slot}",
+            pool=f"slot_{subscription.slot_stream.slot}",
         )
         def consistency(
             context: dg.AssetCheckExecutionContext,
@@ -218,7 +218,7 @@ def freshness_checks(
             name=name,
             can_subset=True,
             required_resource_keys=dagster_names.resource_keys,
-            pool=f"slot_{subscription.feed.slot}",
+            pool=f"slot_{subscription.slot_stream.slot}",
         )
         def freshness(
             context: dg.AssetCheckExecutionContext,
@@ -391,34 +391,34 @@ def slot_problem(slot: str, state: SlotState | None) -> str | None:
     return None
 
 
-def slot_health_spec(feed: Feed, dagster_names: DagsterNames) -> dg.AssetCheckSpec:
+def slot_health_spec(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.AssetCheckSpec:
     """The spec of the check `slot_health`: the slot exists, has the WAL that it needs, and does not lag too far behind."""
     return dg.AssetCheckSpec(
         "slot_health",
-        asset=dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG)),
+        asset=dagster_names.asset_key(slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG)),
         description="The replication slot exists, holds its WAL, and lags less than 1 GiB.",
     )
 
 
-def slot_health_result(feed: Feed, dagster_names: DagsterNames) -> dg.AssetCheckResult:
+def slot_health_result(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.AssetCheckResult:
     """Evaluate the check `slot_health` for the slot as it is now."""
-    with feed.source.connect() as connection:
-        state = slot_state(connection, feed.slot)
+    with slot_stream.source.connect() as connection:
+        state = slot_state(connection, slot_stream.slot)
     metadata: dict[str, Any] = (
         {}
         if state is None
         else {
-            "slot": feed.slot,
+            "slot": slot_stream.slot,
             "wal_status": state.wal_status,
             LAG_BYTES: state.lag_bytes,
             "confirmed LSN": format_lsn(state.confirmed_lsn),
             "active": state.is_active,
         }
     )
-    problem = slot_problem(feed.slot, state)
+    problem = slot_problem(slot_stream.slot, state)
     return dg.AssetCheckResult(
         check_name="slot_health",
-        asset_key=dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG)),
+        asset_key=dagster_names.asset_key(slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG)),
         passed=problem is None,
         description=problem,
         metadata=metadata,

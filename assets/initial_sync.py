@@ -116,7 +116,7 @@ def initial_sync_asset(
             partitions_def=partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
             required_resource_keys=dagster_names.resource_keys,
-            pool=f"slot_{subscription.feed.slot}",
+            pool=f"slot_{subscription.slot_stream.slot}",
             can_subset=True,
         )
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
@@ -177,9 +177,9 @@ def _replica_event(
     `work` is what the copy has cost, together with the other copies of the run.
     """
     name = copy.schema, copy.table
-    publications = tuple(subscription.feed.subscriptions[subscription.name])
+    publications = tuple(subscription.slot_stream.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copy.row_filter or NO_FILTER)
-    source = dagster_names.asset_key(source_table_asset(subscription.feed.source.name, name))
+    source = dagster_names.asset_key(source_table_asset(subscription.slot_stream.source.name, name))
     event = dg.MaterializeResult[None](
         asset_key=dagster_names.asset_key(replica_asset(subscription, table)),
         data_version=replica_version(copy.lsn, copy.version),

@@ -1,6 +1,6 @@
 """The maintenance assets, which delete old changes, compact tables, and delete old files.
 
-There is one for each feed (a slot with the subscriptions that read it), and one for each subscription. The asset of a
+There is one for each stream (a slot with the subscriptions that read it), and one for each subscription. The asset of a
 subscription also registers new replicas in Spark's catalog, and updates their comments.
 """
 
@@ -16,33 +16,41 @@ from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.operations.maintenance import (
     MaintainedTable,
     Retention,
-    maintain_feed,
+    maintain_slot_stream,
     maintain_subscription,
 )
 from pgsieve.assets.steps.operations.registration import Registration
-from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
+from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
 
 
-def feed_maintenance_asset(
-    feed: Feed, subscriptions: Sequence[Subscription], retention: Retention, dagster_names: DagsterNames
+def slot_stream_maintenance_asset(
+    slot_stream: SlotStream,
+    subscriptions: Sequence[Subscription],
+    retention: Retention,
+    dagster_names: DagsterNames,
 ) -> dg.AssetsDefinition:
-    """Make the asset `<source>/change_log_maintenance`. `subscriptions` are all subscriptions that read the feed."""
-    asset = feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
+    """Make the asset `<source>/change_log_maintenance`. `subscriptions` are all subscriptions that read the stream."""
+    asset = slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG_MAINTENANCE)
 
     @dg.multi_asset(
         specs=[
-            dagster_names.asset_spec(asset, [dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG))])
+            dagster_names.asset_spec(
+                asset, [dagster_names.asset_key(slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG))]
+            )
         ],
-        name=dagster_names.prefixed_name(f"{feed.name}__change_log_maintenance"),
+        name=dagster_names.prefixed_name(f"{slot_stream.name}__change_log_maintenance"),
         required_resource_keys=dagster_names.resource_keys,
-        pool=f"slot_{feed.slot}",
+        pool=f"slot_{slot_stream.slot}",
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         start_time = monotonic()
         with as_step(context):
             lake = open_lake(context, dagster_names)
-            return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), start_time)
+            return _result(
+                maintain_slot_stream(slot_stream, lake, subscriptions, retention, context.log.info),
+                start_time,
+            )
 
     return change_log_maintenance
 

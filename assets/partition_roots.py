@@ -181,7 +181,9 @@ class _ReplicaAssets:
 
     def source(self, name: TableName) -> dg.AssetKey:
         """The key of the table's asset at the publisher."""
-        return self.dagster_names.asset_key(source_table_asset(self.subscription.feed.source.name, name))
+        return self.dagster_names.asset_key(
+            source_table_asset(self.subscription.slot_stream.source.name, name)
+        )
 
     def outs(self) -> dict[str, dg.AssetOut]:
         """Maps the name of each output of the op to its definition."""
@@ -400,7 +402,7 @@ def _comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping
     if not names:
         return {}
     try:
-        with subscription.feed.source.connect() as connection:
+        with subscription.slot_stream.source.connect() as connection:
             return read_comments(connection, names)
     except SourceError:
         return {}

@@ -11,14 +11,14 @@ from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
-from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
+from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.work import measure
 
 
 def change_log_asset(
-    feed: Feed,
+    slot_stream: SlotStream,
     subscriptions: Sequence[Subscription],
     dagster_names: DagsterNames,
     *,
@@ -29,16 +29,16 @@ def change_log_asset(
     Its step appends the committed transactions up to the current LSN to the change log, and then confirms them to the
     slot. `pgsieve run --follow` passes `append`, which appends the messages that it has received.
     """
-    asset = feed_asset(feed, AssetKind.CHANGE_LOG)
+    asset = slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG)
     key = dagster_names.asset_key(asset)
     upstream = [dagster_names.asset_key(subscription_asset(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
 
     @dg.multi_asset(
         specs=[dagster_names.asset_spec(asset, upstream)],
-        check_specs=[slot_health_spec(feed, dagster_names)],
-        name=dagster_names.prefixed_name(f"{feed.name}__change_log"),
+        check_specs=[slot_health_spec(slot_stream, dagster_names)],
+        name=dagster_names.prefixed_name(f"{slot_stream.name}__change_log"),
         required_resource_keys=dagster_names.resource_keys,
-        pool=f"slot_{feed.slot}",
+        pool=f"slot_{slot_stream.slot}",
         can_subset=True,
     )
     def change_log(
@@ -53,7 +53,9 @@ def change_log_asset(
         if context.selected_asset_keys:
             lake = open_lake(context, dagster_names)
             with measure() as work:
-                drain_result = append() if append else drain(feed, lake, subscriptions, context.log.info)
+                drain_result = (
+                    append() if append else drain(slot_stream, lake, subscriptions, context.log.info)
+                )
             yield dg.MaterializeResult(
                 asset_key=key,
                 metadata={
@@ -62,11 +64,13 @@ def change_log_asset(
                     "slices": drain_result.slices,
                     LAG_BYTES: drain_result.lag,
                     **work_metadata(work),
-                    "slot": feed.slot,
-                    **standard_metadata(uri=ChangeLog(lake, feed).path, table=f"{feed.name}.change_log"),
+                    "slot": slot_stream.slot,
+                    **standard_metadata(
+                        uri=ChangeLog(lake, slot_stream).path, table=f"{slot_stream.name}.change_log"
+                    ),
                 },
             )
         if context.selected_asset_check_keys:
-            yield slot_health_result(feed, dagster_names)
+            yield slot_health_result(slot_stream, dagster_names)
 
     return change_log

@@ -17,7 +17,7 @@ import dagster as dg
 
 from pgsieve.assets.encoded_names import TableName, encode_identifier
 from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.table_groups import GroupPath, nested_group
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -43,7 +43,7 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    - `name`: the name of the subscription. For the change log and its maintenance it is the name of the feed (a slot
+    - `name`: the name of the subscription. For the change log and its maintenance it is the name of the slot stream (a slot
       with its subscriptions): that of the source, or that of the slot if a subscription has a slot of its own.
     - `subscription`, `schema`, `table`: None if the asset does not belong to one
     - `row_filter`: the row filter as text; None if it is not known, and `none` if there is none
@@ -74,21 +74,21 @@ class PgsieveAsset:
         return dg.AssetKey([self.name, *table])
 
 
-def feed_asset(feed: Feed, kind: AssetKind) -> PgsieveAsset:
-    """The change log of a feed (a slot with its subscriptions), or the maintenance of the change log."""
-    return PgsieveAsset(kind, feed.source.name, feed.name, feed.slot)
+def slot_stream_asset(slot_stream: SlotStream, kind: AssetKind) -> PgsieveAsset:
+    """The change log of a slot stream (a slot with its subscriptions), or the maintenance of the change log."""
+    return PgsieveAsset(kind, slot_stream.source.name, slot_stream.name, slot_stream.slot)
 
 
 def subscription_asset(subscription: Subscription, kind: AssetKind) -> PgsieveAsset:
     """A step of a subscription, its cut, or its maintenance."""
-    feed = subscription.feed
+    slot_stream = subscription.slot_stream
     return PgsieveAsset(
         kind,
-        feed.source.name,
+        slot_stream.source.name,
         subscription.name,
-        feed.slot,
+        slot_stream.slot,
         subscription.name,
-        publications=feed.subscriptions[subscription.name],
+        publications=slot_stream.subscriptions[subscription.name],
     )
 
 
@@ -96,9 +96,9 @@ def replica_asset(subscription: Subscription, table: PublishedTable, path: Group
     """A replica. `path` and the comment on the table are needed only for the spec of the asset, not for its key."""
     return PgsieveAsset(
         AssetKind.REPLICA,
-        subscription.feed.source.name,
+        subscription.slot_stream.source.name,
         subscription.name,
-        subscription.feed.slot,
+        subscription.slot_stream.slot,
         subscription.name,
         table.schema,
         table.name,

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
+from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
@@ -42,7 +42,7 @@ def table_changes_asset(
     subscription fails one run, and later runs leave it out.
     """
     asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
-    upstream = [dagster_names.asset_key(feed_asset(subscription.feed, AssetKind.CHANGE_LOG))]
+    upstream = [dagster_names.asset_key(slot_stream_asset(subscription.slot_stream, AssetKind.CHANGE_LOG))]
 
     @dg.multi_asset(
         specs=[dagster_names.asset_spec(asset, upstream).replace_attributes(skippable=True)],

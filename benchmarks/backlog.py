@@ -23,7 +23,7 @@ from rich.table import Table
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
@@ -65,15 +65,17 @@ def main() -> None:
         psycopg.connect(server.conninfo()) as long,
     ):
         connection.execute("create table t (a int, b int, c text); create publication p for table t")
-        feed = Feed("shop", Source("shop", server.conninfo()), "shop", "shop", False, {"sub": ("p",)})
+        slot_stream = SlotStream(
+            "shop", Source("shop", server.conninfo()), "shop", "shop", False, {"sub": ("p",)}
+        )
         lake = Lake(f"{name}/lake", lambda: None)  # type: ignore[arg-type, return-value]
-        drain(feed, lake, [], lambda _: None)
+        drain(slot_stream, lake, [], lambda _: None)
         if options.long:
             long.execute("insert into t values (0, 0, 'long')")
         fill(connection, options.changes)
         started = time.monotonic()
         drained = drain(
-            feed, lake, [], lambda _: samples.append((time.monotonic() - started, resident_mib()))
+            slot_stream, lake, [], lambda _: samples.append((time.monotonic() - started, resident_mib()))
         )
     results = Table(
         "slice", "seconds", "MiB", title=f"{options.changes:,} changes in {drained.slices} slices"

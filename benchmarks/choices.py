@@ -127,7 +127,7 @@ def main(options: argparse.Namespace) -> None:
     """Measure, and print the ratios."""
     measured = defaultdict[str, dict[str, list[_Seconds]]](lambda: defaultdict(list))
     with _database_and_project(options) as (database, project):
-        (feed,) = project.feeds.values()
+        (slot_stream,) = project.slot_streams.values()
         names = [_PLAIN, *options.choices]
 
         def measure(kind: str, work: Callable[[Subscription, Project], _Seconds]) -> None:
@@ -137,14 +137,14 @@ def main(options: argparse.Namespace) -> None:
 
         _copy_seconds(project.subscriptions[_FIRST], project)
         measure("copy", _copy_seconds)
-        drain(feed, project.lake.open(), list(project.subscriptions.values()), quiet)
+        drain(slot_stream, project.lake.open(), list(project.subscriptions.values()), quiet)
         for name in names:
             _apply_seconds(project.subscriptions[name], project)
         for number in range(options.rounds):
             for kind, statements in _statements(options.rows, options.changes, number).items():
                 for statement in statements:
                     database.execute(statement)
-                drain(feed, project.lake.open(), list(project.subscriptions.values()), quiet)
+                drain(slot_stream, project.lake.open(), list(project.subscriptions.values()), quiet)
                 measure(kind, _apply_seconds)
     for kind, by_name in measured.items():
         for step in by_name[_PLAIN][0]:

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
@@ -43,21 +43,21 @@ def quiet(_: str) -> None:
 
 
 @contextmanager
-def run_every_five_minutes(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
+def run_every_five_minutes(slot_stream: SlotStream, lake: Lake) -> Iterator[Callable[[int], None]]:
     """`pgsieve run` on a schedule."""
 
     def minute(number: int) -> None:
         if number % 5 == 0:
-            drain(feed, lake, [Subscription("sub", feed)], quiet)
+            drain(slot_stream, lake, [Subscription("sub", slot_stream)], quiet)
 
     minute(0)
     yield minute
 
 
 @contextmanager
-def follow_continuously(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
+def follow_continuously(slot_stream: SlotStream, lake: Lake) -> Iterator[Callable[[int], None]]:
     """`pgsieve run --follow`."""
-    with StreamedFeed(feed, lake, quiet) as streamed, ThreadPoolExecutor(1) as pool:
+    with FollowedSlotStream(slot_stream, lake, quiet) as streamed, ThreadPoolExecutor(1) as pool:
 
         def follow() -> None:
             for _ in streamed.slices():
@@ -77,12 +77,12 @@ def measure(
 ) -> list[str]:
     """The retained MiB, and in brackets those that are not confirmed, every five minutes."""
     name = f"{'publisher' if filtered else 'pipeline'}_{reader.replace(' --', '_')}"
-    feed = Feed(name, Source("shop", server.conninfo()), name, name, filtered, {"sub": ("p",)})
+    slot_stream = SlotStream(name, Source("shop", server.conninfo()), name, name, filtered, {"sub": ("p",)})
     lake = Lake(str(folder / name), lambda: None)  # type: ignore[arg-type, return-value]
     figures = []
     with (
         psycopg.connect(server.conninfo(), autocommit=True) as connection,
-        READERS[reader](feed, lake) as minute,
+        READERS[reader](slot_stream, lake) as minute,
     ):
         for number in range(1, options.minutes + 1):
             for _ in range(4):

@@ -119,7 +119,7 @@ def main() -> None:
                     ):
                         source.execute(f"insert into \"{table}\" select {key}, 'value' from {numbers}")
                         end += rows if where == "growing" else 0
-                        drain(subscription.feed, lake, [subscription], quiet)
+                        drain(subscription.slot_stream, lake, [subscription], quiet)
                         transform(subscription, lake, quiet)
                         seconds(subscription, lake, with_check=True)
                         taken = {True: [], False: []}

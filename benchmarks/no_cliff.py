@@ -137,7 +137,7 @@ class TableOfKind:
             source.execute(self._change)
         subscription, lake, took = self._subscription, self._lake, []
         for step in (
-            lambda: drain(subscription.feed, lake, [subscription], _ignore_line),
+            lambda: drain(subscription.slot_stream, lake, [subscription], _ignore_line),
             lambda: transform(subscription, lake, _ignore_line),
             lambda: apply(subscription, lake, _ignore_line),
         ):

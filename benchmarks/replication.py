@@ -120,12 +120,12 @@ def builtin(
 
 def peek(subscription: Subscription, results: dict[str, float], phase: str) -> None:
     """Measure the slot alone: read its changes, and drop them."""
-    feed = subscription.feed
-    with feed.source.connect() as connection:
-        options, end = make_peek_options(feed, [feed.slot]), current_lsn(connection)
-        query = peek_query(feed.slot, end, options, connection.info.server_version)
+    slot_stream = subscription.slot_stream
+    with slot_stream.source.connect() as connection:
+        options, end = make_peek_options(slot_stream, [slot_stream.slot]), current_lsn(connection)
+        query = peek_query(slot_stream.slot, end, options, connection.info.server_version)
     with timed(results, f"pgsieve {phase}:   the slot's peek alone"):
-        for _ in read_messages(feed.source.make_executor_conninfo(), query):
+        for _ in read_messages(slot_stream.source.make_executor_conninfo(), query):
             pass
 
 
@@ -134,7 +134,7 @@ def steps(subscription: Subscription, lake: object, results: dict[str, float], p
     peek(subscription, results, phase)
     with timed(results, f"pgsieve {phase}: catch-up"):
         with timed(results, f"pgsieve {phase}:   change_log"):
-            drain(subscription.feed, lake, [subscription], quiet)
+            drain(subscription.slot_stream, lake, [subscription], quiet)
         with timed(results, f"pgsieve {phase}:   table_changes"):
             transform(subscription, lake, quiet)
         with timed(results, f"pgsieve {phase}:   replica tables"):
@@ -174,7 +174,7 @@ def warm(
         replicated = lake.count_rows(lake.paths.replica(subscription.name, "public", name))
         assert replicated == size + size // 2 // 100 * 100, replicated
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
-            source.execute(f"select pg_drop_replication_slot('{subscription.feed.slot}')")
+            source.execute(f"select pg_drop_replication_slot('{subscription.slot_stream.slot}')")
 
 
 def cold(

@@ -201,7 +201,7 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
         step("Spark's start", lambda: lake.spark.range(1).collect())
         step("copy", lambda: copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet))
         changes(source, "scale", options.changes * 4 // 3, after=options.rows)
-        step("change log", lambda: drain(subscription.feed, lake, [subscription], quiet))
+        step("change log", lambda: drain(subscription.slot_stream, lake, [subscription], quiet))
         step("transformation", lambda: transform(subscription, lake, quiet), options.lose // 2)
         step("apply", lambda: apply(subscription, lake, quiet), options.lose - options.lose // 2)
         for result in check_consistency(subscription, lake, quiet):

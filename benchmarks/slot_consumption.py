@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import peek_query, read_messages
@@ -29,20 +29,22 @@ from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn
 
 
-def peek(feed: Feed, upto: int) -> float:
+def peek(slot_stream: SlotStream, upto: int) -> float:
     """The seconds in which one session reads the slot's changes and drops them."""
     started = time.monotonic()
-    with feed.source.connect() as connection:
-        query = peek_query(feed.slot, upto, make_peek_options(feed, ["p"]), connection.info.server_version)
-    for _ in read_messages(feed.source.make_executor_conninfo(), query):
+    with slot_stream.source.connect() as connection:
+        query = peek_query(
+            slot_stream.slot, upto, make_peek_options(slot_stream, ["p"]), connection.info.server_version
+        )
+    for _ in read_messages(slot_stream.source.make_executor_conninfo(), query):
         pass
     return time.monotonic() - started
 
 
-def consume(feed: Feed, lake: Lake) -> float:
+def consume(slot_stream: SlotStream, lake: Lake) -> float:
     """The seconds in which the slot's changes are appended to the change log and confirmed."""
     started = time.monotonic()
-    drain(feed, lake, [], quiet)
+    drain(slot_stream, lake, [], quiet)
     return time.monotonic() - started
 
 
@@ -64,20 +66,20 @@ def main() -> None:
     ):
         connection.execute(f"create table t {COLUMNS}; create publication p for table t")
         lake = Lake(f"{folder}/lake", lambda: None)  # type: ignore[arg-type, return-value]
-        feeds = [
-            Feed(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
+        slot_streams = [
+            SlotStream(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
             for name in ("peeked", *(f"drained_{number}" for number in range(options.rounds)))
         ]
-        for feed in feeds:
-            drain(feed, lake, [], quiet)
+        for slot_stream in slot_streams:
+            drain(slot_stream, lake, [], quiet)
         changes(connection, "t", options.rows, 0)
         upto = current_lsn(connection)
-        whole, *others = feeds
-        for number, feed in enumerate(others):
+        whole, *others = slot_streams
+        for number, slot_stream in enumerate(others):
             if number % 2:
-                drained, peeked = consume(feed, lake), peek(whole, upto)
+                drained, peeked = consume(slot_stream, lake), peek(whole, upto)
             else:
-                peeked, drained = peek(whole, upto), consume(feed, lake)
+                peeked, drained = peek(whole, upto), consume(slot_stream, lake)
             pairs.append((peeked, drained))
     for peeked, drained in pairs:
         results.add_row(f"{peeked:.2f}", f"{drained:.2f}", f"{peeked / drained:.2f}")

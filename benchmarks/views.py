@@ -62,7 +62,7 @@ def _timed(what: str) -> Iterator[None]:
 def _prepare_apply(project: Project, name: str) -> Callable[[], object]:
     """Drain and transform the new changes; returns a function that applies them."""
     subscription, lake = project.subscriptions[name], project.lake.open()
-    drain(subscription.feed, lake, [subscription], _ignore_line)
+    drain(subscription.slot_stream, lake, [subscription], _ignore_line)
     transform(subscription, lake, _ignore_line)
     return lambda: apply(subscription, lake, _ignore_line)
 

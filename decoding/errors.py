@@ -48,13 +48,13 @@ A message says which object has which problem. It never contains a password, and
             LockHeldError             resources.postgres.errors
             SlotError                 resources.postgres.slot
                 ChangeLogLostError    assets.steps.slot_consumption.slot
-                FeedLostError         assets.steps.slot_consumption.slot
                 ServerSetBackError    resources.postgres.slot
                 SlotAheadError        resources.postgres.slot
                 SlotInUseError        resources.postgres.slot
                 SlotInvalidatedError  resources.postgres.slot
                 SlotMissingError      resources.postgres.slot
                 SlotNotOwnedError     assets.steps.slot_consumption.slot
+                SlotStreamLostError   assets.steps.slot_consumption.slot
                 TimelineError         resources.postgres.timeline
             SourcePermissionError     resources.postgres.errors
             SourceSettingError        resources.postgres.errors

@@ -3,8 +3,8 @@
 They are off until a user switches them on. If pgsieve.yaml has `dagster: {automation: true}`, they are on from the
 beginning.
 
-- Schedules start the increments of each feed (they read the slot, and apply the changes), and the nightly maintenance.
-  A feed is a replication slot with the subscriptions that read it.
+- Schedules start the increments of each stream (they read the slot, and apply the changes), and the nightly maintenance.
+  A slot stream is a replication slot with the subscriptions that read it.
 - One sensor starts the copy of tables that have no replica yet, or whose definition has changed.
 - One sensor watches each slot. If the slot is missing, has lost WAL or retains too much WAL, the sensor starts a run
   that fails. Dagster sends alerts for failed runs, but not for failed sensors.
@@ -21,7 +21,7 @@ from pgsieve.assets.encoded_names import TableName, encode_partition_key
 from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import DagsterNames
 from pgsieve.pipelines.jobs import find_slot_problem
 
@@ -36,14 +36,14 @@ _ALARM_INTERVAL = timedelta(hours=1)
 def increments_schedule(
     job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
-    """Run the increments of a feed (read the slot, and apply the changes) every five minutes."""
+    """Run the increments of a stream (read the slot, and apply the changes) every five minutes."""
     return _make_schedule(job, "*/5 * * * *", is_running=is_running)
 
 
 def maintenance_schedule(
     job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
-    """Maintain a feed and its subscriptions every night."""
+    """Maintain a stream and its subscriptions every night."""
     return _make_schedule(job, "0 3 * * *", is_running=is_running)
 
 
@@ -152,7 +152,7 @@ def _last_copy_run(instance: dg.DagsterInstance, subscription: Subscription) -> 
 
 
 def slot_lag_sensor(
-    feed: Feed, job: dg.JobDefinition, dagster_names: DagsterNames, *, is_running: bool = False
+    slot_stream: SlotStream, job: dg.JobDefinition, dagster_names: DagsterNames, *, is_running: bool = False
 ) -> dg.SensorDefinition:
     """Start a failing run if the slot has a problem: at once when the problem is noticed, and again every hour.
 
@@ -160,19 +160,19 @@ def slot_lag_sensor(
     """
 
     @dg.sensor(
-        name=dagster_names.prefixed_name(f"{feed.name}_slot_lag"),
+        name=dagster_names.prefixed_name(f"{slot_stream.name}_slot_lag"),
         job=job,
         minimum_interval_seconds=60,
         required_resource_keys={dagster_names.lake_resource_key},
         default_status=_sensor_status(is_running=is_running),
-        description=f"Starts a run that fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
+        description=f"Starts a run that fails when replication slot {slot_stream.slot} is missing, has lost WAL, or lags 1 GiB or more.",
     )
     def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         lake = getattr(context.resources, dagster_names.lake_resource_key).open()
-        problem, current_time = find_slot_problem(feed, lake), datetime.now(UTC)
+        problem, current_time = find_slot_problem(slot_stream, lake), datetime.now(UTC)
         if problem is None:
             context.update_cursor("")
-            return dg.SkipReason(f"replication slot {feed.slot} is healthy")
+            return dg.SkipReason(f"replication slot {slot_stream.slot} is healthy")
         if context.cursor and current_time - datetime.fromisoformat(context.cursor) < _ALARM_INTERVAL:
             return dg.SkipReason(f"{problem.text}; a run has failed for it at {context.cursor}")
         context.update_cursor(current_time.isoformat())

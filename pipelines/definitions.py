@@ -25,7 +25,7 @@ from pgsieve.assets.checks import (
 from pgsieve.assets.encoded_names import TableName, encode_partition_key
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
 from pgsieve.assets.lake import PgsieveLake, lake_resources
-from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
+from pgsieve.assets.maintenance import slot_stream_maintenance_asset, subscription_maintenance_asset
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
@@ -108,21 +108,21 @@ def assemble_definitions(
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
     tables_by_subscription = recorded_tables(project, published, is_complete=is_complete)
     is_automated = config.dagster.automation
-    subscriptions, feeds = list(project.subscriptions.values()), list(project.feeds.values())
+    subscriptions, streams = list(project.subscriptions.values()), list(project.slot_streams.values())
     jobs, retention = make_jobs(project, dagster_names), project.retention
     return dg.Definitions(
         assets=[
             *_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
             *(initial_sync_asset(s, dagster_names, names=project.names) for s in subscriptions),
-            *(change_log_asset(f, project.subscriptions_of(f), dagster_names) for f in feeds),
+            *(change_log_asset(f, project.subscriptions_of(f), dagster_names) for f in streams),
             *(table_changes_asset(s, dagster_names) for s in subscriptions),
             *(
                 _replica_assets(s, tables_by_subscription[s.name], dagster_names, is_automated)
                 for s in subscriptions
             ),
             *(
-                feed_maintenance_asset(f, project.subscriptions_of(f), retention, dagster_names)
-                for f in feeds
+                slot_stream_maintenance_asset(f, project.subscriptions_of(f), retention, dagster_names)
+                for f in streams
             ),
             *(
                 subscription_maintenance_asset(s, retention, dagster_names, names=project.names)
@@ -148,7 +148,7 @@ def assemble_definitions(
             ),
             *(
                 slot_lag_sensor(f, job, dagster_names, is_running=is_automated)
-                for f, job in zip(feeds, jobs.alarms, strict=True)
+                for f, job in zip(streams, jobs.alarms, strict=True)
             ),
         ],
         resources=lake_resources(lake, dagster_names),
@@ -174,7 +174,7 @@ def _source_table_specs(
         table_comments = {
             name: table.comment for name, table in tables_by_subscription[subscription.name].items()
         }
-        comments_by_source[subscription.feed.source.name].update(table_comments)
+        comments_by_source[subscription.slot_stream.source.name].update(table_comments)
     for source_name, comments_by_name in sorted(comments_by_source.items()):
         for name, path in group_paths(comments_by_name).items():
             yield dagster_names.asset_spec(

@@ -1,7 +1,7 @@
 """The jobs in Dagster. Schedules, sensors (`pgsieve.pipelines.automation`) and people start them.
 
-In: the feeds and subscriptions of a project. A feed is a replication slot with the subscriptions that read it.
-Out: the jobs. Most jobs belong to a feed; the jobs that copy tables belong to a subscription.
+In: the streams and subscriptions of a project. A slot stream is a replication slot with the subscriptions that read it.
+Out: the jobs. Most jobs belong to a stream; the jobs that copy tables belong to a subscription.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, slot_problem
 from pgsieve.assets.initial_sync import tables_partitions
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, DagsterNames, feed_asset, subscription_asset
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
+from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
@@ -24,13 +24,13 @@ from pgsieve.resources.postgres.slot import resync_hint, slot_state
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a project, in the order of its feeds and subscriptions.
+    """The jobs of a project, in the order of its streams and subscriptions.
 
-    - `increments`: for each feed, a job that reads the slot and applies the changes to the replicas
-    - `single_increments`: the same for one subscription of a feed with several subscriptions. Only people start these.
+    - `increments`: for each stream, a job that reads the slot and applies the changes to the replicas
+    - `single_increments`: the same for one subscription of a stream with several subscriptions. Only people start these.
     - `copies`: for each subscription, a job that copies tables
-    - `maintenance`: for each feed, a job that deletes old changes and files
-    - `alarms`: for each feed, a job that fails as long as the slot has a problem
+    - `maintenance`: for each stream, a job that deletes old changes and files
+    - `alarms`: for each stream, a job that fails as long as the slot has a problem
     """
 
     increments: list[UnresolvedAssetJobDefinition]
@@ -46,51 +46,56 @@ class Jobs:
 
 
 def make_jobs(project: Project, dagster_names: DagsterNames) -> Jobs:
-    """Make the jobs of all feeds and subscriptions."""
-    feeds = list(project.feeds.values())
+    """Make the jobs of all streams and subscriptions."""
+    slot_streams = list(project.slot_streams.values())
     return Jobs(
-        increments=[_increments_job(feed, project.subscriptions_of(feed), dagster_names) for feed in feeds],
+        increments=[
+            _increments_job(slot_stream, project.subscriptions_of(slot_stream), dagster_names)
+            for slot_stream in slot_streams
+        ],
         single_increments=[
-            _increments_job(feed, [subscription], dagster_names, f"_{subscription.name}")
-            for feed in feeds
-            if len(project.subscriptions_of(feed)) > 1
-            for subscription in project.subscriptions_of(feed)
+            _increments_job(slot_stream, [subscription], dagster_names, f"_{subscription.name}")
+            for slot_stream in slot_streams
+            if len(project.subscriptions_of(slot_stream)) > 1
+            for subscription in project.subscriptions_of(slot_stream)
         ],
         copies=[_copy_job(subscription, dagster_names) for subscription in project.subscriptions.values()],
-        maintenance=[_maintenance_job(project, feed, dagster_names) for feed in feeds],
-        alarms=[_slot_alarm_job(feed, dagster_names) for feed in feeds],
+        maintenance=[_maintenance_job(project, slot_stream, dagster_names) for slot_stream in slot_streams],
+        alarms=[_slot_alarm_job(slot_stream, dagster_names) for slot_stream in slot_streams],
     )
 
 
 def _increments_job(
-    feed: Feed,
+    slot_stream: SlotStream,
     subscriptions: Sequence[Subscription],
     dagster_names: DagsterNames,
     subscription_name: str = "",
 ) -> UnresolvedAssetJobDefinition:
-    """Make the job that reads the slot of a feed and applies the changes to the replicas of some of its subscriptions.
+    """Make the job that reads the slot of a stream and applies the changes to the replicas of some of its subscriptions.
 
     The job's name contains `subscription_name` if the job is for that subscription only.
     """
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(
         dagster_names.prefixed_name(
-            f"{feed.name}_{subscription_name}_increments" if subscription_name else f"{feed.name}_increments"
+            f"{slot_stream.name}_{subscription_name}_increments"
+            if subscription_name
+            else f"{slot_stream.name}_increments"
         ),
-        _increments_selection(feed, subscriptions, dagster_names),
-        description=f"Reads slot {feed.slot}, and applies the changes to the replicas of {names}.",
+        _increments_selection(slot_stream, subscriptions, dagster_names),
+        description=f"Reads slot {slot_stream.slot}, and applies the changes to the replicas of {names}.",
     )
 
 
 def _increments_selection(
-    feed: Feed, subscriptions: Sequence[Subscription], dagster_names: DagsterNames
+    slot_stream: SlotStream, subscriptions: Sequence[Subscription], dagster_names: DagsterNames
 ) -> dg.AssetSelection:
     """Select the assets and asset checks that an increments job materialises.
 
     The assets of the replicas are not selected: if a run fails, Dagster shows all selected assets as failed, although
     most replicas may be up to date. Instead, the run itself reports the replicas that it has changed.
     """
-    change_log_key = dagster_names.asset_key(feed_asset(feed, AssetKind.CHANGE_LOG))
+    change_log_key = dagster_names.asset_key(slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG))
     asset_keys, check_keys = [change_log_key], [dg.AssetCheckKey(change_log_key, "slot_health")]
     for subscription in subscriptions:
         cut_key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
@@ -102,14 +107,17 @@ def _increments_selection(
     return dg.AssetSelection.assets(*asset_keys).without_checks() | dg.AssetSelection.checks(*check_keys)
 
 
-def _maintenance_selection(project: Project, feed: Feed, dagster_names: DagsterNames) -> dg.AssetSelection:
-    """Select the maintenance assets of a feed and its subscriptions."""
+def _maintenance_selection(
+    project: Project, slot_stream: SlotStream, dagster_names: DagsterNames
+) -> dg.AssetSelection:
+    """Select the maintenance assets of a stream and its subscriptions."""
     maintenance_assets = [
-        subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)
+        subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(slot_stream)
     ]
     return dg.AssetSelection.assets(
         *map(
-            dagster_names.asset_key, [feed_asset(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *maintenance_assets]
+            dagster_names.asset_key,
+            [slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG_MAINTENANCE), *maintenance_assets],
         )
     )
 
@@ -127,35 +135,39 @@ def _copy_job(subscription: Subscription, dagster_names: DagsterNames) -> Unreso
 
 
 def _maintenance_job(
-    project: Project, feed: Feed, dagster_names: DagsterNames
+    project: Project, slot_stream: SlotStream, dagster_names: DagsterNames
 ) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
-        dagster_names.prefixed_name(f"{feed.name}_maintenance"),
-        _maintenance_selection(project, feed, dagster_names),
-        description=f"Deletes changes of {feed.name} that are older than their retention, compacts tables, and removes old files.",
+        dagster_names.prefixed_name(f"{slot_stream.name}_maintenance"),
+        _maintenance_selection(project, slot_stream, dagster_names),
+        description=f"Deletes changes of {slot_stream.name} that are older than their retention, compacts tables, and removes old files.",
     )
 
 
-def _slot_alarm_job(feed: Feed, dagster_names: DagsterNames) -> dg.JobDefinition:
+def _slot_alarm_job(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.JobDefinition:
     """Make the job that fails as long as the slot has a problem."""
-    name = dagster_names.prefixed_name(f"{feed.name}_slot_alarm")
+    name = dagster_names.prefixed_name(f"{slot_stream.name}_slot_alarm")
 
     @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={dagster_names.lake_resource_key})
     def slot_alarm(context: dg.OpExecutionContext) -> None:
         with as_step(context):
             lake = getattr(context.resources, dagster_names.lake_resource_key).open()
-            problem = find_slot_problem(feed, lake)
+            problem = find_slot_problem(slot_stream, lake)
         if problem is not None:
             raise dg.Failure(
                 description=problem.text,
-                metadata={"what to do": problem.remedy, "slot": feed.slot, "source": feed.source.name},
+                metadata={
+                    "what to do": problem.remedy,
+                    "slot": slot_stream.slot,
+                    "source": slot_stream.source.name,
+                },
                 allow_retries=False,
             )
-        context.log.info(f"replication slot {feed.slot} is healthy again")
+        context.log.info(f"replication slot {slot_stream.slot} is healthy again")
 
     @dg.job(
         name=name,
-        description=f"Fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
+        description=f"Fails when replication slot {slot_stream.slot} is missing, has lost WAL, or lags 1 GiB or more.",
     )
     def alarm() -> None:
         slot_alarm()
@@ -171,20 +183,20 @@ class SlotProblem:
     remedy: str
 
 
-def find_slot_problem(feed: Feed, lake: Lake) -> SlotProblem | None:
+def find_slot_problem(slot_stream: SlotStream, lake: Lake) -> SlotProblem | None:
     """The problem of a slot; None if it has none.
 
     The first run creates the slot, so a missing slot is no problem before the first run.
     """
     try:
-        with feed.source.connect() as connection:
-            slot = slot_state(connection, feed.slot)
+        with slot_stream.source.connect() as connection:
+            slot = slot_state(connection, slot_stream.slot)
     except SourceError as error:
         return SlotProblem(error.message, error.hint or "check whether the server is running")
-    if slot is None and ChangeLog(lake, feed).position() is None:
+    if slot is None and ChangeLog(lake, slot_stream).position() is None:
         return None
-    if (text := slot_problem(feed.slot, slot)) is None:
+    if (text := slot_problem(slot_stream.slot, slot)) is None:
         return None
     if slot is None or slot.wal_status == "lost":
-        return SlotProblem(text, resync_hint(feed.subscriptions))
+        return SlotProblem(text, resync_hint(slot_stream.subscriptions))
     return SlotProblem(text, "run the increments more often, and look for failed runs")

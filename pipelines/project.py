@@ -1,6 +1,6 @@
-"""Makes from the configuration the objects on which the steps work: sources, feeds, subscriptions, and the lake.
+"""Makes from the configuration the objects on which the steps work: sources, streams, subscriptions, and the lake.
 
-A feed is a replication slot with the subscriptions that read it. All subscriptions of a source with
+A slot stream is a replication slot with the subscriptions that read it. All subscriptions of a source with
 `row_filter: pipeline` share one slot. A subscription with `row_filter: publisher` has a slot of its own. Raises
 PgsieveError for options that are not supported.
 """
@@ -11,7 +11,7 @@ from itertools import product
 
 from pgsieve.assets.lake import PgsieveLake
 from pgsieve.assets.steps.operations.maintenance import Retention
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
@@ -22,28 +22,28 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 
 @dataclass(frozen=True)
 class Project:
-    """The objects of a configuration file: feeds by name, subscriptions by name, the lake, and retention."""
+    """The objects of a configuration file: streams by name, subscriptions by name, the lake, and retention."""
 
-    feeds: Mapping[str, Feed]
+    slot_streams: Mapping[str, SlotStream]
     subscriptions: Mapping[str, Subscription]
     lake: PgsieveLake
     retention: Retention
     #: The template of the replicas' names in Spark's catalog; None if they are not registered.
     names: str | None = None
 
-    def subscriptions_of(self, feed: Feed) -> list[Subscription]:
-        """The subscriptions that read the feed's slot."""
-        return [s for s in self.subscriptions.values() if s.feed.name == feed.name]
+    def subscriptions_of(self, slot_stream: SlotStream) -> list[Subscription]:
+        """The subscriptions that read the stream's slot."""
+        return [s for s in self.subscriptions.values() if s.slot_stream.name == slot_stream.name]
 
-    def feeds_of(self, subscriptions: Iterable[Subscription]) -> list[Feed]:
-        """The feeds of these subscriptions. A feed of several subscriptions is listed once."""
-        return list({s.feed.name: s.feed for s in subscriptions}.values())
+    def slot_streams_of(self, subscriptions: Iterable[Subscription]) -> list[SlotStream]:
+        """The streams of these subscriptions. A stream of several subscriptions is listed once."""
+        return list({s.slot_stream.name: s.slot_stream for s in subscriptions}.values())
 
 
 def build_project(config: Config) -> Project:
-    """Make the feeds and subscriptions of a configuration. Connects to nothing."""
+    """Make the streams and subscriptions of a configuration. Connects to nothing."""
     storage = prepare_storage(config)
-    feeds_by_name: dict[str, Feed] = {}
+    slot_streams_by_name: dict[str, SlotStream] = {}
     for name, source in config.sources.items():
         subscriptions_by_name = {
             subscription_config.name: subscription_config
@@ -51,21 +51,28 @@ def build_project(config: Config) -> Project:
             if subscription_config.source == name and subscription_config.row_filter == "pipeline"
         }
         if subscriptions_by_name:
-            feeds_by_name[name] = _make_feed(name, name, source, source.slot, subscriptions_by_name)
+            slot_streams_by_name[name] = _make_slot_stream(
+                name, name, source, source.slot, subscriptions_by_name
+            )
     subscriptions = {}
     for subscription in config.subscriptions.values():
         _refuse_unsupported_options(subscription, storage)
-        feed_name = subscription.source
+        slot_stream_name = subscription.source
         if subscription.row_filter == "publisher":
-            feed_name = subscription.slot
+            slot_stream_name = subscription.slot
             subscriptions_of_slot = {subscription.name: subscription}
             source = config.sources[subscription.source]
-            feeds_by_name[feed_name] = _make_feed(
-                feed_name, subscription.source, source, feed_name, subscriptions_of_slot, is_filtered=True
+            slot_streams_by_name[slot_stream_name] = _make_slot_stream(
+                slot_stream_name,
+                subscription.source,
+                source,
+                slot_stream_name,
+                subscriptions_of_slot,
+                is_filtered=True,
             )
         subscriptions[subscription.name] = Subscription(
             name=subscription.name,
-            feed=feeds_by_name[feed_name],
+            slot_stream=slot_streams_by_name[slot_stream_name],
             copy_data=subscription.copy_data,
             disable_on_error=subscription.disable_on_error,
             freshness=subscription.freshness,
@@ -81,10 +88,10 @@ def build_project(config: Config) -> Project:
         name: subscription.layout.folder_template for name, subscription in subscriptions.items()
     }
     lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders_by_subscription)
-    return Project(feeds_by_name, subscriptions, lake, retention, name_template)
+    return Project(slot_streams_by_name, subscriptions, lake, retention, name_template)
 
 
-def _make_feed(
+def _make_slot_stream(
     name: str,
     source_name: str,
     source: SourceConfig,
@@ -92,10 +99,10 @@ def _make_feed(
     subscriptions: Mapping[str, SubscriptionConfig],
     *,
     is_filtered: bool = False,
-) -> Feed:
-    """Make a feed.
+) -> SlotStream:
+    """Make a stream.
 
-    - `name`, `slot`: the names of the feed and of its slot
+    - `name`, `slot`: the names of the stream and of its slot
     - `source_name`, `source`: the database that has the slot
     - `subscriptions`: maps names to the subscriptions that read the slot
     - `is_filtered`: true if the publisher evaluates the row filters (`row_filter: publisher`)
@@ -117,7 +124,7 @@ def _make_feed(
         )
         for publication_name, publication in source.publications.items()
     }
-    return Feed(
+    return SlotStream(
         name=name,
         source=make_source(source_name, source),
         slot=slot,

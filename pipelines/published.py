@@ -1,12 +1,12 @@
 """Records the published tables in a file, so that Dagster can load the definitions without a connection to a source.
 
-A feed is a replication slot with the subscriptions that read it.
+A slot stream is a replication slot with the subscriptions that read it.
 
 In: the catalogs of the sources. They are read at deploy time or on request (`fetch_published`).
 Out: - the text of the file (`Published.to_json`)
      - from that text, the published tables of each subscription (`recorded_tables`)
 
-If the file lacks a feed, the lake's own records are used instead: the catalog that was recorded last for the feed, or
+If the file lacks a stream, the lake's own records are used instead: the catalog that was recorded last for the stream, or
 if there is none, the states of the tables. If the lake has no records either, the subscription has no tables yet. None
 of this is an error.
 """
@@ -22,7 +22,7 @@ from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.published import PublishedTable, Tables
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
@@ -40,11 +40,11 @@ _PARSE_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Published:
-    """The catalogs of the feeds at the time they were read.
+    """The catalogs of the streams at the time they were read.
 
-    - `catalogs`: maps the name of a feed to an LSN, and to the catalog at this LSN as JSON. The catalog has only the
-      publications to which the feed's subscriptions subscribe, and their tables.
-    - `comments`: maps the name of a feed to the comments (COMMENT ON TABLE) on its tables
+    - `catalogs`: maps the name of a stream to an LSN, and to the catalog at this LSN as JSON. The catalog has only the
+      publications to which the stream's subscriptions subscribe, and their tables.
+    - `comments`: maps the name of a stream to the comments (COMMENT ON TABLE) on its tables
     """
 
     catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Published:
 
     def to_json(self) -> str:
         """Write the catalogs and comments as text, which `from_json` reads."""
-        feeds = {
+        slot_streams = {
             name: {
                 "lsn": lsn,
                 "catalog": json.loads(text),
@@ -60,7 +60,7 @@ class Published:
             }
             for name, (lsn, text) in self.catalogs.items()
         }
-        return json.dumps({"format": _FORMAT_VERSION, "feeds": feeds}, ensure_ascii=False)
+        return json.dumps({"format": _FORMAT_VERSION, "feeds": slot_streams}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Published":
@@ -69,30 +69,38 @@ class Published:
             content = json.loads(text)
             if content["format"] != _FORMAT_VERSION:
                 return cls()
-            feeds = content["feeds"].items()
+            slot_streams = content["feeds"].items()
             return cls(
                 {
-                    feed_name: (int(feed_entry["lsn"]), json.dumps(feed_entry["catalog"], ensure_ascii=False))
-                    for feed_name, feed_entry in feeds
+                    slot_stream_name: (
+                        int(slot_stream_entry["lsn"]),
+                        json.dumps(slot_stream_entry["catalog"], ensure_ascii=False),
+                    )
+                    for slot_stream_name, slot_stream_entry in slot_streams
                 },
                 {
-                    feed_name: {(schema, name): text for schema, name, text in feed_entry.get("comments", ())}
-                    for feed_name, feed_entry in feeds
+                    slot_stream_name: {
+                        (schema, name): text for schema, name, text in slot_stream_entry.get("comments", ())
+                    }
+                    for slot_stream_name, slot_stream_entry in slot_streams
                 },
             )
         except _PARSE_ERRORS:
             return cls()
 
 
-def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[TableName, str]]:
-    """Read the catalog of a feed from its source: the LSN and the catalog as JSON, and the comments on the tables."""
-    with feed.source.connect() as connection:
-        lsn, catalog = current_lsn(connection), feed.with_defined_publications(present_catalog(connection))
+def _fetch_slot_stream(slot_stream: SlotStream) -> tuple[tuple[int, str], dict[TableName, str]]:
+    """Read the catalog of a stream from its source: the LSN and the catalog as JSON, and the comments on the tables."""
+    with slot_stream.source.connect() as connection:
+        lsn, catalog = (
+            current_lsn(connection),
+            slot_stream.with_defined_publications(present_catalog(connection)),
+        )
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
     names = sorted(
         {
             publication_name
-            for publications in feed.subscriptions.values()
+            for publications in slot_stream.subscriptions.values()
             for publication_name in publications
         }
     )
@@ -115,29 +123,31 @@ def load_published(config: Config) -> Published:
 
 
 def fetch_published(project: Project, earlier_published: Published) -> tuple[Published, list[PgsieveError]]:
-    """Read the catalogs of all feeds from their sources. Returns the catalogs, and the errors of sources that failed.
+    """Read the catalogs of all streams from their sources. Returns the catalogs, and the errors of sources that failed.
 
-    If a source fails, its feeds keep their entries in `earlier_published`.
+    If a source fails, its streams keep their entries in `earlier_published`.
     """
-    catalogs_by_feed = {
-        name: catalog for name, catalog in earlier_published.catalogs.items() if name in project.feeds
+    catalogs_by_slot_stream = {
+        name: catalog for name, catalog in earlier_published.catalogs.items() if name in project.slot_streams
     }
-    comments_by_feed = {
-        name: texts for name, texts in earlier_published.comments.items() if name in project.feeds
+    comments_by_slot_stream = {
+        name: texts for name, texts in earlier_published.comments.items() if name in project.slot_streams
     }
     errors = []
-    for feed in project.feeds.values():
+    for slot_stream in project.slot_streams.values():
         try:
-            catalogs_by_feed[feed.name], comments_by_feed[feed.name] = _fetch_feed(feed)
+            catalogs_by_slot_stream[slot_stream.name], comments_by_slot_stream[slot_stream.name] = (
+                _fetch_slot_stream(slot_stream)
+            )
         except PgsieveError as error:
             errors.append(error)
-    return Published(catalogs_by_feed, comments_by_feed), errors
+    return Published(catalogs_by_slot_stream, comments_by_slot_stream), errors
 
 
 def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
-    """Read the catalogs of all feeds from their sources, and write them to the file; returns the errors.
+    """Read the catalogs of all streams from their sources, and write them to the file; returns the errors.
 
-    If a source fails, its feeds keep their entries in the file.
+    If a source fails, its streams keep their entries in the file.
     """
     published, errors = fetch_published(project, load_published(config))
     path = published_tables_path(config)
@@ -161,23 +171,26 @@ def recorded_tables(
 ) -> dict[str, Tables]:
     """Maps each subscription to its published tables, as they were recorded last.
 
-    Connects to no source, and raises no error. Both `published` and the lake may have a catalog of a feed. In that case
+    Connects to no source, and raises no error. Both `published` and the lake may have a catalog of a stream. In that case
     the newer catalog is used. With `is_complete`, the catalog of `published` is used, and the lake is read only for
-    feeds that `published` lacks.
+    streams that `published` lacks.
     """
     tables_by_subscription: dict[str, Tables] = {}
-    catalogs_by_feed: dict[str, list[tuple[int, Catalog]]] = {}
+    catalogs_by_slot_stream: dict[str, list[tuple[int, Catalog]]] = {}
     for subscription in project.subscriptions.values():
-        feed = subscription.feed
-        if feed.name not in catalogs_by_feed:
-            catalogs_by_feed[feed.name] = list(
-                _recorded_catalogs(project, feed, published, is_complete=is_complete)
+        slot_stream = subscription.slot_stream
+        if slot_stream.name not in catalogs_by_slot_stream:
+            catalogs_by_slot_stream[slot_stream.name] = list(
+                _recorded_catalogs(project, slot_stream, published, is_complete=is_complete)
             )
-        comments = published.comments.get(feed.name, {})
-        recorded_tables_of_feed = (
-            _tables_of_catalog(subscription, catalog, comments) for _, catalog in catalogs_by_feed[feed.name]
+        comments = published.comments.get(slot_stream.name, {})
+        recorded_tables_of_slot_stream = (
+            _tables_of_catalog(subscription, catalog, comments)
+            for _, catalog in catalogs_by_slot_stream[slot_stream.name]
         )
-        tables = next((candidate for candidate in recorded_tables_of_feed if candidate is not None), None)
+        tables = next(
+            (candidate for candidate in recorded_tables_of_slot_stream if candidate is not None), None
+        )
         tables_by_subscription[subscription.name] = (
             _replica_tables(project, subscription, is_spark_avoided=True) if tables is None else tables
         )
@@ -193,10 +206,10 @@ def published_tables(project: Project, subscriptions: Iterable[Subscription]) ->
     catalogs_by_source: dict[str, Catalog | None] = {}
     tables_by_subscription: dict[str, Tables] = {}
     for subscription in subscriptions:
-        feed = subscription.feed
-        if feed.source.name not in catalogs_by_source:
-            catalogs_by_source[feed.source.name] = _current_catalog(feed)
-        catalog = catalogs_by_source[feed.source.name]
+        slot_stream = subscription.slot_stream
+        if slot_stream.source.name not in catalogs_by_source:
+            catalogs_by_source[slot_stream.source.name] = _current_catalog(slot_stream)
+        catalog = catalogs_by_source[slot_stream.source.name]
         present_tables = None if catalog is None else _tables_of_catalog(subscription, catalog, {})
         tables_by_subscription[subscription.name] = (
             _replica_tables(project, subscription) if present_tables is None else present_tables
@@ -204,10 +217,10 @@ def published_tables(project: Project, subscriptions: Iterable[Subscription]) ->
     return tables_by_subscription
 
 
-def _current_catalog(feed: Feed) -> Catalog | None:
-    """Read the catalog of a feed's source. Returns None, and logs a warning, if the source cannot be reached."""
+def _current_catalog(slot_stream: SlotStream) -> Catalog | None:
+    """Read the catalog of a stream's source. Returns None, and logs a warning, if the source cannot be reached."""
     try:
-        with feed.source.connect() as connection:
+        with slot_stream.source.connect() as connection:
             return present_catalog(connection)
     except SourceUnreachableError as error:
         get_dagster_logger().warning(str(error))
@@ -215,35 +228,35 @@ def _current_catalog(feed: Feed) -> Catalog | None:
 
 
 def _recorded_catalogs(
-    project: Project, feed: Feed, published: Published, *, is_complete: bool
+    project: Project, slot_stream: SlotStream, published: Published, *, is_complete: bool
 ) -> Iterator[tuple[int, Catalog]]:
-    """The recorded catalogs of a feed with their LSNs, the newest first: from the file, and from the lake."""
+    """The recorded catalogs of a stream with their LSNs, the newest first: from the file, and from the lake."""
     catalogs: list[tuple[int, Catalog]] = []
-    if (file_catalog := published.catalogs.get(feed.name)) is not None:
+    if (file_catalog := published.catalogs.get(slot_stream.name)) is not None:
         try:
             catalogs.append((file_catalog[0], catalog_from_json(file_catalog[1])))
         except _PARSE_ERRORS:
             get_dagster_logger().warning(
-                f"{feed.name}: another version of pgsieve has recorded its publications"
+                f"{slot_stream.name}: another version of pgsieve has recorded its publications"
             )
     if not (is_complete and catalogs):
-        catalogs += _lake_catalog(project, feed)
+        catalogs += _lake_catalog(project, slot_stream)
     yield from sorted(catalogs, key=lambda catalog_with_lsn: catalog_with_lsn[0], reverse=True)
 
 
-def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The catalog that the lake recorded last for a feed, in a list; the list is empty if there is none.
+def _lake_catalog(project: Project, slot_stream: SlotStream) -> list[tuple[int, Catalog]]:
+    """The catalog that the lake recorded last for a stream, in a list; the list is empty if there is none.
 
     It is also empty if only Spark can read the lake, because it would take long to start Spark.
     """
     try:
         lake = project.lake.open()
-        newest_catalog = None if lake.is_reached_by_spark_only else Catalogs(lake, feed).newest()
+        newest_catalog = None if lake.is_reached_by_spark_only else Catalogs(lake, slot_stream).newest()
     except PgsieveError as error:
-        get_dagster_logger().warning(f"{feed.name}: {error}")
+        get_dagster_logger().warning(f"{slot_stream.name}: {error}")
         return []
     except _PARSE_ERRORS:
-        get_dagster_logger().warning(f"{feed.name}: the catalog in the lake is of another version")
+        get_dagster_logger().warning(f"{slot_stream.name}: the catalog in the lake is of another version")
         return []
     return [] if newest_catalog is None else [newest_catalog]
 
@@ -256,7 +269,7 @@ def _tables_of_catalog(
     `comments` maps tables to their comments.
     """
     try:
-        replicated_tables = subscription.tables(subscription.feed.with_defined_publications(catalog))
+        replicated_tables = subscription.tables(subscription.slot_stream.with_defined_publications(catalog))
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return None
@@ -273,7 +286,7 @@ def _replica_tables(
 
     With `is_spark_avoided` the result is empty if only Spark can read the lake, because it would take long to start Spark.
     """
-    publications = subscription.feed.subscriptions[subscription.name]
+    publications = subscription.slot_stream.subscriptions[subscription.name]
     try:
         lake = project.lake.open()
         states_by_name = (

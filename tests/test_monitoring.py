@@ -36,7 +36,7 @@ def exported() -> dict[str, set[str]]:
         "sales", "shop", "pipeline", (table,), seconds_behind=1.0, last_success="2026-11-23T08:40:11Z"
     )
     metrics = FollowMetrics(lambda: StatusReport((slot,), (sales,)))
-    metrics.add_feed("shop", "pgsieve_shop", lambda: True, lambda: 0.0)
+    metrics.add_slot_stream("shop", "pgsieve_shop", lambda: True, lambda: 0.0)
     name = ("public", "orders")
     metrics.count_changes(
         "sales",

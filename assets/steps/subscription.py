@@ -1,7 +1,7 @@
-"""Subscriptions, the feeds that they read, and the definitions of their replicas.
+"""Subscriptions, the streams that they read, and the definitions of their replicas.
 
-A feed is a replication slot with its change log. With `row_filter: pipeline`, all subscriptions of a source share one
-feed. With `row_filter: publisher`, each subscription has a feed of its own. `pipelines` makes feeds and subscriptions
+A slot stream is a replication slot with its change log. With `row_filter: pipeline`, all subscriptions of a source share one
+stream. With `row_filter: publisher`, each subscription has a stream of its own. `pipelines` makes streams and subscriptions
 from the configuration, and the steps use them.
 """
 
@@ -55,7 +55,7 @@ _UNFILTERED_SUFFIX = "_aside"
 
 
 @dataclass(frozen=True)
-class Feed:
+class SlotStream:
     """A slot and its change log. `subscriptions` maps each of its subscriptions to the names of their publications.
 
     - `capture`: the beginning of the names of pgsieve's own publications for reading the slot (capture publications)
@@ -103,8 +103,8 @@ class Feed:
                 self.defined[name].resolve(catalog)  # Raises the publication's error.
         return catalog.select(self.subscriptions[subscription])
 
-    def without_missing_publications(self, catalog: Catalog) -> "Feed":
-        """The feed without those subscriptions that have missing publications."""
+    def without_missing_publications(self, catalog: Catalog) -> "SlotStream":
+        """The stream without those subscriptions that have missing publications."""
         subscriptions = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
@@ -145,7 +145,7 @@ class Subscription:
     """Publications that are replicated into a folder of Delta tables."""
 
     name: str
-    feed: Feed
+    slot_stream: SlotStream
     copy_data: bool = True
     disable_on_error: bool = False
     #: If a commit has been waiting for longer than this, the replicas are reported as stale.
@@ -158,7 +158,7 @@ class Subscription:
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
         """Maps the schema and the name of each table that the subscription replicates to the table."""
-        return find_replicated_tables(self.feed.publications(catalog, self.name), catalog)
+        return find_replicated_tables(self.slot_stream.publications(catalog, self.name), catalog)
 
     def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
         """The definition that a copy would give a replica now. Raises PgsieveError if the table cannot be replicated."""
@@ -175,7 +175,9 @@ class Subscription:
         layout = Layout.from_table(table, catalog)
         columns = tuple(replace(c, name=self.replica_name(c.name)) for c in layout.columns)
         entries = [
-            p.table_entry(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)
+            p.table_entry(oid)
+            for p in self.slot_stream.publications(catalog, self.name)
+            for oid in _tree(table)
         ]
         if (problem := self.metadata_problem(replicated)) is not None:
             raise problem

@@ -89,7 +89,7 @@ class _OpenTransaction:
 
 
 class PluginDriver:
-    """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
+    """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.slot_stream(...)`.
 
     - `options` has the names and values of the plugin's options.
     - `parallel` says that the messages were requested with streaming = parallel.
@@ -138,7 +138,7 @@ class PluginDriver:
     ) -> None:
         self._plugin.shutdown()
 
-    def feed(self, data: bytes) -> Iterator[Output]:
+    def slot_stream(self, data: bytes) -> Iterator[Output]:
         """Pass the session's next message to the plugin, and yield the plugin's output."""
         message = self._decoder.decode(data)
         self._order.check(message)
@@ -385,7 +385,7 @@ def _set_commit(txn: Transaction, message: StreamCommit | CommitPrepared) -> Tra
 def read_binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the plugin's output for these messages, as pg_logical_slot_get_binary_changes does."""
     for data in messages:
-        for output in driver.feed(data):
+        for output in driver.slot_stream(data):
             yield output.data
 
 

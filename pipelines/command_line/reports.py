@@ -126,9 +126,9 @@ def print_explanation(explanation: Explanation) -> None:
         name = f"{each.subscription}: {quote_qualified(each.schema, each.name)}"
         add_row(table, name, each.work, format_bytes(each.bytes), each.few, each.many, each.because)
     print_out(table)
-    for feed, waiting in explanation.waiting_bytes.items():
+    for slot_stream, waiting in explanation.waiting_bytes.items():
         slot = "no slot yet" if waiting is None else f"{format_bytes(waiting)} of WAL wait in the slot"
-        print_out(Text(f"{feed}: {slot}"))
+        print_out(Text(f"{slot_stream}: {slot}"))
 
 
 def print_resync(report: ResyncReport) -> None:

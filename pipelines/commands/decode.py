@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.plugins import find_plugin
 from pgsieve.decoding.plugins.driver import PluginDriver, read_binary_changes
@@ -50,13 +50,13 @@ def decode(
     plugin_init = find_plugin(plugin_name)
     plugin_options = [_parse_option(text) for text in options]
     project = build_project(config)
-    feed = _find_feed(project, source_name, slot_name)
+    slot_stream = _find_slot_stream(project, source_name, slot_name)
     if from_change_log:
         with PluginDriver(plugin_init, plugin_options) as driver:
-            yield from read_binary_changes(driver, _change_log_messages(project, feed))
+            yield from read_binary_changes(driver, _change_log_messages(project, slot_stream))
         return
-    server_version = feed.source.check_ready()
-    with feed.source.connect() as connection:
+    server_version = slot_stream.source.check_ready()
+    with slot_stream.source.connect() as connection:
         type_names_by_oid = read_type_names(connection)
     is_parallel = protocol_version(server_version) >= _MIN_PARALLEL_PROTOCOL_VERSION
     with PluginDriver(
@@ -67,7 +67,7 @@ def decode(
         type_names=type_names_by_oid,
     ) as driver:
         yield from read_binary_changes(
-            driver, _slot_messages(feed, server_version, streaming=driver.streaming)
+            driver, _slot_messages(slot_stream, server_version, streaming=driver.streaming)
         )
 
 
@@ -76,32 +76,32 @@ def _parse_option(text: str) -> tuple[str, str | None]:
     return name, value if separator else None
 
 
-def _find_feed(project: Project, source_name: str, slot_name: str | None) -> Feed:
-    """The feed (a slot with its subscriptions) of a source. If the source has several slots, `slot_name` has to name one."""
-    feeds_by_slot = {f.slot: f for f in project.feeds.values() if f.source.name == source_name}
-    if not feeds_by_slot:
-        source_names = tuple(dict.fromkeys(f.source.name for f in project.feeds.values()))
+def _find_slot_stream(project: Project, source_name: str, slot_name: str | None) -> SlotStream:
+    """The slot stream (a slot with its subscriptions) of a source. If the source has several slots, `slot_name` has to name one."""
+    slot_streams_by_slot = {f.slot: f for f in project.slot_streams.values() if f.source.name == source_name}
+    if not slot_streams_by_slot:
+        source_names = tuple(dict.fromkeys(f.source.name for f in project.slot_streams.values()))
         raise PgsieveError(
             f'no subscription reads a source "{source_name}"', hint=name_hint(source_name, source_names)
         )
-    if slot_name is None and len(feeds_by_slot) > 1:
+    if slot_name is None and len(slot_streams_by_slot) > 1:
         raise PgsieveError(
             f'source "{source_name}" has several slots',
-            hint=f"name one with --slot: {', '.join(feeds_by_slot)}",
+            hint=f"name one with --slot: {', '.join(slot_streams_by_slot)}",
         )
-    feed_slot = next(iter(feeds_by_slot)) if slot_name is None else slot_name
-    if feed_slot not in feeds_by_slot:
+    selected_slot = next(iter(slot_streams_by_slot)) if slot_name is None else slot_name
+    if selected_slot not in slot_streams_by_slot:
         raise PgsieveError(
-            f'source "{source_name}" has no slot "{feed_slot}"',
-            hint=name_hint(feed_slot, tuple(feeds_by_slot)),
+            f'source "{source_name}" has no slot "{selected_slot}"',
+            hint=name_hint(selected_slot, tuple(slot_streams_by_slot)),
         )
-    return feeds_by_slot[feed_slot]
+    return slot_streams_by_slot[selected_slot]
 
 
-def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
+def _change_log_messages(project: Project, slot_stream: SlotStream) -> Iterator[bytes]:
     """The messages in the change log, slice by slice."""
     lake = project.lake.open()
-    path = ChangeLog(lake, feed).path
+    path = ChangeLog(lake, slot_stream).path
     delta_rs = lake.require_local(
         PgsieveError(
             f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
@@ -112,7 +112,7 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
     with lake.access.translate_errors(path):
         if not delta_rs.exists(path):
             raise PgsieveError(
-                f'source "{feed.source.name}": the change log has nothing of slot "{feed.slot}" yet',
+                f'source "{slot_stream.source.name}": the change log has nothing of slot "{slot_stream.slot}" yet',
                 hint="`pgsieve run` reads the slot into it",
             )
         slices = delta_rs.open_slices(path)
@@ -120,9 +120,9 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
             yield from slices.messages(end_lsn)
 
 
-def _slot_messages(feed: Feed, server_version: int, *, streaming: bool) -> Iterator[bytes]:
+def _slot_messages(slot_stream: SlotStream, server_version: int, *, streaming: bool) -> Iterator[bytes]:
     """The messages that wait in the slot, up to the server's current LSN."""
-    source, slot = feed.source, feed.slot
+    source, slot = slot_stream.source, slot_stream.slot
     with source.connect() as connection:
         state = slot_state(connection, slot)
         if state is None:
@@ -133,13 +133,13 @@ def _slot_messages(feed: Feed, server_version: int, *, streaming: bool) -> Itera
             )
         verify_slot(state, source.name, slot, None)
         server_catalog = read_catalog(connection)
-        catalog = feed.with_defined_publications(server_catalog)
-        publications = feed.without_missing_publications(catalog).slot_publications(catalog)
+        catalog = slot_stream.with_defined_publications(server_catalog)
+        publications = slot_stream.without_missing_publications(catalog).slot_publications(catalog)
         missing_publications = [name for name in publications if name not in server_catalog.publications]
         if missing_publications or not publications:
             raise PgsieveError(
                 f'source "{source.name}": the slot "{slot}" is read with publications that do not exist:'
-                f" {', '.join(missing_publications) or feed.capture}",
+                f" {', '.join(missing_publications) or slot_stream.capture}",
                 hint="`pgsieve run` creates them",
                 sqlstate="42704",
             )
@@ -149,7 +149,7 @@ def _slot_messages(feed: Feed, server_version: int, *, streaming: bool) -> Itera
             streaming="parallel" if streaming else "off",
             messages=True,
         )
-        with feed.hold_lock():
+        with slot_stream.hold_lock():
             first_query = peek_query(slot, end_lsn, options, server_version, max_messages=1)
             if not has_changes(connection, source.name, slot, first_query):
                 return

@@ -28,7 +28,7 @@ def drop(config: Config, subscription_name: str, *, delete_tables: bool, leave_s
         )
     (subscription_config,) = config.select([subscription_name])
     subscription = project.subscriptions[subscription_config.name]
-    feed = subscription.feed
+    slot_stream = subscription.slot_stream
     try:
         dropped_objects = drop_subscription(
             subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables
@@ -39,9 +39,9 @@ def drop(config: Config, subscription_name: str, *, delete_tables: bool, leave_s
             hint="if the server is gone for good, `--leave-slot` drops the subscription without it",
             sqlstate=error.sqlstate,
         ) from error
-    capture_clause = "" if feed.filtered else f" and the publications {feed.capture}*"
+    capture_clause = "" if slot_stream.filtered else f" and the publications {slot_stream.capture}*"
     remaining_objects = (
-        f"replication slot {feed.slot}{capture_clause}"
+        f"replication slot {slot_stream.slot}{capture_clause}"
         if leave_slot and not dropped_objects.kept_for
         else None
     )

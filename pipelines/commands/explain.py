@@ -36,19 +36,19 @@ def explain(config: Config, subscription_configs: Sequence[SubscriptionConfig]) 
     """Explain what a run of these subscriptions would do."""
     project = build_project(config)
     lake = project.lake.open()
-    waiting_bytes_by_feed = dict[str, int | None]()
+    waiting_bytes_by_slot_stream = dict[str, int | None]()
     explained_tables = list[ExplainedTable]()
     engine = _SPARK if project.lake.engine.threads is None else _THREADS
     for subscription in (
         project.subscriptions[subscription_config.name] for subscription_config in subscription_configs
     ):
-        feed = subscription.feed
-        with feed.source.connect() as connection:
+        slot_stream = subscription.slot_stream
+        with slot_stream.source.connect() as connection:
             catalog = sound_catalog(connection, subscription, read_catalog(connection))
             explained_tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
-            slot = slot_state(connection, feed.slot)
-            waiting_bytes_by_feed[feed.name] = slot.lag_bytes if slot else None
-    return Explanation(tuple(explained_tables), waiting_bytes_by_feed, lake.policy.small_bytes)
+            slot = slot_state(connection, slot_stream.slot)
+            waiting_bytes_by_slot_stream[slot_stream.name] = slot.lag_bytes if slot else None
+    return Explanation(tuple(explained_tables), waiting_bytes_by_slot_stream, lake.policy.small_bytes)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class ExplainedTable:
 class Explanation:
     """The tables of the selected subscriptions, and the WAL that they have not read.
 
-    - `waiting_bytes`: maps each feed (a slot with its subscriptions) to the bytes of WAL that wait in its slot; None if
+    - `waiting_bytes`: maps each stream (a slot with its subscriptions) to the bytes of WAL that wait in its slot; None if
       the slot does not exist yet
     - `small_bytes`: the limit up to which this process writes a table without Spark or threads
     """

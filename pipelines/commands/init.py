@@ -404,7 +404,7 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
 def _replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
     """The tables that will be copied, which the role has to be able to read."""
     subscription = build_project(config).subscriptions[choice.subscription]
-    return sorted(subscription.tables(subscription.feed.with_defined_publications(survey.catalog)))
+    return sorted(subscription.tables(subscription.slot_stream.with_defined_publications(survey.catalog)))
 
 
 def unknown_name_error(kind: str, name: str, existing_names: Sequence[str]) -> PgsieveError:

@@ -1,12 +1,12 @@
 """`pgsieve maintain`: deletes old changes and files of subscriptions, and of the slots that they read.
 
-It materialises the maintenance assets of the subscriptions and of their feeds. A feed is a slot with the subscriptions
+It materialises the maintenance assets of the subscriptions and of their streams. A slot stream is a slot with the subscriptions
 that read it.
 """
 
 from collections.abc import Sequence
 
-from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
+from pgsieve.assets.maintenance import slot_stream_maintenance_asset, subscription_maintenance_asset
 from pgsieve.pipelines.commands.dagster_runs import delete_old_runs
 from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize, open_instance
 from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
@@ -17,7 +17,7 @@ from pgsieve.pipelines.project import build_project
 def maintain(
     config: Config, subscription_configs: Sequence[SubscriptionConfig], progress: Progress
 ) -> tuple[MaintainedFolder, ...]:
-    """Maintain the selected subscriptions, and then their feeds.
+    """Maintain the selected subscriptions, and then their streams.
 
     Raises PgsieveError if something fails. What was deleted before that stays deleted.
     """
@@ -35,12 +35,12 @@ def maintain(
         ),
         *(
             (
-                feed.name,
-                feed_maintenance_asset(
-                    feed, project.subscriptions_of(feed), project.retention, DEFAULT_NAMES
+                slot_stream.name,
+                slot_stream_maintenance_asset(
+                    slot_stream, project.subscriptions_of(slot_stream), project.retention, DEFAULT_NAMES
                 ),
             )
-            for feed in project.feeds_of(subscriptions)
+            for slot_stream in project.slot_streams_of(subscriptions)
         ),
     ]
     maintained_folders = []

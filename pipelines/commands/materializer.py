@@ -328,7 +328,10 @@ class Materializer:
         """The result so far."""
         name = self.subscription.name
         cuts, table_states, work = Cuts(self.lake, name), TableStates(self.lake, name), self.total_work
-        record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
+        record, change_log = (
+            SubscriptionRecord(self.lake, name),
+            ChangeLog(self.lake, self.subscription.slot_stream),
+        )
         sequences = Sequences(self.lake, name)
         with self.lake.consistent_read(
             cuts.path, table_states.path, record.path, change_log.path, sequences.path

@@ -65,7 +65,7 @@ def refilter(
             for name in sorted(
                 {subscription.name, *(source_subscription.name for source_subscription in chosen_sources)}
             ):
-                locks.enter_context(subscription.feed.source.hold_lock(name))
+                locks.enter_context(subscription.slot_stream.source.hold_lock(name))
             SubscriptionRecord(lake, subscription.name).record_folders()
             # `make` plans again, because the catalog may have changed before the locks were taken.
             plans_by_name = {
@@ -86,8 +86,8 @@ def _prepare_refilter(
     subscription: Subscription, source_subscriptions: Sequence[Subscription], lake: Lake
 ) -> Refilter:
     """Make the `Refilter` of a subscription, by the present catalog of the publisher."""
-    with subscription.feed.source.connect() as connection:
-        refuse_other_publisher(connection, subscription.feed, lake)
+    with subscription.slot_stream.source.connect() as connection:
+        refuse_other_publisher(connection, subscription.slot_stream, lake)
         server_catalog = present_catalog(connection)
         sources_with_catalogs = [
             (each, sound_catalog(connection, each, server_catalog)) for each in source_subscriptions
@@ -106,7 +106,7 @@ def possible_sources(
     subscriptions_by_name = {
         name: each
         for name, each in project.subscriptions.items()
-        if each.feed.source.name == subscription.feed.source.name
+        if each.slot_stream.source.name == subscription.slot_stream.source.name
     }
     if source_name is not None:
         if source_name not in subscriptions_by_name:
@@ -132,7 +132,7 @@ def _bring_up_to_date(subscription: Subscription, lake: Lake, progress: Progress
     task = f"bring {subscription.name} up to date"
     progress.start(task)
     try:
-        drain(subscription.feed, lake, [subscription], progress.tell)
+        drain(subscription.slot_stream, lake, [subscription], progress.tell)
         transform(subscription, lake, progress.tell)
         apply(subscription, lake, progress.tell)
     finally:

@@ -13,12 +13,12 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher, replace_lost_slot
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.pipelines.commands.failures import Failures
 from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
-from pgsieve.pipelines.commands.run import run_feed
+from pgsieve.pipelines.commands.run import run_slot_stream
 from pgsieve.pipelines.commands.run import take_over as take_slots_over
 from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -44,17 +44,17 @@ def resync(
         take_slots_over(config, [subscription_config])
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
-    feed, chosen_names = subscription.feed, [parse_table_name(text) for text in tables]
-    feed.source.check_ready()
+    slot_stream, chosen_names = subscription.slot_stream, [parse_table_name(text) for text in tables]
+    slot_stream.source.check_ready()
     lake.access.check_writable()
-    with feed.source.connect() as connection, ExitStack() as stack:
+    with slot_stream.source.connect() as connection, ExitStack() as stack:
         if not chosen_names:
             # This call reads a record that may be damaged. Damaged records are replaced below.
             stack.enter_context(suppress(LakeError))
-        refuse_other_publisher(connection, feed, lake)
+        refuse_other_publisher(connection, slot_stream, lake)
     damaged_records = [] if chosen_names else replace_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).enabled_state()
-    slot_loss = None if chosen_names else replace_lost_slot(feed, lake, take_over=take_over)
+    slot_loss = None if chosen_names else replace_lost_slot(slot_stream, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
     tables_to_copy = tables_to_resync(subscription, states.newest(), chosen_names)
     names_to_copy = [table_to_copy.name for table_to_copy in tables_to_copy]
@@ -63,7 +63,7 @@ def resync(
         for table_to_copy in tables_to_copy
     )
     summary, is_followed = None, False
-    if names_to_copy and (is_followed := _is_slot_in_use(feed)):
+    if names_to_copy and (is_followed := _is_slot_in_use(slot_stream)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
         # A copy that was killed may have recorded a definition of its table that is old by now. The call replaces it.
@@ -72,13 +72,13 @@ def resync(
             materializer = Materializer(project, subscription, instance, progress)
             materializer.copy(names_to_copy)
             failures = Failures()
-            run_feed(feed, [materializer], failures)
+            run_slot_stream(slot_stream, [materializer], failures)
             for failure in failures.group_by_error():
                 raise failure.error
             summary = materializer.summary()
     else:
-        with feed.source.connect() as connection:
-            refresh_sequences(connection, feed, lake)
+        with slot_stream.source.connect() as connection:
+            refresh_sequences(connection, slot_stream, lake)
     return ResyncReport(
         subscription.name,
         resynced_tables,
@@ -89,8 +89,8 @@ def resync(
     )
 
 
-def _is_slot_in_use(feed: Feed) -> bool:
+def _is_slot_in_use(slot_stream: SlotStream) -> bool:
     """True if another process reads the slot."""
-    with feed.source.connect() as connection:
-        slot = slot_state(connection, feed.slot)
+    with slot_stream.source.connect() as connection:
+        slot = slot_state(connection, slot_stream.slot)
     return slot is not None and slot.is_active

@@ -22,12 +22,12 @@ from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import claim_slot
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.commands.dagster_runs import COMMAND_TAG
 from pgsieve.pipelines.commands.failures import Failures, is_never_fatal
@@ -66,9 +66,9 @@ def take_over(config: Config, subscription_configs: Sequence[SubscriptionConfig]
     project = build_project(config)
     lake = project.lake.open()
     lake.access.check_writable()
-    for feed in project.feeds_of([project.subscriptions[s.name] for s in subscription_configs]):
-        with feed.hold_lock(), feed.source.connect() as connection:
-            claim_slot(connection, feed, lake)
+    for slot_stream in project.slot_streams_of([project.subscriptions[s.name] for s in subscription_configs]):
+        with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
+            claim_slot(connection, slot_stream, lake)
 
 
 def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
@@ -86,13 +86,13 @@ def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], prog
             materializers = failures.for_each(
                 subscriptions, lambda s: Materializer(project, s, instance, progress)
             )
-        for feed in project.feeds_of(subscriptions_to_run):
-            run_feed(
-                feed,
+        for slot_stream in project.slot_streams_of(subscriptions_to_run):
+            run_slot_stream(
+                slot_stream,
                 [
                     materializer
                     for materializer in materializers
-                    if materializer.subscription.feed.name == feed.name
+                    if materializer.subscription.slot_stream.name == slot_stream.name
                 ],
                 failures,
             )
@@ -116,14 +116,14 @@ def _paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription]) -> l
         for s in subscriptions
         for record_type in (TableStates, TransformedSlices)
     ]
-    feeds = {s.feed.name: s.feed for s in subscriptions}.values()
+    slot_streams = {s.slot_stream.name: s.slot_stream for s in subscriptions}.values()
     return [
         *_record_paths(lake, subscriptions),
         *state_paths,
         *(
-            record_type(lake, feed).path
-            for feed in feeds
-            for record_type in (ChangeLog, Catalogs, FeedRecord)
+            record_type(lake, slot_stream).path
+            for slot_stream in slot_streams
+            for record_type in (ChangeLog, Catalogs, SlotStreamRecord)
         ),
     ]
 
@@ -145,14 +145,16 @@ def enabled_subscriptions(
     return subscriptions_to_run
 
 
-def run_feed(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> None:
-    """Do the work of a run for a feed (a slot with its subscriptions), until no table has to be copied again.
+def run_slot_stream(
+    slot_stream: SlotStream, materializers: Sequence[Materializer], failures: Failures
+) -> None:
+    """Do the work of a run for a slot stream (a slot with its subscriptions), until no table has to be copied again.
 
     A round copies tables that need it, reads the slot, and applies the changes. If the copy of a table has to wait for
     other transactions, it is tried once more after the changes of the other tables were applied.
     """
     for _ in range(_MAX_ROUNDS):
-        if not _run_round(feed, materializers, failures):
+        if not _run_round(slot_stream, materializers, failures):
             return
         if not any(failures.for_each(materializers, lambda materializer: materializer.needs_another_copy())):
             break
@@ -163,10 +165,10 @@ def run_feed(feed: Feed, materializers: Sequence[Materializer], failures: Failur
     ]:
         for materializer in waiting_materializers:
             materializer.retry(list(materializer.waiting_tables))
-        _run_round(feed, materializers, failures)
+        _run_round(slot_stream, materializers, failures)
 
 
-def _run_round(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> bool:
+def _run_round(slot_stream: SlotStream, materializers: Sequence[Materializer], failures: Failures) -> bool:
     """Copy tables, read the slot, and apply the changes once. Returns false if all subscriptions have failed."""
     failures.for_each(materializers, lambda materializer: materializer.copy())
     if not (
@@ -177,13 +179,17 @@ def _run_round(feed: Feed, materializers: Sequence[Materializer], failures: Fail
         return False
     first_materializer = remaining_materializers[0]
     with failures.catch(*(materializer.name for materializer in remaining_materializers)):
-        assets = [change_log_asset(feed, first_materializer.project.subscriptions_of(feed), DEFAULT_NAMES)]
+        assets = [
+            change_log_asset(
+                slot_stream, first_materializer.project.subscriptions_of(slot_stream), DEFAULT_NAMES
+            )
+        ]
         materialize(
             first_materializer.instance,
             first_materializer.project,
             assets,
             first_materializer.progress,
-            f"drain {feed.slot}",
+            f"drain {slot_stream.slot}",
         )
     transform_and_apply(materializers, failures)
     return True
@@ -210,7 +216,7 @@ def transform_and_apply(
             shared_resources.enter_context(share_batch_cache())
             shared_resources.enter_context(share_jobs())
             shared_resources.enter_context(
-                enabled_materializers[0].subscription.feed.source.share_lock_session()
+                enabled_materializers[0].subscription.slot_stream.source.share_lock_session()
             )
         asset_makers = {materializer: materializer.table_changes for materializer in enabled_materializers}
         _materialize_each("transform for", asset_makers, Materializer.transform_changes, failures, is_fatal)

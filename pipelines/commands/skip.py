@@ -19,7 +19,7 @@ def skip(config: Config, subscription_config: SubscriptionConfig, lsn_text: str)
     """
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
-    refuse_other_publisher_if_it_answers(subscription.feed, lake)
+    refuse_other_publisher_if_it_answers(subscription.slot_stream, lake)
     skip_lsn = None if lsn_text.lower() == "none" else parse_lsn(lsn_text)
     Skip(subscription, lake).set_lsn(skip_lsn)
     return None if skip_lsn is None else format_lsn(skip_lsn)
@@ -29,5 +29,5 @@ def enable(config: Config, subscription_config: SubscriptionConfig) -> bool:
     """Enable a subscription. Returns false if it was already enabled."""
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
-    refuse_other_publisher_if_it_answers(subscription.feed, lake)
+    refuse_other_publisher_if_it_answers(subscription.slot_stream, lake)
     return SubscriptionRecord(lake, subscription.name).enable()

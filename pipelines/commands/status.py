@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates, add_copy_command
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse_other_publisher
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.assets.translator import AssetKind, subscription_asset
@@ -97,15 +97,15 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
     """Make the report. `last_run_times` has the time of each subscription's last run; if it is None, the report is a brief one."""
     slot_statuses, subscription_statuses = [], []
     is_brief, last_run_times = last_run_times is None, last_run_times or {}
-    for feed in project.feeds.values():
-        source_state = _read_source(lake, feed, can_decode=not is_brief)
-        change_log_position = ChangeLog(lake, feed).position()
+    for slot_stream in project.slot_streams.values():
+        source_state = _read_source(lake, slot_stream, can_decode=not is_brief)
+        change_log_position = ChangeLog(lake, slot_stream).position()
         slot = source_state.slot
         slot_statuses.append(
             SlotStatus(
-                source=feed.source.name,
-                subscription=next(iter(feed.subscriptions)) if feed.filtered else None,
-                slot=feed.slot,
+                source=slot_stream.source.name,
+                subscription=next(iter(slot_stream.subscriptions)) if slot_stream.filtered else None,
+                slot=slot_stream.slot,
                 exists=UNKNOWN if source_state.problem else slot is not None,
                 active=UNKNOWN if source_state.problem else slot is not None and slot.is_active,
                 wal_status=slot.wal_status if slot else None,
@@ -119,10 +119,10 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                 decoding=_DECODING_MODES.get(source_state.is_decoding_switched),
             )
         )
-        for subscription in project.subscriptions_of(feed):
+        for subscription in project.subscriptions_of(slot_stream):
             try:
                 subscription_status = _subscription_status(
-                    lake, feed, subscription, source_state.examination, count_rows=not is_brief
+                    lake, slot_stream, subscription, source_state.examination, count_rows=not is_brief
                 )
                 delay_and_success = _measure_delay(
                     lake, subscription, source_state, last_run_times.get(subscription.name)
@@ -130,7 +130,9 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
             except LakeError as error:
                 # If the whole lake fails, and not only this subscription, the call raises the error.
                 describe_error(lake, error)
-                subscription_status = replace(_configured_status(feed, subscription), problem=str(error))
+                subscription_status = replace(
+                    _configured_status(slot_stream, subscription), problem=str(error)
+                )
                 delay_and_success = (None, None)
             subscription_statuses.append(
                 replace(
@@ -142,17 +144,19 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
     return StatusReport(tuple(slot_statuses), tuple(subscription_statuses))
 
 
-def _read_source(lake: Lake, feed: Feed, *, can_decode: bool) -> _SourceState:
+def _read_source(lake: Lake, slot_stream: SlotStream, *, can_decode: bool) -> _SourceState:
     """Ask a source for its publications and its slot. If it does not answer, only the problem is returned."""
     try:
-        with feed.source.connect() as connection:
-            examination = Examination(connection, feed, read_catalog(connection))
-            slot = slot_state(connection, feed.slot)
+        with slot_stream.source.connect() as connection:
+            examination = Examination(connection, slot_stream, read_catalog(connection))
+            slot = slot_state(connection, slot_stream.slot)
             # A LakeError would be about pgsieve's own tables, and other parts of the report show it.
             with suppress(LakeError):
-                refuse_other_publisher(connection, feed, lake)
+                refuse_other_publisher(connection, slot_stream, lake)
             waiting_seconds = (
-                None if slot is None else _seconds_waiting_in_slot(connection, lake, feed, slot, can_decode)
+                None
+                if slot is None
+                else _seconds_waiting_in_slot(connection, lake, slot_stream, slot, can_decode)
             )
             return _SourceState(
                 examination, slot, waiting_seconds, is_decoding_switched=is_decoding_switched(connection)
@@ -164,7 +168,7 @@ def _read_source(lake: Lake, feed: Feed, *, can_decode: bool) -> _SourceState:
 def _seconds_waiting_in_slot(
     connection: psycopg.Connection[tuple[object, ...]],
     lake: Lake,
-    feed: Feed,
+    slot_stream: SlotStream,
     slot: SlotState,
     can_decode: bool,
 ) -> float | None:
@@ -172,12 +176,15 @@ def _seconds_waiting_in_slot(
 
     None if the slot has not been read yet, or if the server does not answer in time.
     """
-    if ChangeLog(lake, feed).position() is None:
+    if ChangeLog(lake, slot_stream).position() is None:
         return None
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
         return round(
-            seconds_since(connection, find_unread_time(connection, lake, feed, slot, can_peek=can_decode)), 3
+            seconds_since(
+                connection, find_unread_time(connection, lake, slot_stream, slot, can_peek=can_decode)
+            ),
+            3,
         )
     except PgsieveError:
         # There is too much WAL to decode, the slot is lost, or a publication is missing. Other parts of the report show
@@ -191,7 +198,10 @@ def _measure_delay(
     lake: Lake, subscription: Subscription, source_state: _SourceState, last_run_time: datetime | None
 ) -> tuple[float | None, str | None]:
     """For how many seconds a subscription has been behind, and when all changes had been applied the last time."""
-    cut, log_position = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
+    cut, log_position = (
+        Cuts(lake, subscription.name).last(),
+        ChangeLog(lake, subscription.slot_stream).position(),
+    )
     success_time = cut.at if cut else None
     if log_position is None:
         return None, None if success_time is None else _format_iso(success_time)
@@ -258,17 +268,27 @@ def _count_rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int
 
 
 def _subscription_status(
-    lake: Lake, feed: Feed, subscription: Subscription, examination: Examination | None, *, count_rows: bool
+    lake: Lake,
+    slot_stream: SlotStream,
+    subscription: Subscription,
+    examination: Examination | None,
+    *,
+    count_rows: bool,
 ) -> SubscriptionStatus:
     """The state of a subscription, by its source and the lake. If it cannot be replicated, only by the lake."""
     obstacle = examination.obstacle(subscription.name) if examination else None
     catalog = examination.catalog if examination and obstacle is None else None
-    subscription_status = _read_subscription(lake, feed, subscription, catalog, count_rows=count_rows)
+    subscription_status = _read_subscription(lake, slot_stream, subscription, catalog, count_rows=count_rows)
     return subscription_status if obstacle is None else replace(subscription_status, problem=str(obstacle))
 
 
 def _read_subscription(
-    lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, count_rows: bool
+    lake: Lake,
+    slot_stream: SlotStream,
+    subscription: Subscription,
+    catalog: Catalog | None,
+    *,
+    count_rows: bool,
 ) -> SubscriptionStatus:
     """Read the state of a subscription from the lake; `catalog` is None if its source does not answer."""
     states_by_name = TableStates(lake, subscription.name).newest()
@@ -303,7 +323,7 @@ def _read_subscription(
             )
         )
     return replace(
-        _configured_status(feed, subscription),
+        _configured_status(slot_stream, subscription),
         tables=tuple(table_statuses),
         enabled=subscription_state.enabled,
         reason=subscription_state.reason,
@@ -316,7 +336,7 @@ def _read_subscription(
     )
 
 
-def _configured_status(feed: Feed, subscription: Subscription) -> SubscriptionStatus:
+def _configured_status(slot_stream: SlotStream, subscription: Subscription) -> SubscriptionStatus:
     """The part of the status that pgsieve.yaml alone determines."""
-    row_filter = "publisher" if feed.filtered else "pipeline"
-    return SubscriptionStatus(subscription.name, feed.source.name, row_filter, tables=())
+    row_filter = "publisher" if slot_stream.filtered else "pipeline"
+    return SubscriptionStatus(subscription.name, slot_stream.source.name, row_filter, tables=())

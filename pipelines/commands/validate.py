@@ -22,14 +22,14 @@ from pgsieve.assets.steps.records.sequences import describe_unread_sequences
 from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.slot_consumption.sequences import read_received_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.layouts import layout_problems
 from pgsieve.assets.steps.validation.rights import missing_rights
 from pgsieve.assets.steps.validation.warnings import (
     warning_of_switched_decoding,
-    warnings_of_feed,
     warnings_of_names,
+    warnings_of_slot_stream,
     warnings_of_subscription,
 )
 from pgsieve.decoding.errors import PgsieveError
@@ -80,16 +80,16 @@ def validate(config: Config, *, are_rights_checked: bool = True) -> ValidationRe
     project.lake.open().access.check_conditional_put(record=False)
     findings = _Findings(project, are_rights_checked=are_rights_checked)
     findings.examine_lake()
-    for feed in project.feeds.values():
-        findings.examine_feed(feed)
+    for slot_stream in project.slot_streams.values():
+        findings.examine_slot_stream(slot_stream)
     return findings.report()
 
 
 @dataclass(frozen=True)
 class _PublisherState:
-    """What the publisher of a feed has. A feed is a slot with the subscriptions that read it.
+    """What the publisher of a stream has. A slot stream is a slot with the subscriptions that read it.
 
-    - `examination`: the feed's publications, and their problems
+    - `examination`: the stream's publications, and their problems
     - `server_catalog`: the server's catalog, without the publications that pgsieve.yaml defines
     - `server_version`: the server's version
     - `sequences_by_subscription`: maps each subscription to the sequences that it receives
@@ -102,7 +102,7 @@ class _PublisherState:
 
 
 class _Findings:
-    """Collects the findings of `pgsieve validate`, feed by feed."""
+    """Collects the findings of `pgsieve validate`, stream by stream."""
 
     def __init__(self, project: Project, *, are_rights_checked: bool) -> None:
         self._project, self._are_rights_checked = project, are_rights_checked
@@ -135,11 +135,11 @@ class _Findings:
         except LakeUnavailableError as error:
             self._problems.append(_problem("lake", error))
 
-    def examine_feed(self, feed: Feed) -> None:
-        """Record what the subscriptions of a feed will receive, and all problems."""
-        source_name = feed.source.name
+    def examine_slot_stream(self, slot_stream: SlotStream) -> None:
+        """Record what the subscriptions of a stream will receive, and all problems."""
+        source_name = slot_stream.source.name
         try:
-            publisher, errors = self._examine_source(feed)
+            publisher, errors = self._examine_source(slot_stream)
         except PgsieveError as error:
             self._problems.append(_problem(source_name, error))
             return
@@ -154,38 +154,48 @@ class _Findings:
             self._problems.append(_problem(source_name, examination.unchecked))
         are_replicable = [
             self._examine_subscription(subscription, publisher)
-            for subscription in self._project.subscriptions_of(feed)
+            for subscription in self._project.subscriptions_of(slot_stream)
         ]
         if all(are_replicable):  # No subscription has an error that prevents it from being replicated.
             catalog = examination.catalog
-            self._statements += _statements(feed, catalog, publisher.server_catalog, publisher.server_version)
-            self._warnings += [_problem(source_name, error) for error in warnings_of_feed(feed, catalog)]
+            self._statements += _statements(
+                slot_stream, catalog, publisher.server_catalog, publisher.server_version
+            )
+            self._warnings += [
+                _problem(source_name, error) for error in warnings_of_slot_stream(slot_stream, catalog)
+            ]
 
-    def _examine_source(self, feed: Feed) -> tuple[_PublisherState, list[PgsieveError]]:
-        """The state of a feed's publisher; and errors about missing rights, another publisher, and event triggers."""
-        server_version = feed.source.check_ready()
-        with feed.source.connect() as connection:
+    def _examine_source(self, slot_stream: SlotStream) -> tuple[_PublisherState, list[PgsieveError]]:
+        """The state of a stream's publisher; and errors about missing rights, another publisher, and event triggers."""
+        server_version = slot_stream.source.check_ready()
+        with slot_stream.source.connect() as connection:
             server_catalog = read_catalog(connection)
-            examination = Examination(connection, feed, server_catalog)
+            examination = Examination(connection, slot_stream, server_catalog)
             catalog = examination.catalog
             errors = (
-                list(_rights_errors(connection, self._project, feed, catalog))
+                list(_rights_errors(connection, self._project, slot_stream, catalog))
                 if self._are_rights_checked
                 else []
             )
-            errors += _other_publisher_errors(connection, self._project, feed)
-            errors += _trigger_errors(connection, feed, catalog, server_catalog)
+            errors += _other_publisher_errors(connection, self._project, slot_stream)
+            errors += _trigger_errors(connection, slot_stream, catalog, server_catalog)
             sequences_by_subscription = {
-                subscription_name: read_received_sequences(connection, feed, subscription_name)
-                for subscription_name in feed.subscriptions
+                subscription_name: read_received_sequences(connection, slot_stream, subscription_name)
+                for subscription_name in slot_stream.subscriptions
             }
             if is_decoding_switched(connection):
-                self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
+                self._warnings.append(
+                    _problem(slot_stream.source.name, warning_of_switched_decoding(slot_stream))
+                )
         return _PublisherState(examination, server_catalog, server_version, sequences_by_subscription), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
         """Record what a subscription will receive. Returns false if an error prevents that."""
-        subscription_name, feed, catalog = subscription.name, subscription.feed, publisher.examination.catalog
+        subscription_name, slot_stream, catalog = (
+            subscription.name,
+            subscription.slot_stream,
+            publisher.examination.catalog,
+        )
         unread_errors = map(
             PgsieveError,
             describe_unread_sequences(publisher.sequences_by_subscription[subscription_name])
@@ -194,12 +204,12 @@ class _Findings:
         )
         errors = (*publisher.examination.problems(subscription_name), *unread_errors)
         self._problems += [_problem(subscription_name, error) for error in errors]
-        for publication_name in feed.subscriptions[subscription_name]:
+        for publication_name in slot_stream.subscriptions[subscription_name]:
             if publication_name in catalog.publications:
                 description = _describe_publication(
-                    feed.source.name, catalog.publications[publication_name], catalog
+                    slot_stream.source.name, catalog.publications[publication_name], catalog
                 )
-                self._publications[feed.source.name, publication_name] = description
+                self._publications[slot_stream.source.name, publication_name] = description
         try:
             for replicated_table in subscription.tables(catalog).values():
                 if (problem := subscription.metadata_problem(replicated_table)) is not None:
@@ -234,42 +244,42 @@ def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) ->
 
 
 def _rights_errors(
-    connection: psycopg.Connection[Any], project: Project, feed: Feed, catalog: Catalog
+    connection: psycopg.Connection[Any], project: Project, slot_stream: SlotStream, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """Yields an error for each right that the role lacks to read the feed's slot and to copy its tables."""
+    """Yields an error for each right that the role lacks to read the stream's slot and to copy its tables."""
     tables = list[ReplicatedTable]()
-    for subscription in project.subscriptions_of(feed):
+    for subscription in project.subscriptions_of(slot_stream):
         with suppress(PublicationError):  # The examination has found this error, too, and reports it.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
 
 
 def _other_publisher_errors(
-    connection: psycopg.Connection[Any], project: Project, feed: Feed
+    connection: psycopg.Connection[Any], project: Project, slot_stream: SlotStream
 ) -> Iterator[PgsieveError]:
-    """Yields an error if the lake has data of this feed from another cluster or another database."""
+    """Yields an error if the lake has data of this stream from another cluster or another database."""
     lake = project.lake.open()
     try:
-        refuse_other_publisher(connection, feed, lake)
+        refuse_other_publisher(connection, slot_stream, lake)
     except PgsieveError as error:
         yield error
 
 
 def _trigger_errors(
-    connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server_catalog: Catalog
+    connection: psycopg.Connection[Any], slot_stream: SlotStream, catalog: Catalog, server_catalog: Catalog
 ) -> Iterator[PgsieveError]:
     """Yields errors about event triggers that would make the creation of capture publications fail.
 
     Capture publications are pgsieve's own publications, with which it reads the slot.
     """
     with suppress(PublicationError):
-        for plan in feed.planned_capture(catalog):
-            publication_name = feed.capture + plan.suffix
+        for plan in slot_stream.planned_capture(catalog):
+            publication_name = slot_stream.capture + plan.suffix
             statements = capture_statements(
                 publication_name, plan, server_catalog, connection.info.server_version
             )
             error = find_trigger_error(
-                connection, feed.source.name, describe_preparation(publication_name), statements
+                connection, slot_stream.source.name, describe_preparation(publication_name), statements
             )
             if error is not None:
                 yield error
@@ -280,16 +290,18 @@ def _problem(object_name: str, error: PgsieveError) -> ValidationProblem:
     return ValidationProblem(object_name, error.message, error.sqlstate, error.hint)
 
 
-def _statements(feed: Feed, catalog: Catalog, server_catalog: Catalog, server_version: int) -> Iterator[str]:
-    """The statements that create the feed's capture publications.
+def _statements(
+    slot_stream: SlotStream, catalog: Catalog, server_catalog: Catalog, server_version: int
+) -> Iterator[str]:
+    """The statements that create the stream's capture publications.
 
     The first run executes them. If the role lacks the rights to do so, an administrator has to execute them.
     """
-    for plan in feed.planned_capture(catalog):
+    for plan in slot_stream.planned_capture(catalog):
         yield from (
             statement + ";"
             for statement in capture_statements(
-                feed.capture + plan.suffix, plan, server_catalog, server_version
+                slot_stream.capture + plan.suffix, plan, server_catalog, server_version
             )
         )
 
@@ -360,13 +372,13 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
     A table and its partitions may have different row filters. Those with the same row filters and the same replica
     identity share an entry.
     """
-    publications = subscription.feed.publications(catalog, subscription.name)
+    publications = subscription.slot_stream.publications(catalog, subscription.name)
     changes_by_oid: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
     for table in sorted(find_changed_relations(catalog), key=lambda table: (table.schema, table.name)):
         if (relation := find_published_relation(table, publications, catalog)) is None:
             continue
         name, filters_by_operation = quote_qualified(table.schema, table.name), _effective_filters(relation)
-        update_results = _update_results(filters_by_operation, subscription.feed)
+        update_results = _update_results(filters_by_operation, subscription.slot_stream)
         relation_changes = ReceivedChanges(
             (name,), filters_by_operation, _describe_identity(table), update_results
         )
@@ -390,15 +402,17 @@ def _effective_filters(relation: PublishedRelation) -> dict[str, str | None]:
     }
 
 
-def _update_results(filters_by_operation: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
+def _update_results(
+    filters_by_operation: Mapping[str, str | None], slot_stream: SlotStream
+) -> tuple[str, ...]:
     """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.
 
     For example, an UPDATE after which the row no longer matches the row filter becomes a DELETE. If the publisher
-    filters the feed's changes, its UPDATEs have already been transformed.
+    filters the stream's changes, its UPDATEs have already been transformed.
     """
     if "update" not in filters_by_operation:
-        return () if feed.filtered else ("nothing",)
-    if feed.filtered or filters_by_operation["update"] is None:
+        return () if slot_stream.filtered else ("nothing",)
+    if slot_stream.filtered or filters_by_operation["update"] is None:
         return ("update",)
     return (
         *sorted(operation for operation in UPDATE_TRANSFORMATION.values() if operation is not None),

@@ -1,6 +1,6 @@
 """`pgsieve run --follow`: applies changes as they arrive, slice by slice, until it is stopped.
 
-A feed is a replication slot with the subscriptions that read it. A slice is the changes between two positions of the
+A slot stream is a replication slot with the subscriptions that read it. A slice is the changes between two positions of the
 slot.
 
 - `follow` is the command

@@ -3,21 +3,21 @@
 In: the configuration
 Out: the results of each slice, by calls of a function
 
-A slice is the changes between two positions of a slot. A feed is a slot with the subscriptions that read it. For each
-feed there is a thread that reads the slot by streaming replication. When the thread has received a slice, it appends
+A slice is the changes between two positions of a slot. A slot stream is a slot with the subscriptions that read it. For each
+stream there is a thread that reads the slot by streaming replication. When the thread has received a slice, it appends
 the slice to the change log, and applies it to the replicas before it appends the next one.
 
 - SIGTERM and SIGINT end the process. It ends between two transactions; if that would take too long, it ends in the
   middle of its work.
 - If a subscription fails, the others go on, and the failed one is left out until the command is started again. If all
-  subscriptions of a feed have failed, its slot is no longer read.
-- After a transient error of the server or the network (one that may go away), the feed is followed again, unless
+  subscriptions of a stream have failed, its slot is no longer read.
+- After a transient error of the server or the network (one that may go away), the stream is followed again, unless
   following it never worked since the start.
 - Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
 - After a few hundred slices the changed tables are maintained, because each slice adds a few files and commits.
 - After a copy the replica is registered in Spark's catalog. If its name is already taken, the follower reports that,
   and goes on.
-- If changes are waiting and a feed makes no progress, the process ends with an error, so that the service manager that
+- If changes are waiting and a stream makes no progress, the process ends with an error, so that the service manager that
   started it can start it again (`watch`).
 """
 
@@ -37,10 +37,10 @@ from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.checks.freshness import Freshness
 from pgsieve.assets.steps.log import no_log
-from pgsieve.assets.steps.operations.maintenance import maintain_feed, maintain_subscription
+from pgsieve.assets.steps.operations.maintenance import maintain_slot_stream, maintain_subscription
 from pgsieve.assets.steps.records.failures import is_transient
-from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Item, Result
 from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, open_instance
@@ -52,7 +52,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
 from pgsieve.pipelines.following.metrics import FollowMetrics
 from pgsieve.pipelines.following.watch import (
-    FeedActivity,
+    SlotStreamActivity,
     StalledError,
     StopTimeoutError,
     Watch,
@@ -93,11 +93,11 @@ MAINTAIN_SLICES = 500
 _logger = logging.getLogger(__name__)
 
 
-#: If changes are waiting and a feed makes no progress for this time, it has stalled. The largest slice takes less.
+#: If changes are waiting and a stream makes no progress for this time, it has stalled. The largest slice takes less.
 STALL_SECONDS = 1800.0
-#: After a feed has stalled, how long the other feeds may take to reach the end of a transaction.
+#: After a stream has stalled, how long the other streams may take to reach the end of a transaction.
 _STOP_AFTER_STALL_SECONDS = 10.0
-#: After a signal, how long all feeds may take to reach the end of a transaction. Kubernetes kills a process 30 seconds
+#: After a signal, how long all streams may take to reach the end of a transaction. Kubernetes kills a process 30 seconds
 #: after the signal.
 STOP_SECONDS = 20.0
 
@@ -115,19 +115,17 @@ def follow(
 
     - `on_result`: gets the results of each slice, and each failure when it happens
     - `metrics_address`: the host and port at which metrics are served, if any
-    - `stall_seconds`: after this many seconds without progress a feed has stalled; None if there is no limit
+    - `stall_seconds`: after this many seconds without progress a stream has stalled; None if there is no limit
 
-    Raises SubscriptionDisabledError if all subscriptions are disabled; StalledError if a feed has stalled; and
-    StopTimeoutError if a feed does not end in time after a signal. After StalledError and StopTimeoutError threads may
+    Raises SubscriptionDisabledError if all subscriptions are disabled; StalledError if a stream has stalled; and
+    StopTimeoutError if a stream does not end in time after a signal. After StalledError and StopTimeoutError threads may
     still be running, so the caller has to end the process.
     """
     project = build_project(config)
     # The server of the metrics starts first. If its address is not available, the command fails before it does any work.
     metrics = FollowMetrics(brief_status(config)) if metrics_address else None
-    feeds_by_slot = {(feed.source.name, feed.slot): feed for feed in project.feeds.values()}
-    watch = Watch(
-        stall_seconds, lambda activity: _is_behind(feeds_by_slot[activity.source, activity.slot], activity)
-    )
+    streams_by_slot = {(each.source.name, each.slot): each for each in project.slot_streams.values()}
+    watch = Watch(stall_seconds, lambda each: _is_behind(streams_by_slot[each.source, each.slot], each))
 
     def report_failure(failure: Failure) -> None:
         if metrics is not None:
@@ -137,7 +135,6 @@ def follow(
     failures = Failures(report_failure)
     selected_subscriptions = [project.subscriptions[each.name] for each in subscription_configs]
     subscriptions = enabled_subscriptions(project, selected_subscriptions, failures)
-    feeds = project.feeds_of(subscriptions)
     subscription_names = {subscription.name for subscription in subscriptions}
     with ExitStack() as stack:
         if metrics_address and metrics:
@@ -145,9 +142,10 @@ def follow(
             progress.tell(f"metrics at http://{metrics_address[0]}:{port}/metrics, health at /healthz")
         instance = stack.enter_context(open_instance(config))
         context = _Context(project, instance, progress, on_result, failures, watch, metrics)
-        followers = [_Follower(context, feed, subscription_names) for feed in feeds]
+        streams = project.slot_streams_of(subscriptions)
+        followers = [_Follower(context, stream, subscription_names) for stream in streams]
         stop_signal = stack.enter_context(_stop_on_signals(followers))
-        # If a feed ran in the main thread, a signal would make Dagster end the run in progress. The threads are daemons:
+        # If a stream ran in the main thread, a signal would make Dagster end the run in progress. The threads are daemons:
         # Python does not wait for them at its end, so a thread that has stalled does not keep the process alive.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
@@ -172,9 +170,9 @@ def _wait_for_threads(threads: Sequence[threading.Thread], seconds: float) -> bo
     return any(thread.is_alive() for thread in threads)
 
 
-def _is_behind(feed: Feed, activity: FeedActivity) -> bool:
-    """True if the server has WAL that the feed has not received."""
-    with feed.source.connect() as connection:
+def _is_behind(slot_stream: SlotStream, activity: SlotStreamActivity) -> bool:
+    """True if the server has WAL that the stream has not received."""
+    with slot_stream.source.connect() as connection:
         return activity.stream is not None and current_lsn(connection) > activity.stream.position
 
 
@@ -185,7 +183,7 @@ class _StopSignal:
     arrived_at: float | None = None
 
     def check(self) -> None:
-        """Raise StopTimeoutError if the feeds have not ended in time; they may wait for something that never happens."""
+        """Raise StopTimeoutError if the streams have not ended in time; they may wait for something that never happens."""
         if self.arrived_at is not None and time.monotonic() - self.arrived_at >= STOP_SECONDS:
             raise StopTimeoutError(
                 f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run continues"
@@ -227,23 +225,27 @@ class _Context:
 
 
 class _Follower:
-    """Follows one feed, for those of its subscriptions that the user has selected."""
+    """Follows one stream, for those of its subscriptions that the user has selected."""
 
-    #: Only one feed is copied, applied or maintained at a time. The reason is that the writer of a commit is identified
-    #: by settings of the Spark session, and the feeds share one session.
+    #: Only one stream is copied, applied or maintained at a time. The reason is that the writer of a commit is identified
+    #: by settings of the Spark session, and the streams share one session.
     _turn_lock = threading.Lock()
 
-    def __init__(self, context: _Context, feed: Feed, subscription_names: Container[str]) -> None:
-        self._project, self._feed, self._instance = context.project, feed, context.instance
+    def __init__(
+        self, context: _Context, slot_stream: SlotStream, subscription_names: Container[str]
+    ) -> None:
+        self._project, self._slot_stream, self._instance = context.project, slot_stream, context.instance
         self._progress = context.progress
         self._on_result = context.on_result
         self._failures = context.failures
         self._subscriptions = [
-            s for s in self._project.subscriptions_of(feed) if s.name in subscription_names
+            s for s in self._project.subscriptions_of(slot_stream) if s.name in subscription_names
         ]
         self._stop_event = threading.Event()
-        self._stream: StreamedFeed | None = None
-        self._report = FollowReport(self._project, feed, self._subscriptions, self._instance, self._progress)
+        self._stream: FollowedSlotStream | None = None
+        self._report = FollowReport(
+            self._project, slot_stream, self._subscriptions, self._instance, self._progress
+        )
         self._slice_count = 0
         self._changed_tables_by_subscription = {s.name: set[TableName]() for s in self._subscriptions}
         #: Maps each subscription to its tables whose copy has to wait; see `Materializer.waiting_tables`.
@@ -251,11 +253,14 @@ class _Follower:
             s.name: dict[TableName, tuple[str, ...]]() for s in self._subscriptions
         }
         self._has_read_slot, self._pause_seconds = False, _MIN_PAUSE_SECONDS
-        self._activity, self._metrics = FeedActivity(feed.source.name, feed.slot), context.metrics
+        self._activity, self._metrics = (
+            SlotStreamActivity(slot_stream.source.name, slot_stream.slot),
+            context.metrics,
+        )
         context.watch.add(self._activity)
         if (metrics := context.metrics) is not None:
             activity = self._activity
-            metrics.add_feed(
+            metrics.add_slot_stream(
                 activity.source,
                 activity.slot,
                 lambda: activity.is_connected,
@@ -271,7 +276,7 @@ class _Follower:
             stream.stop()
 
     def follow(self) -> None:
-        """Follow the feed until the process is stopped, or all subscriptions have failed."""
+        """Follow the stream until the process is stopped, or all subscriptions have failed."""
         threading.Thread(target=self._report_cuts, daemon=True).start()
         try:
             with pool_sessions():
@@ -280,12 +285,14 @@ class _Follower:
             self._activity.has_ended = True
 
     def _follow_with_retries(self) -> None:
-        """Follow the feed, and follow it again after a transient error."""
+        """Follow the stream, and follow it again after a transient error."""
         with (
             self._failures.catch(*(s.name for s in self._subscriptions)),
             # Between two slices the lock of the slot is free, so that other commands can read the slot. Without this
             # second lock, two followers of the same slot would take turns for ever.
-            self._feed.source.hold_lock(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
+            self._slot_stream.source.hold_lock(
+                f"following the slot {self._slot_stream.slot}", _OTHER_FOLLOWER_SECONDS
+            ),
         ):
             while not self._stop_event.is_set() and self._has_subscriptions():
                 try:
@@ -337,10 +344,10 @@ class _Follower:
                 self._on_result(RunSummary((), (Failure((materializer.name,), error),)))
 
     def _can_retry(self, error: Exception) -> bool:
-        """True if the feed is followed again after this error.
+        """True if the stream is followed again after this error.
 
-        A feed that was never followed since the start is not followed again, because its configuration may be wrong.
-        After a loss of Spark, no feed is followed again.
+        A stream that was never followed since the start is not followed again, because its configuration may be wrong.
+        After a loss of Spark, no stream is followed again.
         """
         return self._has_read_slot and is_transient(error) and not isinstance(error, SparkLostError)
 
@@ -354,7 +361,7 @@ class _Follower:
     def _follow_slot(self) -> None:
         """Read the slot, and append and apply slices, until a table has to be copied or all subscriptions have failed."""
         with (
-            StreamedFeed(self._feed, self._project.lake.open(), self._note_progress) as stream,
+            FollowedSlotStream(self._slot_stream, self._project.lake.open(), self._note_progress) as stream,
             self._activity.record_reading(stream),
         ):
             self._stream = stream
@@ -371,7 +378,7 @@ class _Follower:
                         with self._activity.record_exempt_work():
                             self._maintain()
 
-    def _stop_once_copies_can_start(self, stream: StreamedFeed) -> None:
+    def _stop_once_copies_can_start(self, stream: FollowedSlotStream) -> None:
         """End the stream as soon as a copy no longer has to wait. After that, `_copy_and_follow` copies the table.
 
         `stream` is the stream for which the thread was started; if it has ended, the thread ends, too.
@@ -400,13 +407,13 @@ class _Follower:
     def _are_open(self, transaction_ids: tuple[str, ...]) -> bool:
         """True if some of these transactions are still open, or if the server does not answer."""
         with suppress(PgsieveError):  # The stream meets the same error, and ends with it.
-            return are_transactions_open(self._feed.source, transaction_ids)
+            return are_transactions_open(self._slot_stream.source, transaction_ids)
         return True
 
     def _can_answer(self, name: TableName) -> bool:
         """True if the foreign servers that have rows of this table answer now."""
         with suppress(PgsieveError):
-            verify_foreign_servers(self._feed.source, name)
+            verify_foreign_servers(self._slot_stream.source, name)
             return True
         return False
 
@@ -414,9 +421,9 @@ class _Follower:
         """Record that the stream makes progress."""
         self._activity.note_progress()
 
-    def _append_and_apply(self, stream: StreamedFeed) -> bool:
+    def _append_and_apply(self, stream: FollowedSlotStream) -> bool:
         """Append the next slice to the change log, and apply it; returns true if a table has to be copied."""
-        task = f"follow {self._feed.slot}"
+        task = f"follow {self._slot_stream.slot}"
         self._progress.start(task)
         try:
             with (
@@ -464,7 +471,9 @@ class _Follower:
                 changed_tables = self._changed_tables_by_subscription[subscription.name]
                 maintain_subscription(subscription, lake, retention, no_log, changed_tables)
                 changed_tables.clear()
-            maintain_feed(self._feed, lake, self._project.subscriptions_of(self._feed), retention, no_log)
+            maintain_slot_stream(
+                self._slot_stream, lake, self._project.subscriptions_of(self._slot_stream), retention, no_log
+            )
         except Exception:
             _logger.exception("maintenance of the followed tables has failed; it is tried again later")
         self._register(self._materializers())

@@ -27,7 +27,7 @@ from pgsieve.assets.steps.apply.replica_tables import ApplyResult, combine_resul
 from pgsieve.assets.steps.prefetched import finished_work
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize
@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Collects the results of a feed's slices, and reports them to Dagster.
+    """Collects the results of a stream's slices, and reports them to Dagster.
 
     Only one thread may use it at a time.
     """
@@ -52,12 +52,12 @@ class FollowReport:
     def __init__(
         self,
         project: Project,
-        feed: Feed,
+        slot_stream: SlotStream,
         subscriptions: Sequence[Subscription],
         instance: dg.DagsterInstance,
         progress: Progress,
     ) -> None:
-        self._project, self._feed, self._subscriptions = project, feed, subscriptions
+        self._project, self._slot_stream, self._subscriptions = project, slot_stream, subscriptions
         self._instance, self._progress = instance, progress
         self._drain_result: DrainResult | None = None
         self._changes_by_subscription: dict[str, dict[TableName, TableChanges]] = {}
@@ -113,7 +113,9 @@ class FollowReport:
         if drain_result is None:
             return
         assets = [
-            change_log_asset(self._feed, self._subscriptions, DEFAULT_NAMES, append=lambda: drain_result)
+            change_log_asset(
+                self._slot_stream, self._subscriptions, DEFAULT_NAMES, append=lambda: drain_result
+            )
         ]
         try:
             for subscription in self._subscriptions:
@@ -139,7 +141,7 @@ class FollowReport:
                             prefetched=finished_work((None, result)),
                         )
                     )
-            task = f"follow {self._feed.slot}"
+            task = f"follow {self._slot_stream.slot}"
             # If the step of one subscription fails, the steps of the others still report their results.
             run = materialize(
                 self._instance, self._project, assets, self._progress, task, raise_on_error=False

@@ -256,10 +256,10 @@ class FollowMetrics:
             registry=self.registry,
         )
 
-    def add_feed(
+    def add_slot_stream(
         self, source: str, slot: str, is_connected: Callable[[], bool], measure_wait: Callable[[], float]
     ) -> None:
-        """Add a feed, a slot with the subscriptions that read it.
+        """Add a stream, a slot with the subscriptions that read it.
 
         Each scrape calls `is_connected`, which says whether this process reads the slot; and `measure_wait`, which returns for
         how many seconds received changes have been waiting.

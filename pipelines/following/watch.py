@@ -1,11 +1,11 @@
 """Watches the process of `pgsieve run --follow`: answers health checks, and ends the process if it has stalled.
 
-In: the activity of each feed (a slot with its subscriptions), which the feed's thread records
+In: the activity of each stream (a slot with its subscriptions), which the stream's thread records
 Out: - `Health`, the answer to `/healthz`
-     - StalledError, if changes are waiting and a feed makes no progress for longer than a limit
+     - StalledError, if changes are waiting and a stream makes no progress for longer than a limit
 
-A feed may stall because another session holds a lock, because a connected server sends nothing, or because a disk does
-not answer. If a server cannot be reached, its feed is not stalled: it keeps trying to connect.
+A stream may stall because another session holds a lock, because a connected server sends nothing, or because a disk does
+not answer. If a server cannot be reached, its stream is not stalled: it keeps trying to connect.
 """
 
 import json
@@ -21,7 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.decoding.errors import PgsieveError
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ _MAX_SILENCE_SECONDS = 30.0
 
 
 class StalledError(PgsieveError):
-    """Changes are waiting, and a feed makes no progress."""
+    """Changes are waiting, and a stream makes no progress."""
 
 
 class StopTimeoutError(PgsieveError):
-    """The process has to end, but a feed did not reach the end of a transaction in time."""
+    """The process has to end, but a stream did not reach the end of a transaction in time."""
 
 
 @dataclass
-class FeedActivity:
-    """The activity of the thread that follows one feed. The thread writes it, and other threads read it.
+class SlotStreamActivity:
+    """The activity of the thread that follows one stream. The thread writes it, and other threads read it.
 
     - `stream`: the stream by which the thread reads the slot; None while it does not read
-    - `is_exempt`: true during work that may take long, such as a copy or maintenance. The feed does not count as
+    - `is_exempt`: true during work that may take long, such as a copy or maintenance. The stream does not count as
       stalled in that time.
-    - `has_ended`: true if the feed is no longer followed
+    - `has_ended`: true if the stream is no longer followed
     - `progress_count`: a number that grows with each progress that `stream` does not show
     - `apply_start`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
       it applies no slice
@@ -57,7 +57,7 @@ class FeedActivity:
 
     source: str
     slot: str
-    stream: StreamedFeed | None = None
+    stream: FollowedSlotStream | None = None
     is_exempt: bool = True
     has_ended: bool = False
     progress_count: int = 0
@@ -77,7 +77,7 @@ class FeedActivity:
             self.progress_count += 1
 
     @contextmanager
-    def record_reading(self, stream: StreamedFeed) -> Iterator[None]:
+    def record_reading(self, stream: FollowedSlotStream) -> Iterator[None]:
         """Within the block, the thread reads the slot by streaming replication."""
         self.stream, self.is_exempt, self.last_progress_at = stream, False, time.monotonic()
         try:
@@ -118,7 +118,7 @@ class FeedActivity:
         return 0.0 if waiting_since is None else time.monotonic() - waiting_since
 
     def seconds_without_progress(self) -> float:
-        """For how many seconds the feed has made no progress; 0 while it does work that may take long."""
+        """For how many seconds the stream has made no progress; 0 while it does work that may take long."""
         stream = self.stream
         progress = (self.progress_count, stream.position if stream else 0, stream.received if stream else 0)
         if progress != self._progress or self.is_exempt:
@@ -128,30 +128,30 @@ class FeedActivity:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer to `/healthz`: the state of each feed. `is_healthy` is true if no feed has stalled."""
+    """The answer to `/healthz`: the state of each stream. `is_healthy` is true if no stream has stalled."""
 
     is_healthy: bool
-    feeds: Sequence[dict[str, object]]
+    slot_streams: Sequence[dict[str, object]]
 
 
 class Watch:
-    """Watches the feeds of a process, and finds those that have stalled. Any thread may call it.
+    """Watches the streams of a process, and finds those that have stalled. Any thread may call it.
 
-    - `limit`: after this many seconds without progress a feed has stalled; None if there is no limit
-    - `is_behind`: returns true if the server has WAL that the feed has not received. It raises PgsieveError if the
+    - `limit`: after this many seconds without progress a stream has stalled; None if there is no limit
+    - `is_behind`: returns true if the server has WAL that the stream has not received. It raises PgsieveError if the
       server does not answer.
     """
 
-    def __init__(self, limit_seconds: float | None, is_behind: Callable[[FeedActivity], bool]) -> None:
+    def __init__(self, limit_seconds: float | None, is_behind: Callable[[SlotStreamActivity], bool]) -> None:
         self._limit_seconds, self._is_behind, self._lock = limit_seconds, is_behind, threading.Lock()
-        self._activities: list[FeedActivity] = []
+        self._activities: list[SlotStreamActivity] = []
 
-    def add(self, activity: FeedActivity) -> None:
-        """Watch another feed, too."""
+    def add(self, activity: SlotStreamActivity) -> None:
+        """Watch another stream, too."""
         self._activities.append(activity)
 
     def check(self) -> None:
-        """Raise StalledError if a feed has stalled."""
+        """Raise StalledError if a stream has stalled."""
         for activity in self._activities:
             idle_seconds = self._seconds_without_progress(activity)
             if self._limit_seconds is None or activity.has_ended or idle_seconds < self._limit_seconds:
@@ -164,11 +164,11 @@ class Watch:
                     " --stall-limit is the time that it waits",
                 )
 
-    def _seconds_without_progress(self, activity: FeedActivity) -> float:
+    def _seconds_without_progress(self, activity: SlotStreamActivity) -> float:
         with self._lock:
             return activity.seconds_without_progress()
 
-    def _describe_waiting_changes(self, activity: FeedActivity) -> str | None:
+    def _describe_waiting_changes(self, activity: SlotStreamActivity) -> str | None:
         """A clause that says which changes are waiting, for the message of an error.
 
         None if no changes are waiting, or if this cannot be known because the server does not answer.
@@ -178,7 +178,7 @@ class Watch:
         is_silent = activity.is_connected and self._stays_behind(activity)
         return "the server has WAL that it does not send" if is_silent else None
 
-    def _stays_behind(self, activity: FeedActivity) -> bool:
+    def _stays_behind(self, activity: SlotStreamActivity) -> bool:
         """True if the server has had WAL for a while that it has not sent.
 
         After an idle time, the first WAL is not sent for a moment either. That is not a stall.
@@ -193,8 +193,8 @@ class Watch:
         return activity.behind_since is not None and current_time - activity.behind_since >= min_seconds
 
     def health(self) -> Health:
-        """The state of each feed."""
-        feed_states, is_healthy = [], True
+        """The state of each stream."""
+        slot_stream_states, is_healthy = [], True
         for activity in self._activities:
             idle_seconds = self._seconds_without_progress(activity)
             is_stalled = (
@@ -203,7 +203,7 @@ class Watch:
                 and idle_seconds >= self._limit_seconds
             )
             is_healthy = is_healthy and not is_stalled
-            feed_states.append(
+            slot_stream_states.append(
                 {
                     "source": activity.source,
                     "slot": activity.slot,
@@ -212,10 +212,10 @@ class Watch:
                     "still_seconds": round(idle_seconds, 1),
                 }
             )
-        return Health(is_healthy, feed_states)
+        return Health(is_healthy, slot_stream_states)
 
 
-def _describe_state(activity: FeedActivity, *, is_stalled: bool) -> str:
+def _describe_state(activity: SlotStreamActivity, *, is_stalled: bool) -> str:
     if activity.has_ended:
         return "ended"
     if is_stalled:
@@ -260,7 +260,9 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watc
         if path == "/healthz":
             health = watch.health()
             status = HTTPStatus.OK if health.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
-            body = json.dumps({"status": "ok" if health.is_healthy else "stalled", "feeds": health.feeds})
+            body = json.dumps(
+                {"status": "ok" if health.is_healthy else "stalled", "feeds": health.slot_streams}
+            )
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
         return [body.encode() + b"\n"]
 

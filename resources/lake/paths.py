@@ -1,7 +1,7 @@
 """Makes the paths of a lake's Delta tables, and writes identifiers as folder names.
 
 In: - the URI of the lake
-    - the names of feeds (a feed is one slot and its change log), subscriptions and tables
+    - the names of streams (a stream is one slot and its change log), subscriptions and tables
 Out: paths.
 
 ARCHITECTURE.md describes the tables. `pgsieve.assets.steps.records` defines the columns of pgsieve's own tables.
@@ -61,32 +61,32 @@ class LakePaths:
             find_recorded_template,
         )
 
-    def _feed_folder(self, slot_owner: str) -> str:
-        """The folder of a feed. A part of a feed has a name with slashes, and its folder is in the folder of the feed."""
+    def _slot_stream_folder(self, slot_owner: str) -> str:
+        """The folder of a stream. A part of a stream has a name with slashes, and its folder is in the folder of the stream."""
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
         """The raw messages of a slot. The owner of a slot is a source, or a subscription with its own slot."""
-        return f"{self._feed_folder(slot_owner)}/change_log"
+        return f"{self._slot_stream_folder(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
         """What each slice of the change log contains besides row changes.
 
         Rows that are missing in this table can be derived from the change log again.
         """
-        return f"{self._feed_folder(slot_owner)}/slices"
+        return f"{self._slot_stream_folder(slot_owner)}/slices"
 
     def prepared_transactions(self, slot_owner: str) -> str:
         """The prepared transactions that were neither committed nor rolled back when the change log was last written."""
-        return f"{self._feed_folder(slot_owner)}/prepared"
+        return f"{self._slot_stream_folder(slot_owner)}/prepared"
 
     def catalogs(self, slot_owner: str) -> str:
         """The publisher's catalog, of which a copy is recorded after each alteration."""
-        return f"{self._feed_folder(slot_owner)}/catalogs"
+        return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
         """For each subscription the slices in which the catalog may have been altered (`as_published`)."""
-        return f"{self._feed_folder(slot_owner)}/altered"
+        return f"{self._slot_stream_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
         """The replica of a table: its current rows, with the published columns."""
@@ -136,7 +136,7 @@ class LakePaths:
         """The values of the published sequences. For each sequence the newest row counts."""
         return f"{self.uri}/{subscription}/_sequences"
 
-    def feed(self, slot_owner: str) -> str:
+    def slot_stream(self, slot_owner: str) -> str:
         """The cluster whose LSNs a slot has delivered. The newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 

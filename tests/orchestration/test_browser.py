@@ -114,7 +114,7 @@ def test_a_run_that_is_cancelled_loses_nothing(web: Web, page: Page) -> None:
     config = load_config(web.path)
     _run(web)
     before = _rows(web, "orders")
-    source = build_project(config).subscriptions["sales"].feed.source
+    source = build_project(config).subscriptions["sales"].slot_stream.source
     with source.hold_lock("sales"):
         web.database.execute("insert into orders values (112, 'EMEA')")
         run = _materialize_all(web, page)
@@ -211,7 +211,7 @@ def test_a_signal_ends_a_run_in_progress_and_the_next_one_continues(
     """It takes long: a web interface of its own starts, with a code server and a run."""
     with served(publisher_server, tmp_path, f"browser_{number.name.lower()}") as web:
         _run(web)
-        source = build_project(load_config(web.path)).subscriptions["sales"].feed.source
+        source = build_project(load_config(web.path)).subscriptions["sales"].slot_stream.source
         with source.hold_lock("sales"):
             web.database.execute("insert into orders values (112, 'EMEA')")
             run = _materialize_all(web, page)

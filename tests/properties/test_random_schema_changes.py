@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from pgsieve.assets.steps.subscription import Definition, Feed, Subscription, planned_sources
+from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.relation_versions import arriving_columns
 from pgsieve.assets.steps.update_transformation.schema_changes import former_layout
 from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion, RelationVersion
@@ -272,7 +272,7 @@ def run_workload(conninfo: str, seed: int) -> int:
     publisher = Publisher(session, draw)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         (name,) = session("SELECT current_database()")[0]
-        feed = Feed(
+        slot_stream = SlotStream(
             name=str(name),
             source=Source("publisher", conninfo),
             slot=str(name),
@@ -280,7 +280,7 @@ def run_workload(conninfo: str, seed: int) -> int:
             filtered=True,
             subscriptions={str(name): ("pub",)},
         )
-        followed = Followed(connection, Subscription(str(name), feed))
+        followed = Followed(connection, Subscription(str(name), slot_stream))
         for _ in range(8):
             end = current_lsn(connection)
             for _ in range(draw.choice([0, 1, 1, 1, 2, 3])):

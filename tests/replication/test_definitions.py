@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.waiting import sound_part, table_problems
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
@@ -111,12 +111,12 @@ class Database:
 
     def examined(self, defined: DefinedPublication) -> Examination:
         """pgsieve's examination of a publication of pgsieve.yaml."""
-        return Examination(self.connection, self.feed(defined), read_catalog(self.connection))
+        return Examination(self.connection, self.slot_stream(defined), read_catalog(self.connection))
 
-    def feed(self, defined: DefinedPublication) -> Feed:
+    def slot_stream(self, defined: DefinedPublication) -> SlotStream:
         own = {defined.name: defined}
         names = {"s": (defined.name,)}
-        return Feed("shop", Source("shop", self.conninfo), "slot", "capture", False, names, own)
+        return SlotStream("shop", Source("shop", self.conninfo), "slot", "capture", False, names, own)
 
     def first_refusal(self, defined: DefinedPublication) -> tuple[str | None, str] | None:
         refused = self.examined(defined).definition_problems
@@ -391,9 +391,11 @@ def test_a_filter_on_a_generated_column_that_old_rows_lack_is_refused(database: 
     )
     try:
         server = read_catalog(database.connection)
-        feed = replace(database.feed(own(DefinedTable("public", "plain"))), subscriptions={"s": ("there",)})
-        problems = table_problems(Subscription("s", feed), server)
-        assert sound_part(database.connection, feed, server)[0] == feed
+        slot_stream = replace(
+            database.slot_stream(own(DefinedTable("public", "plain"))), subscriptions={"s": ("there",)}
+        )
+        problems = table_problems(Subscription("s", slot_stream), server)
+        assert sound_part(database.connection, slot_stream, server)[0] == slot_stream
         if database.version >= 180000:
             assert not problems
         else:
@@ -407,9 +409,9 @@ def test_publications_of_the_server_and_of_the_file_are_one_list(database: Datab
     on_server = replace(own(DefinedTable("public", "plain", columns=("a", "b"))), name="there")
     defined = own(DefinedTable("public", "plain", columns=("a", "c")))
     with database.created(on_server):
-        feed = replace(database.feed(defined), subscriptions={"s": ("there", "own")})
+        slot_stream = replace(database.slot_stream(defined), subscriptions={"s": ("there", "own")})
         with pytest.raises(PublicationError, match="cannot use different column lists for table") as raised:
-            sound_part(database.connection, feed, read_catalog(database.connection))
+            sound_part(database.connection, slot_stream, read_catalog(database.connection))
     assert raised.value.sqlstate == "0A000"
 
 
@@ -425,9 +427,9 @@ def test_a_filter_that_the_publisher_cannot_check_is_reported_and_the_run_goes_o
             assert "temporary" in str(examined.unchecked)
             assert not examined.definition_problems
             server = read_catalog(connection)
-            assert "own" in sound_part(connection, limited.feed(sound), server)[1].publications
+            assert "own" in sound_part(connection, limited.slot_stream(sound), server)[1].publications
             with pytest.raises(PgsieveError, match="not part of the replica identity"):
-                sound_part(connection, limited.feed(unsound), server)
+                sound_part(connection, limited.slot_stream(unsound), server)
     finally:
         database.connection.execute("GRANT TEMPORARY ON DATABASE definitions TO PUBLIC")
         database.connection.execute("DROP ROLE limited")

@@ -46,13 +46,13 @@ def _replicas(scenario: Scenario) -> list[PgsieveReplica]:
 def _receive(scenario: Scenario) -> None:
     """End a slice in every replica."""
     for replica in _replicas(scenario):
-        drain(replica.subscription.feed, replica.lake, [replica.subscription], print)
+        drain(replica.subscription.slot_stream, replica.lake, [replica.subscription], print)
 
 
 def _apply(scenario: Scenario) -> list[ApplyResult]:
     results = []
     for replica in _replicas(scenario):
-        drain(replica.subscription.feed, replica.lake, [replica.subscription], print)
+        drain(replica.subscription.slot_stream, replica.lake, [replica.subscription], print)
         transform(replica.subscription, replica.lake, print)
         results.append(apply(replica.subscription, replica.lake, print))
     return results

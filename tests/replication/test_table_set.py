@@ -10,7 +10,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.publications.catalog import PublicationError
 from pgsieve.resources.lake.lake import Lake
@@ -36,12 +36,12 @@ class Sharing:
     def run(self, **publications: str) -> None:
         """Do what `pgsieve run` does with these subscriptions; each has one publication."""
         names = {name: (publication,) for name, publication in publications.items()}
-        feed = Feed(self.name, self.source, self.name, self.name, False, names)
-        subscriptions = [Subscription(name, feed) for name in names]
+        slot_stream = SlotStream(self.name, self.source, self.name, self.name, False, names)
+        subscriptions = [Subscription(name, slot_stream) for name in names]
         for _ in range(2):
             for each in subscriptions:
                 copy_tables(each, self.lake, tables_to_copy(each, self.lake), print)
-            drain(feed, self.lake, subscriptions, print)
+            drain(slot_stream, self.lake, subscriptions, print)
             for each in subscriptions:
                 transform(each, self.lake, print)
                 apply(each, self.lake, print)

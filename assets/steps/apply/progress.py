@@ -55,12 +55,13 @@ class ReplicaProgress:
         is the end of the change log. Otherwise it is `transformed`, even if another process has transformed later slices
         meanwhile.
         """
-        lake, feed = self.lake, self.subscription.feed
-        durable = ChangeLog(lake, feed).position() or 0
+        lake, slot_stream = self.lake, self.subscription.slot_stream
+        durable = ChangeLog(lake, slot_stream).position() or 0
         if durable <= transformed:
             return durable
-        has_slices = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
-            end > transformed for end in AlteredSlices(lake, feed).read_ends(self.subscription.name, durable)
+        has_slices = lake.records.slices(ChangeLog(lake, slot_stream).path, transformed) or any(
+            end > transformed
+            for end in AlteredSlices(lake, slot_stream).read_ends(self.subscription.name, durable)
         )
         # A slice may leave the change log once it is transformed. So the position of the transformed slices is read last:
         # if it is unchanged, no slice has left the change log before `has_slices` was read.

@@ -93,7 +93,7 @@ def apply(
     `divide` divides the slices into batches. The replicas' last rows do not depend on this division.
     """
     lake.access.begin_writing()
-    with subscription.feed.source.hold_lock(subscription.name):
+    with subscription.slot_stream.source.hold_lock(subscription.name):
         applying = _Apply(subscription, lake, log, only)
         applying.run(divide)
         return applying.result

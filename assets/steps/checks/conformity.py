@@ -68,7 +68,7 @@ def find_applicable_filters(
     subscription: Subscription, replicated_table: ReplicatedTable, catalog: Catalog
 ) -> FilterTexts:
     """The row filters that apply to a replica."""
-    publications = subscription.feed.publications(catalog, subscription.name)
+    publications = subscription.slot_stream.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated_table.row_filters]
     for relation in find_changed_relations(catalog):
@@ -128,17 +128,17 @@ def parse_filters(
 
 def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> TableConformity:
     """Evaluate the row filters of a table for all rows of its replica."""
-    feed = subscription.feed
-    with feed.source.connect() as connection:
-        catalog = feed.with_defined_publications(read_catalog(connection))
-        catalog = add_case_mappings(connection, catalog, feed.subscriptions[subscription.name])
+    slot_stream = subscription.slot_stream
+    with slot_stream.source.connect() as connection:
+        catalog = slot_stream.with_defined_publications(read_catalog(connection))
+        catalog = add_case_mappings(connection, catalog, slot_stream.subscriptions[subscription.name])
     state, replicated_table = (
         TableStates(lake, subscription.name).newest().get(name),
         subscription.tables(catalog).get(name),
     )
     if replicated_table is None or state is None or state.state != SyncState.READY:
         return TableConformity(problem=(state.state if state else SyncState.INITIALIZE).meaning)
-    if (lock_error := dict(locked_tables(feed, subscription.name, catalog)).get(name)) is not None:
+    if (lock_error := dict(locked_tables(slot_stream, subscription.name, catalog)).get(name)) is not None:
         return TableConformity(problem=lock_error.message)
     filters = find_applicable_filters(subscription, replicated_table, catalog)
     replica = _FilteredReplica(subscription, lake, state, replicated_table, filters)
@@ -165,9 +165,9 @@ class _FilteredReplica:
         published = state.definition.published if state.definition else None
         if published is None or published.row_filters != self.replicated_table.row_filters:
             return True
-        for recorded_catalog in Catalogs(self.lake, subscription.feed).read_since(state.lsn):
+        for recorded_catalog in Catalogs(self.lake, subscription.slot_stream).read_since(state.lsn):
             try:
-                catalog = subscription.feed.with_defined_publications(recorded_catalog)
+                catalog = subscription.slot_stream.with_defined_publications(recorded_catalog)
                 recorded_table = subscription.tables(catalog).get(state.name)
                 if (
                     recorded_table is None

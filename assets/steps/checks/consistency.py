@@ -122,7 +122,9 @@ class SubscriptionAtLsn:
             reason = "not copied yet" if state is None else state.state.meaning
             return reason + (f": {state.reason}" if state and state.reason else "")
         if (
-            lock_errors := dict(locked_tables(self.subscription.feed, self.subscription.name, self.catalog))
+            lock_errors := dict(
+                locked_tables(self.subscription.slot_stream, self.subscription.name, self.catalog)
+            )
         ).get(name):
             return lock_errors[name].message
         types = self.subscription.column_types(self.tables[name])
@@ -150,7 +152,7 @@ class SubscriptionAtLsn:
         table_name = self.tables[name].table.qualified_name
         with (
             self.lake.access.translate_errors(table_name),
-            translate_errors(self.subscription.feed.source.name, f'{activity} table "{table_name}"'),
+            translate_errors(self.subscription.slot_stream.source.name, f'{activity} table "{table_name}"'),
         ):
             yield
 
@@ -206,25 +208,25 @@ class SubscriptionAtLsn:
 @contextmanager
 def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
     """Export a snapshot, and bring the subscription up to its LSN. Within the block, both stay as they are."""
-    feed = subscription.feed
-    feed.source.check_ready()
+    slot_stream = subscription.slot_stream
+    slot_stream.source.check_ready()
     # Each check has another seed. If two different rows have the same hash in one check, they differ in the next.
     seed = secrets.randbits(64)
-    with feed.source.connect() as connection, ExitStack() as stack:
-        catalog = feed.with_defined_publications(read_catalog(connection))
+    with slot_stream.source.connect() as connection, ExitStack() as stack:
+        catalog = slot_stream.with_defined_publications(read_catalog(connection))
         tables = subscription.tables(catalog)
         # Without these locks, other processes could read the slot or apply changes beyond the LSN of the snapshot.
-        with feed.hold_lock():
-            snapshot = stack.enter_context(export_snapshot(feed.source, PATIENT_SECONDS))
-            stack.enter_context(feed.source.hold_lock(subscription.name))
-            drain(feed, lake, [subscription], log, upto=snapshot.lsn)
+        with slot_stream.hold_lock():
+            snapshot = stack.enter_context(export_snapshot(slot_stream.source, PATIENT_SECONDS))
+            stack.enter_context(slot_stream.source.hold_lock(subscription.name))
+            drain(slot_stream, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)
         yield SubscriptionAtLsn(
             subscription,
             lake,
             connection,
-            feed.source.make_executor_conninfo(),
+            slot_stream.source.make_executor_conninfo(),
             catalog,
             tables,
             TableStates(lake, subscription.name).newest(),
@@ -310,7 +312,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
     try:
         with moment.translate_errors(name, "compare"):
             if replicated_table.table.unsent_leaves:
-                verify_foreign_servers(moment.subscription.feed.source, name)
+                verify_foreign_servers(moment.subscription.slot_stream.source, name)
             return _make_result(replicated_table, lsn, moment.make_sides(name).compare())
     except LakeError as error:
         problem = add_copy_command(subscription, name, describe_error(moment.lake, error))

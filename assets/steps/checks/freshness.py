@@ -16,7 +16,7 @@ import psycopg
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.protocol.messages import (
     Begin,
     BeginPrepare,
@@ -83,15 +83,15 @@ class Freshness:
 
 def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
     """How far the replicas of a subscription are behind."""
-    feed = subscription.feed
-    log_position = ChangeLog(lake, feed).position()
-    with feed.source.connect() as connection:
-        slot = slot_state(connection, feed.slot)
+    slot_stream = subscription.slot_stream
+    log_position = ChangeLog(lake, slot_stream).position()
+    with slot_stream.source.connect() as connection:
+        slot = slot_state(connection, slot_stream.slot)
         if log_position is None or slot is None:
-            return Freshness(0, log_position or 0, f'replication slot "{feed.slot}" does not exist')
+            return Freshness(0, log_position or 0, f'replication slot "{slot_stream.slot}" does not exist')
         applied_lsn, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
         if applied_lsn >= log_position:
-            waiting_since = find_unread_time(connection, lake, feed, slot)
+            waiting_since = find_unread_time(connection, lake, slot_stream, slot)
         return Freshness(seconds_since(connection, waiting_since), applied_lsn)
 
 
@@ -118,12 +118,17 @@ def find_unapplied(progress: ReplicaProgress, durable_lsn: int) -> tuple[int, da
     if applied_lsn >= transformed_lsn:
         applied_lsn = progress.complete_up_to(transformed_lsn)
     return applied_lsn, _find_first_commit_time(
-        lake, subscription.feed, applied_lsn
+        lake, subscription.slot_stream, applied_lsn
     ) if applied_lsn < durable_lsn else None
 
 
 def find_unread_time(
-    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, can_peek: bool = True
+    connection: psycopg.Connection[Any],
+    lake: Lake,
+    slot_stream: SlotStream,
+    state: SlotState,
+    *,
+    can_peek: bool = True,
 ) -> datetime | None:
     """The commit time of the first transaction that is in the slot and not yet in the change log; None if there is none.
 
@@ -132,24 +137,26 @@ def find_unread_time(
     """
     if can_peek and not state.is_active:
         try:
-            return _find_first_waiting_time(connection, feed, state)
+            return _find_first_waiting_time(connection, slot_stream, state)
         except SourceError as error:
             # Some transactions cannot be sent (`pgsieve.assets.steps.slot_consumption.unsendable_changes`). They wait, too.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
-    return _find_earliest_unread_time(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
+    return _find_earliest_unread_time(
+        connection, lake, slot_stream, ChangeLog(lake, slot_stream).position() or 0
+    )
 
 
-def _find_first_commit_time(lake: Lake, feed: Feed, applied_lsn: int) -> datetime | None:
+def _find_first_commit_time(lake: Lake, slot_stream: SlotStream, applied_lsn: int) -> datetime | None:
     """The time of the first commit in the change log at or after an LSN; None if there is none."""
-    path = ChangeLog(lake, feed).path
+    path = ChangeLog(lake, slot_stream).path
     slices = lake.records.slices(path, applied_lsn)
     first_time = lake.column_bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
     return None if first_time is None else first_time.astimezone(UTC)
 
 
 def _find_first_waiting_time(
-    connection: psycopg.Connection[Any], feed: Feed, state: SlotState
+    connection: psycopg.Connection[Any], slot_stream: SlotStream, state: SlotState
 ) -> datetime | None:
     """The commit time of the first transaction that waits in the slot; None if there is none.
 
@@ -161,26 +168,31 @@ def _find_first_waiting_time(
     wal_end_lsn = flushed_lsn(connection)
     if wal_end_lsn <= state.confirmed_lsn:
         return None  # All WAL is confirmed.
-    catalog = feed.with_defined_publications(present_catalog(connection))
-    publication_names = tuple(feed.without_missing_publications(catalog).slot_publications(catalog))
-    result = _RESULT_BY_SLOT.get((feed.source, feed.slot))
+    catalog = slot_stream.with_defined_publications(present_catalog(connection))
+    publication_names = tuple(slot_stream.without_missing_publications(catalog).slot_publications(catalog))
+    result = _RESULT_BY_SLOT.get((slot_stream.source, slot_stream.slot))
     if result is None or not result.is_valid_for(state.confirmed_lsn, publication_names, wal_end_lsn):
-        with feed.hold_lock(_LOCK_SECONDS):
-            since = _peek_first_waiting_time(connection, feed, publication_names, wal_end_lsn)
-        result = _RESULT_BY_SLOT[feed.source, feed.slot] = _PeekResult(
+        with slot_stream.hold_lock(_LOCK_SECONDS):
+            since = _peek_first_waiting_time(connection, slot_stream, publication_names, wal_end_lsn)
+        result = _RESULT_BY_SLOT[slot_stream.source, slot_stream.slot] = _PeekResult(
             state.confirmed_lsn, publication_names, wal_end_lsn, since
         )
     return result.waiting_since
 
 
 def _peek_first_waiting_time(
-    connection: psycopg.Connection[Any], feed: Feed, publication_names: tuple[str, ...], end_lsn: int
+    connection: psycopg.Connection[Any],
+    slot_stream: SlotStream,
+    publication_names: tuple[str, ...],
+    end_lsn: int,
 ) -> datetime | None:
     """Peek at the first message in the slot; returns its commit time."""
-    options = replace(feed.options, publications=publication_names, streaming="off")
-    query = peek_query(feed.slot, end_lsn, options, connection.info.server_version, max_messages=1)
+    options = replace(slot_stream.options, publications=publication_names, streaming="off")
+    query = peek_query(slot_stream.slot, end_lsn, options, connection.info.server_version, max_messages=1)
     message = (
-        fetch_first_message(connection, feed.source.name, feed.slot, query) if publication_names else None
+        fetch_first_message(connection, slot_stream.source.name, slot_stream.slot, query)
+        if publication_names
+        else None
     )
     if message is None:
         return None
@@ -195,7 +207,7 @@ def _peek_first_waiting_time(
 
 
 def _find_earliest_unread_time(
-    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable_lsn: int
+    connection: psycopg.Connection[Any], lake: Lake, slot_stream: SlotStream, durable_lsn: int
 ) -> datetime | None:
     """The earliest time at which a waiting transaction may have committed: when the change log was last written.
 
@@ -203,4 +215,4 @@ def _find_earliest_unread_time(
     """
     if current_lsn(connection) <= durable_lsn:
         return None
-    return lake.last_commit_time(ChangeLog(lake, feed).path)
+    return lake.last_commit_time(ChangeLog(lake, slot_stream).path)

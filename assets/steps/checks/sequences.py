@@ -85,9 +85,9 @@ def compare_sequences(subscription: Subscription, record: Sequences) -> list[Seq
     # The record is read before the publisher's values. Otherwise a value that was recorded in between could be newer than
     # the publisher's value.
     recorded_by_name = record.newest()
-    feed = subscription.feed
-    with feed.source.connect() as connection:
-        published_values = read_received_sequences(connection, feed, subscription.name)
+    slot_stream = subscription.slot_stream
+    with slot_stream.source.connect() as connection:
+        published_values = read_received_sequences(connection, slot_stream, subscription.name)
     present_by_name = {(value.schema, value.name): value for value in published_values}
     names = sorted(recorded_by_name.keys() | present_by_name.keys())
     return [

@@ -77,7 +77,7 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -
     `warn` receives warnings about partitions whose changes the publisher does not send, for example unlogged ones.
     Raises PgsieveError for a problem that concerns all tables, such as a missing publication.
     """
-    with subscription.feed.source.connect() as connection:
+    with subscription.slot_stream.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
         tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
         tables_needed, problems = lacking_copy(connection, subscription, catalog, tables, states)
@@ -207,7 +207,7 @@ class InitialCopy:
 
         Returns the tables to copy, and the version of the table of states after the record.
         """
-        with self.subscription.feed.source.hold_lock(self.subscription.name):
+        with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
             if lacking:
                 tables_needed = set(tables_to_copy(self.subscription, self.lake))
                 names = [name for name in names if name in tables_needed]
@@ -226,7 +226,7 @@ class InitialCopy:
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
         try:
-            with self.subscription.feed.source.hold_lock(self.subscription.name):
+            with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
                 states = self._states.newest().values()
                 ready = {s.name for s in states if s.state == SyncState.READY and s.version > states_version}
                 lacking = [name for name in names if name not in ready]
@@ -248,7 +248,7 @@ def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: Pgs
         f" and {quantity(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
     )
     return TransientError(
-        f'source "{subscription.feed.source.name}": cannot copy table {first_table}{other_tables} of subscription'
+        f'source "{subscription.slot_stream.source.name}": cannot copy table {first_table}{other_tables} of subscription'
         f' "{subscription.name}" now: {fault.message}',
         hint="run again once the server and the network work again: copied tables stay copied",
         sqlstate=fault.sqlstate,

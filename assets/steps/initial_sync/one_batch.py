@@ -116,7 +116,7 @@ class BatchCopy:
     def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
         """Copy tables, and make them ready. `progress` is a text for the log: how many tables are copied already."""
         source, former_states, names_to_copy = (
-            self.subscription.feed.source,
+            self.subscription.slot_stream.source,
             self._states.newest(),
             list(names),
         )
@@ -145,7 +145,9 @@ class BatchCopy:
                 results, copy_faults = self._copy(copy, planned_tables)
             # The first connection was idle during the copy, and may have been closed. So a new one is used.
             with source.connect() as connection:
-                catalog_after = self.subscription.feed.with_defined_publications(read_catalog(connection))
+                catalog_after = self.subscription.slot_stream.with_defined_publications(
+                    read_catalog(connection)
+                )
         except OpenTransactionsError:
             raise
         except PgsieveError as error:
@@ -191,7 +193,7 @@ class BatchCopy:
 
     def _warn_of_other_origins(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> None:
         """With `origin = none`, log a warning if other subscriptions of the publisher write to these tables."""
-        if self.subscription.feed.options.origin != "none":
+        if self.subscription.slot_stream.options.origin != "none":
             return
         if names := find_subscribed_tables(connection, tables):
             self.log(
@@ -314,7 +316,9 @@ class BatchCopy:
         results = dict[Name, CopyResult]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
-            if lock_fault := find_lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
+            if lock_fault := find_lock_error(
+                self.subscription.slot_stream.source, {table.oid, *table.leaves}
+            ):
                 results[name], *_ = defer(self._states, [name], lock_fault, self.log)
         return results
 

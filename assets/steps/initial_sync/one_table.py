@@ -215,13 +215,15 @@ class SnapshotCopy:
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
             with self.reading:
-                verify_foreign_servers(self.subscription.feed.source, (table.schema, table.name))
+                verify_foreign_servers(self.subscription.slot_stream.source, (table.schema, table.name))
         chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
         key = set(map(self.subscription.replica_name, planned.replicated.key))
         columns = [ReplicaColumn(name, kind, name in key) for name, kind in types.items()]
         selected_rows = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
         committer = self._committer(planned, selected_rows, chunks.bytes)
-        with translate_errors(self.subscription.feed.source.name, f'copy table "{table.qualified_name}"'):
+        with translate_errors(
+            self.subscription.slot_stream.source.name, f'copy table "{table.qualified_name}"'
+        ):
             properties = self.subscription.layout.table_layout((table.schema, table.name)).delta_properties()
             progress = Progress(table.qualified_name, len(chunks.queries), chunks.bytes, self.log)
             with name_jobs(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
@@ -274,7 +276,7 @@ class SnapshotCopy:
         """
         position, lsn = self.lake.records.position(path), self.snapshot.lsn
         if position is not None and position >= lsn:
-            with self.subscription.feed.source.connect() as connection:
+            with self.subscription.slot_stream.source.connect() as connection:
                 if position <= current_lsn(connection):
                     raise OvertakenError(path)
             raise PgsieveError(

@@ -65,7 +65,7 @@ def announced_state(
         definition,
         history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
         published=definition.published and replace(definition.published, at=snapshot.time),
-        unaltered=subscription.copy_data and subscription.feed.options.origin == "any",
+        unaltered=subscription.copy_data and subscription.slot_stream.options.origin == "any",
     )
     return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
 

@@ -9,9 +9,9 @@ is not removed here, but together with its slot.
 
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.own_versions import (
-    feed_records,
     find_put_back_tables,
     newest_cuts,
+    slot_stream_records,
     subscription_records,
 )
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
@@ -28,42 +28,45 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
-    """Remove the record tables of a subscription and its feed that cannot be read, or were put back to earlier versions.
+    """Remove the record tables of a subscription and its stream that cannot be read, or were put back to earlier versions.
 
-    If the records of the feed, the transformed slices or the table states are removed, all tables are copied again. If
+    If the records of the stream, the transformed slices or the table states are removed, all tables are copied again. If
     the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing. If
     cuts, slices, registered names or sequences are removed, they begin again, and nothing is copied.
     """
-    feed, name = subscription.feed, subscription.name
+    slot_stream, name = subscription.slot_stream, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
     transformed_slices = TransformedSlices(lake, name).path
-    feed_paths = [*feed_records(lake, feed), PreparedTransactions(lake, feed).path]
+    slot_stream_paths = [
+        *slot_stream_records(lake, slot_stream),
+        PreparedTransactions(lake, slot_stream).path,
+    ]
     other_paths = [
         record.path,
-        Slices(lake, feed).path,
+        Slices(lake, slot_stream).path,
         *(table(lake, name).path for table in (Cuts, RegisteredNames, Sequences)),
     ]
-    with feed.hold_lock(), feed.source.hold_lock(name):
+    with slot_stream.hold_lock(), slot_stream.source.hold_lock(name):
         damaged_paths = [
             path
-            for path in (states.path, transformed_slices, *feed_paths, *other_paths)
+            for path in (states.path, transformed_slices, *slot_stream_paths, *other_paths)
             if _is_damaged(lake, path)
         ]
         if cuts.path not in damaged_paths:
             readable_paths = [
                 path
-                for path in (*feed_records(lake, feed), *subscription_records(lake, name))
+                for path in (*slot_stream_records(lake, slot_stream), *subscription_records(lake, name))
                 if path not in damaged_paths
             ]
-            damaged_paths += find_put_back_tables(lake, readable_paths, newest_cuts(lake, feed))
+            damaged_paths += find_put_back_tables(lake, readable_paths, newest_cuts(lake, slot_stream))
         if states.path not in damaged_paths and _is_put_back(states, cuts):
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
             lake.remove_log(states.path)
         # This is done before the other tables are removed. If this process dies in between, the next one finds the damage
         # again.
-        if not set(feed_paths).isdisjoint(damaged_paths):
-            forget_copies(lake, feed.subscriptions)
+        if not set(slot_stream_paths).isdisjoint(damaged_paths):
+            forget_copies(lake, slot_stream.subscriptions)
         elif transformed_slices in damaged_paths:
             forget_copies(lake, [name])
         for path in damaged_paths:

@@ -1,6 +1,6 @@
 """Drops a subscription: what pgsieve has created for it on the server, and its progress in the lake.
 
-In: a subscription, and the other subscriptions of its feed (the readers of the same slot) that are in use
+In: a subscription, and the other subscriptions of its stream (the readers of the same slot) that are in use
 Out: a `DropResult`. The server has nothing of the subscription any more. Its tables in the lake stay, unless their
      deletion is requested.
 
@@ -26,7 +26,7 @@ from pgsieve.assets.steps.slot_consumption.slot import (
     refuse_slot_ahead,
     refuse_slot_of_another_lake,
 )
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
@@ -67,7 +67,7 @@ def drop_subscription(
 
     With `leave_slot`, the server is not contacted, as after ALTER SUBSCRIPTION ... SET (slot_name = NONE).
     """
-    feed, name = subscription.feed, subscription.name
+    slot_stream, name = subscription.slot_stream, subscription.name
     if delete_tables:
         lake.require_local(
             PgsieveError(
@@ -79,7 +79,7 @@ def drop_subscription(
         _refuse_lake_within(lake, name)
     other_subscriptions = tuple(
         other_name
-        for other_name in feed.subscriptions
+        for other_name in slot_stream.subscriptions
         if other_name != name and TableStates(lake, other_name).is_in_use()
     )
     # If the lake cannot be written, this fails, before anything is dropped.
@@ -87,19 +87,19 @@ def drop_subscription(
         lake.access.try_writing()
     result = DropResult(None, kept_for=other_subscriptions)
     if not leave_slot:
-        with feed.source.connect() as connection:
-            refuse_other_cluster(connection, feed, lake)
+        with slot_stream.source.connect() as connection:
+            refuse_other_cluster(connection, slot_stream, lake)
             refuse_other_database(connection, lake, [name])
-            refuse_slot_of_another_lake(connection, feed, lake)
-            command = f"SELECT pg_drop_replication_slot('{feed.slot}')"
+            refuse_slot_of_another_lake(connection, slot_stream, lake)
+            command = f"SELECT pg_drop_replication_slot('{slot_stream.slot}')"
             refuse_slot_ahead(
                 connection,
-                feed,
+                slot_stream,
                 lake,
                 f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{command}`",
             )
             lake.access.make_durable()
-            result = _drop_on_server(connection, feed, other_subscriptions)
+            result = _drop_on_server(connection, slot_stream, other_subscriptions)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(
         [TableState(*state.name, SyncState.REMOVED) for state in states if state.state != SyncState.REMOVED]
@@ -109,13 +109,13 @@ def drop_subscription(
         record = SubscriptionRecord(lake, name)
         state = record.read_state()
         record.write_state(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
-    if not other_subscriptions and lake.records.exists(ChangeLog(lake, feed).path):
-        record_dropped_slot(lake, feed)
+    if not other_subscriptions and lake.records.exists(ChangeLog(lake, slot_stream).path):
+        record_dropped_slot(lake, slot_stream)
     result = replace(result, unregistered=unregister(RegisteredNames(lake, name)))
     if delete_tables:
         folders = [
             f"{lake.uri}/{name}",
-            *([] if other_subscriptions else [ChangeLog(lake, feed).path.rpartition("/")[0]]),
+            *([] if other_subscriptions else [ChangeLog(lake, slot_stream).path.rpartition("/")[0]]),
         ]
         result = replace(result, folders=tuple(folder for folder in folders if lake.remove(folder)))
     return result
@@ -135,49 +135,53 @@ def _refuse_lake_within(lake: Lake, name: str) -> None:
 
 
 def _drop_on_server(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, other_subscriptions: Sequence[str]
+    connection: psycopg.Connection[tuple[object, ...]],
+    slot_stream: SlotStream,
+    other_subscriptions: Sequence[str],
 ) -> DropResult:
     """Drop the slot and the capture publications; or if other subscriptions need them, reduce the publications."""
     catalog = read_catalog(connection)
     if other_subscriptions:
-        remaining_feed = replace(feed, subscriptions={s: feed.subscriptions[s] for s in other_subscriptions})
-        altered, dropped_publications = _shrink_to(connection, remaining_feed, catalog)
+        remaining_slot_stream = replace(
+            slot_stream, subscriptions={s: slot_stream.subscriptions[s] for s in other_subscriptions}
+        )
+        altered, dropped_publications = _shrink_to(connection, remaining_slot_stream, catalog)
         return DropResult(None, altered, dropped_publications, kept_for=tuple(other_subscriptions))
-    slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
+    slot = slot_stream.slot if drop_slot(connection, slot_stream.source.name, slot_stream.slot) else None
     # This is read before publications are dropped, because their comments say which of them pgsieve has created.
-    foreign = () if feed.filtered else others_publications(connection, feed.capture, catalog)
-    altered, dropped_publications = _shrink(connection, feed, (), catalog)
+    foreign = () if slot_stream.filtered else others_publications(connection, slot_stream.capture, catalog)
+    altered, dropped_publications = _shrink(connection, slot_stream, (), catalog)
     return DropResult(slot, altered, dropped_publications, tuple(foreign))
 
 
 def _shrink_to(
-    connection: psycopg.Connection[tuple[object, ...]], remaining_feed: Feed, catalog: Catalog
+    connection: psycopg.Connection[tuple[object, ...]], remaining_slot_stream: SlotStream, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture publications to what the remaining subscriptions need.
 
     If one of these subscriptions is refused now, its needs are not known, and nothing is changed.
     """
     try:
-        sound_feed, catalog = sound_part(connection, remaining_feed, catalog)
+        sound_stream, catalog = sound_part(connection, remaining_slot_stream, catalog)
     except PgsieveError:
         return (), ()
-    if sound_feed.subscriptions.keys() < remaining_feed.subscriptions.keys():
+    if sound_stream.subscriptions.keys() < remaining_slot_stream.subscriptions.keys():
         return (), ()
-    return _shrink(connection, remaining_feed, remaining_feed.planned_capture(catalog), catalog)
+    return _shrink(connection, remaining_slot_stream, remaining_slot_stream.planned_capture(catalog), catalog)
 
 
 def _shrink(
     connection: psycopg.Connection[tuple[object, ...]],
-    feed: Feed,
+    slot_stream: SlotStream,
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture publications to the planned ones. Returns the names of those that were altered, and dropped."""
-    if feed.filtered:
-        names_to_drop = own_publications(connection, [feed.unfiltered_publication])
-        drop_publications(connection, feed.source.name, names_to_drop)
+    if slot_stream.filtered:
+        names_to_drop = own_publications(connection, [slot_stream.unfiltered_publication])
+        drop_publications(connection, slot_stream.source.name, names_to_drop)
         return (), tuple(names_to_drop)
     altered, dropped_publications = shrink_capture_publications(
-        connection, feed.source.name, feed.capture, planned, catalog
+        connection, slot_stream.source.name, slot_stream.capture, planned, catalog
     )
     return tuple(altered), tuple(dropped_publications)

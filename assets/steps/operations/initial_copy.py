@@ -1,4 +1,4 @@
-"""The initial copy from begin to end: makes the feed's slot ready, and copies tables; in between, it drains the slot.
+"""The initial copy from begin to end: makes the stream's slot ready, and copies tables; in between, it drains the slot.
 
 In: the tables to copy
 Out: the result of each table
@@ -57,16 +57,16 @@ def copy_tables(
     record.enabled_state()
     lake.access.check_writable()
     record.record_folders()
-    feed = subscription.feed
-    feed.source.check_ready()
-    with feed.hold_lock(), feed.source.connect() as connection:
+    slot_stream = subscription.slot_stream
+    slot_stream.source.check_ready()
+    with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
         sound_catalog(connection, subscription, present_catalog(connection))
         try:
-            with limit_wait(feed.source, connection, BRIEF_SECONDS):
+            with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
                 sizes = read_table_bytes(connection, names)
             # If Spark will be needed for a table of this size, it starts now, in the background.
             lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
-            ready_slot(connection, feed, lake, subscription.name)
+            ready_slot(connection, slot_stream, lake, subscription.name)
         except OpenTransactionsError as error:
             return defer(TableStates(lake, subscription.name), sorted(names), error, log)
         record_database(connection, record)
@@ -78,7 +78,7 @@ def copy_tables(
 
 @dataclass(frozen=True)
 class _RetainedWal:
-    """Limits the WAL that a feed's slot retains while tables of a subscription are copied."""
+    """Limits the WAL that a stream's slot retains while tables of a subscription are copied."""
 
     subscription: Subscription
     lake: Lake
@@ -86,12 +86,12 @@ class _RetainedWal:
 
     def bound(self, more_batches: bool) -> None:
         """If the slot retains much WAL, drain it, or if no more batches follow, log how much it is."""
-        feed = self.subscription.feed
+        slot_stream = self.subscription.slot_stream
         try:
-            with feed.source.connect() as connection:
-                state = slot_state(connection, feed.slot)
+            with slot_stream.source.connect() as connection:
+                state = slot_state(connection, slot_stream.slot)
             if more_batches and state is not None and state.lag_bytes >= SLICE_BYTES:
-                drain(feed, self.lake, [self.subscription], self.log)
+                drain(slot_stream, self.lake, [self.subscription], self.log)
                 return
         except PgsieveError as error:
             if not (is_transient(error) or isinstance(error, SlotInUseError)):
@@ -100,4 +100,4 @@ class _RetainedWal:
             return
         if state is not None and state.lag_bytes >= SLICE_BYTES:
             size_text = f"{state.lag_bytes / 1024**2:,.0f} MiB of WAL"
-            self.log(f"the slot {feed.slot} retains {size_text} that came while tables were copied")
+            self.log(f"the slot {slot_stream.slot} retains {size_text} that came while tables were copied")

@@ -1,10 +1,10 @@
 """Maintenance: keeps a lake from growing for ever, by deleting old changes, compacting tables, and deleting old files.
 
-In: the Delta tables of a feed (a slot with its subscriptions) or of a subscription, and how long applied changes are
+In: the Delta tables of a slot stream (a slot with its subscriptions) or of a subscription, and how long applied changes are
     retained
 Out: the same tables, smaller
 
-Maintenance never deletes changes that a subscription of the feed has not applied. It never deletes files of a recent
+Maintenance never deletes changes that a subscription of the stream has not applied. It never deletes files of a recent
 version, or of a version in a cut (a version of each replica, so that together they equal the publisher at one LSN).
 Each commit is atomic and does not depend on the others. So if maintenance was killed, it can be repeated. It may run at
 the same time as a run: if both write a table, the slower of the two begins again.
@@ -20,13 +20,13 @@ from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.moments.reading import remove_stale_clones
 from pgsieve.assets.steps.operations.clustering import Clusterings, File
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, make_publisher_feed
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, make_publisher_slot_stream
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.sequences import Sequences
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import (
     Name,
@@ -38,7 +38,7 @@ from pgsieve.assets.steps.records.table_states import (
 )
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_columns
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
@@ -74,42 +74,44 @@ class MaintainedTable:
     files: int
 
 
-def maintain_feed(
-    feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
+def maintain_slot_stream(
+    slot_stream: SlotStream, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
-    """Maintain the change log and the records of a feed. `subscriptions` are all subscriptions of the feed."""
-    with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
-        change_log = ChangeLog(lake, feed).path
+    """Maintain the change log and the records of a stream. `subscriptions` are all subscriptions of the stream."""
+    with _maintaining(slot_stream, f"slot {slot_stream.slot}", lake, retention) as maintainer:
+        change_log = ChangeLog(lake, slot_stream).path
         applied_lsn = min(
             (ReplicaProgress(subscription, lake).applied_up_to() for subscription in subscriptions), default=0
         )
         deleted_up_to = maintainer.expired(change_log, applied_lsn, retention.change_log)
         log(
-            f"change log of {feed.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(deleted_up_to)}"
+            f"change log of {slot_stream.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(deleted_up_to)}"
         )
         if deleted_up_to:
-            FeedRecord(lake, feed).note_deleted(deleted_up_to)
+            SlotStreamRecord(lake, slot_stream).note_deleted(deleted_up_to)
         owners = [
-            feed.name,
+            slot_stream.name,
             *(
-                make_publisher_feed(feed, subscription).name
-                for subscription in feed.subscriptions
-                if not feed.filtered
+                make_publisher_slot_stream(slot_stream, subscription).name
+                for subscription in slot_stream.subscriptions
+                if not slot_stream.filtered
             ),
         ]
         for owner in owners:
             for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
                 maintainer.maintain(path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None)
         maintainer.maintain(
-            AlteredSlices(lake, feed).path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None
+            AlteredSlices(lake, slot_stream).path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None
         )
         # The newest catalog before `deleted_up_to` is also valid for later slices, so it stays.
-        catalogs_path = Catalogs(lake, feed).path
+        catalogs_path = Catalogs(lake, slot_stream).path
         catalog_lsns = [row["lsn"] for row in lake.records.rows(catalogs_path) if row["lsn"] <= deleted_up_to]
         maintainer.maintain(catalogs_path, f"lsn < {max(catalog_lsns):d}" if catalog_lsns else None)
-        maintainer.maintain(PreparedTransactions(lake, feed).path)
-        feed_record = FeedRecord(lake, feed)
-        maintainer.maintain(feed_record.path, superseded_condition(feed_record.counting_versions()))
+        maintainer.maintain(PreparedTransactions(lake, slot_stream).path)
+        slot_stream_record = SlotStreamRecord(lake, slot_stream)
+        maintainer.maintain(
+            slot_stream_record.path, superseded_condition(slot_stream_record.counting_versions())
+        )
         return maintainer.results
 
 
@@ -125,7 +127,7 @@ def maintain_subscription(
     With `changed_tables`, the histories and replicas of other tables are left out, because nothing was written to them.
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
-    with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
+    with _maintaining(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).state_in_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).newest()
@@ -370,13 +372,15 @@ class _Maintainer:
 
 
 @contextmanager
-def _maintaining(feed: Feed, activity: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
+def _maintaining(
+    slot_stream: SlotStream, activity: str, lake: Lake, retention: Retention
+) -> Iterator[_Maintainer]:
     """Within the block, yield a maintainer. A lock keeps two processes from doing the same work.
 
     If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """
     with ExitStack() as stack:
         with suppress(SourceUnreachableError):
-            stack.enter_context(feed.source.hold_lock(f"maintenance of {activity}"))
-            refuse_other_publisher_if_it_answers(feed, lake)
+            stack.enter_context(slot_stream.source.hold_lock(f"maintenance of {activity}"))
+            refuse_other_publisher_if_it_answers(slot_stream, lake)
         yield _Maintainer(lake, retention)

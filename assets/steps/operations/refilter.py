@@ -181,7 +181,7 @@ class Refilter:
 
         `identity` is the table's present replica identity.
         """
-        if source.feed.filtered:
+        if source.slot_stream.filtered:
             raise PgsieveError("its publisher filters, and its publications between two runs are not known")
         if not source_definition.unaltered or source_definition.published is None:
             raise PgsieveError(
@@ -195,7 +195,7 @@ class Refilter:
             raise PgsieveError("not all of its publications publish all operations")
         if (
             source.name == self.subscription.name
-            and not set(source_definition.published.publications) <= source.feed.defined.keys()
+            and not set(source_definition.published.publications) <= source.slot_stream.defined.keys()
         ):
             raise PgsieveError(
                 "its rows came through publications on the server, and further changes may still come through these"
@@ -293,8 +293,8 @@ class Refilter:
 
         Either the slot does not have them, or slices after the LSN were already transformed without the table.
         """
-        feed, name = self.subscription.feed, self.subscription.name
-        slot_begin = ChangeLog(self.lake, feed).position()
+        slot_stream, name = self.subscription.slot_stream, self.subscription.name
+        slot_begin = ChangeLog(self.lake, slot_stream).position()
         if slot_begin is None or slot_begin > lsn or TransformedSlices(self.lake, name).position() > lsn:
             raise PgsieveError(
                 f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the replica',

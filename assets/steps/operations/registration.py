@@ -116,7 +116,7 @@ class Registration:
         """Set the comments in the Delta metadata of replicas to those of the publisher."""
         if self.lake.is_reached_by_spark_only or not replicas:
             return
-        with self.subscription.feed.source.connect() as connection:
+        with self.subscription.slot_stream.source.connect() as connection:
             comments: Mapping[Name, Comments] = read_comments(connection, replicas)
         for table, table_comments in comments.items():
             path = self.lake.paths.replica(self.subscription.name, *table)

@@ -31,8 +31,8 @@ def tables_to_resync(
     subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
 ) -> list[ResyncTable]:
     """The tables with these names. Without names, the tables that are not ready, or whose definition has changed."""
-    with subscription.feed.source.connect() as connection:
-        catalog = subscription.feed.with_defined_publications(read_catalog(connection))
+    with subscription.slot_stream.source.connect() as connection:
+        catalog = subscription.slot_stream.with_defined_publications(read_catalog(connection))
     tables = subscription.tables(catalog)
     for name in names:
         if name not in tables:

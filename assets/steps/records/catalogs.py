@@ -1,16 +1,16 @@
 """Records the publisher's catalog, so that pgsieve can filter and route changes as pgoutput does on the publisher.
 
-The catalog is the publisher's definitions of tables and publications. A feed is a replication slot with its change
+The catalog is the publisher's definitions of tables and publications. A slot stream is a replication slot with its change
 log and its subscriptions. A slice is the changes from one position of the slot to another. If the publisher does not
-filter the changes of a feed (`row_filter: pipeline`), pgsieve has to decide which changes a subscription gets, and
+filter the changes of a stream (`row_filter: pipeline`), pgsieve has to decide which changes a subscription gets, and
 for that it needs the catalog as it was at each change:
 
 - After each alteration of the catalog, the new catalog is recorded in the lake (`Catalogs.append`).
 - If it is proven that one recorded catalog is valid for a whole slice (`Catalogs.find_validity`, `CatalogValidity.covers`),
   pgsieve decides by that catalog which changes of the slice a subscription gets (`Catalogs.read_for_slice`).
 - Otherwise the publisher decides. Before the slot is advanced, its changes are read once more for each subscription,
-  with the publications of that subscription (`make_publisher_feed`). Such a slice is listed in `AlteredSlices` before the
-  slice of the feed itself is committed. If a crash comes between the two commits, the next run lists a slice with the
+  with the publications of that subscription (`make_publisher_slot_stream`). Such a slice is listed in `AlteredSlices` before the
+  slice of the stream itself is committed. If a crash comes between the two commits, the next run lists a slice with the
   same begin and a later end, and the slice that was listed first no longer counts.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.resources.lake.delta.records import get_commit_version
@@ -73,47 +73,47 @@ ALTERED_SCHEMA = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "s
 
 
 def read_catalog_with_fingerprint(
-    connection: psycopg.Connection[Any], feed: Feed
+    connection: psycopg.Connection[Any], slot_stream: SlotStream
 ) -> tuple[CatalogFingerprint, Catalog]:
-    """Read the publisher's catalog, and the fingerprint of everything that decides which changes the feed's subscriptions get.
+    """Read the publisher's catalog, and the fingerprint of everything that decides which changes the stream's subscriptions get.
 
     A `CatalogFingerprint` has digests of catalog rows; if two fingerprints are equal, the catalog was not altered
-    between them. The fingerprint is empty if the publisher filters the feed's changes, since nobody needs it in that
+    between them. The fingerprint is empty if the publisher filters the stream's changes, since nobody needs it in that
     case.
     """
-    if feed.filtered:
+    if slot_stream.filtered:
         return CatalogFingerprint("", ""), present_catalog(connection)
     fingerprint, catalog = read_catalog_and_fingerprint(
-        connection, _server_publications(feed), feed.capture_names()
+        connection, _server_publications(slot_stream), slot_stream.capture_names()
     )
-    return _add_configuration(feed, fingerprint), catalog
+    return _add_configuration(slot_stream, fingerprint), catalog
 
 
-def _server_publications(feed: Feed) -> list[str]:
-    """The names of the feed's publications, except those that pgsieve.yaml defines instead of the server."""
-    names = {p for publications in feed.subscriptions.values() for p in publications}
-    return sorted(names - feed.defined.keys())
+def _server_publications(slot_stream: SlotStream) -> list[str]:
+    """The names of the stream's publications, except those that pgsieve.yaml defines instead of the server."""
+    names = {p for publications in slot_stream.subscriptions.values() for p in publications}
+    return sorted(names - slot_stream.defined.keys())
 
 
-def _add_configuration(feed: Feed, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
-    """Add the feed's subscriptions and the publications of pgsieve.yaml to the digest of a fingerprint.
+def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
+    """Add the stream's subscriptions and the publications of pgsieve.yaml to the digest of a fingerprint.
 
     Like an alteration of the server's catalog, an alteration of these changes what is replicated.
     """
     configured = [
-        dict(feed.subscriptions),
-        {name: asdict(definition) for name, definition in feed.defined.items()},
+        dict(slot_stream.subscriptions),
+        {name: asdict(definition) for name, definition in slot_stream.defined.items()},
     ]
     text = json.dumps(configured, sort_keys=True, default=sorted)
     return replace(fingerprint, digest=f"{fingerprint.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
-def _covered_oids(feed: Feed, catalog: Catalog) -> list[int]:
-    """The oids of the tables in the feed's publications and capture publications, and in their partition trees.
+def _covered_oids(slot_stream: SlotStream, catalog: Catalog) -> list[int]:
+    """The oids of the tables in the stream's publications and capture publications, and in their partition trees.
 
     A partition tree is a partitioned table with all of its direct and indirect partitions.
     """
-    names = [*_server_publications(feed), *feed.capture_names()]
+    names = [*_server_publications(slot_stream), *slot_stream.capture_names()]
     publications = [catalog.publications[name] for name in names if name in catalog.publications]
     listed_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in publications)}
     tree_oids = listed_oids | {ancestor for oid in listed_oids for ancestor in catalog.tables[oid].ancestors}
@@ -123,49 +123,54 @@ def _covered_oids(feed: Feed, catalog: Catalog) -> list[int]:
     )
 
 
-def can_publisher_decide(feed: Feed, subscription: str) -> bool:
+def can_publisher_decide(slot_stream: SlotStream, subscription: str) -> bool:
     """True if pgsieve may ask the publisher which changes a subscription gets, as its own records may not suffice.
 
-    False if the publisher already filters the feed's changes. Also false if the subscription has a publication that
+    False if the publisher already filters the stream's changes. Also false if the subscription has a publication that
     pgsieve.yaml defines, because the publisher does not know that publication.
     """
-    return not feed.filtered and not feed.defined.keys() & set(feed.subscriptions[subscription])
+    return not slot_stream.filtered and not slot_stream.defined.keys() & set(
+        slot_stream.subscriptions[subscription]
+    )
 
 
-def make_publisher_feed(feed: Feed, subscription: str) -> Feed:
-    """The feed for reading a slot with the publications of one subscription, so that the publisher filters.
+def make_publisher_slot_stream(slot_stream: SlotStream, subscription: str) -> SlotStream:
+    """The stream for reading a slot with the publications of one subscription, so that the publisher filters.
 
-    The change log of this feed has only the slices for which the publisher had to decide, because of an alteration of
+    The change log of this stream has only the slices for which the publisher had to decide, because of an alteration of
     the catalog.
     """
-    publications = {subscription: feed.subscriptions[subscription]}
+    publications = {subscription: slot_stream.subscriptions[subscription]}
     return replace(
-        feed, name=f"{feed.name}/as_published/{subscription}", filtered=True, subscriptions=publications
+        slot_stream,
+        name=f"{slot_stream.name}/as_published/{subscription}",
+        filtered=True,
+        subscriptions=publications,
     )
 
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The table `catalogs` of one feed in the lake. `slot_consumption.ready.ready_slot` adds rows to it."""
+    """The table `catalogs` of one stream in the lake. `slot_consumption.ready.ready_slot` adds rows to it."""
 
     lake: Lake
-    feed: Feed
+    slot_stream: SlotStream
 
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.catalogs(self.feed.name)
+        return self.lake.paths.catalogs(self.slot_stream.name)
 
     def is_recorded(self, fingerprint: CatalogFingerprint) -> bool:
         """True if the catalog with this fingerprint is the one that was recorded last.
 
         This includes that the last record has all removed catalog rows that the fingerprint has. Otherwise a row was
         added and removed since the record, and the catalog was altered for a while. Also true if the publisher filters
-        the feed's changes, since no record is needed in that case.
+        the stream's changes, since no record is needed in that case.
         """
-        newest_row = None if self.feed.filtered else self._newest()
+        newest_row = None if self.slot_stream.filtered else self._newest()
         if newest_row is None or not _is_same(newest_row, fingerprint):
-            return self.feed.filtered
+            return self.slot_stream.filtered
         unknown_rows = (fingerprint.removed_rows or frozenset()) - {*newest_row["gone"]}
         return not unknown_rows or (
             unknown_rows <= {*newest_row["unsure"]}
@@ -173,10 +178,12 @@ class Catalogs:
         )
 
     def unread_subscriptions(self) -> set[str]:
-        """The feed's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
-        newest_row = None if self.feed.filtered else self._newest()
+        """The stream's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
+        newest_row = None if self.slot_stream.filtered else self._newest()
         return (
-            set() if newest_row is None else self.feed.subscriptions.keys() - set(newest_row["subscriptions"])
+            set()
+            if newest_row is None
+            else self.slot_stream.subscriptions.keys() - set(newest_row["subscriptions"])
         )
 
     def append(
@@ -198,11 +205,11 @@ class Catalogs:
         row = {
             "lsn": lsn,
             "digest": fingerprint.digest,
-            "catalog": catalog_to_json(catalog, _server_publications(self.feed)),
-            "subscriptions": sorted(self.feed.subscriptions),
+            "catalog": catalog_to_json(catalog, _server_publications(self.slot_stream)),
+            "subscriptions": sorted(self.slot_stream.subscriptions),
             "relations": fingerprint.relations_digest,
             "transaction": first_xid,
-            "known": _covered_oids(self.feed, catalog),
+            "known": _covered_oids(self.slot_stream, catalog),
             "captured": captured,
             "alike": is_alike,
             "gone": sorted(removed_rows),
@@ -211,8 +218,8 @@ class Catalogs:
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
     def _capture_digest(self, catalog: Catalog) -> str:
-        """A digest of the feed's capture publications, with which pgsieve reads the slot."""
-        names = [name for name in self.feed.capture_names() if name in catalog.publications]
+        """A digest of the stream's capture publications, with which pgsieve reads the slot."""
+        names = [name for name in self.slot_stream.capture_names() if name in catalog.publications]
         captured = [asdict(catalog.publications[name]) for name in names]
         text = json.dumps(captured, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -226,13 +233,13 @@ class Catalogs:
         must not be confirmed beyond `position` before the call. As long as the slot needs removed catalog rows, the
         server keeps them, and they are the proof that a row was added and removed in between.
         """
-        if self.feed.filtered:
+        if self.slot_stream.filtered:
             return CatalogValidity(None, None)
-        newest_row, state = self._newest(position), slot_state(connection, self.feed.slot)
+        newest_row, state = self._newest(position), slot_state(connection, self.slot_stream.slot)
         fingerprint = fingerprint_catalog(
-            connection, _server_publications(self.feed), self.feed.capture_names()
+            connection, _server_publications(self.slot_stream), self.slot_stream.capture_names()
         )
-        fingerprint = _add_configuration(self.feed, fingerprint)
+        fingerprint = _add_configuration(self.slot_stream, fingerprint)
         if newest_row is None or state is None or not _is_same(newest_row, fingerprint):
             return None
         if fingerprint.removed_rows is None or not fingerprint.removed_rows <= {*newest_row["gone"]}:
@@ -258,13 +265,13 @@ class Catalogs:
         )
 
     def read_since(self, lsn: int) -> list[Catalog]:
-        """The catalogs that were recorded after an LSN. Empty if the publisher filters the feed's changes."""
-        rows = [] if self.feed.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
+        """The catalogs that were recorded after an LSN. Empty if the publisher filters the stream's changes."""
+        rows = [] if self.slot_stream.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
 
     def newest(self) -> tuple[int, Catalog] | None:
         """The catalog that was recorded last, and the LSN from which on it is valid; None if no catalog was recorded."""
-        newest_row = None if self.feed.filtered else self._newest()
+        newest_row = None if self.slot_stream.filtered else self._newest()
         return None if newest_row is None else (newest_row["lsn"], catalog_from_json(newest_row["catalog"]))
 
     def _newest(self, lsn: int | None = None) -> dict[str, Any] | None:
@@ -331,18 +338,18 @@ class CatalogValidity:
 
 @dataclass(frozen=True)
 class AlteredSlices:
-    """The table `altered` of one feed in the lake, which lists slices for which the publisher decided.
+    """The table `altered` of one stream in the lake, which lists slices for which the publisher decided.
 
-    The step `slot_consumption` adds a row before it commits the slice to the feed's own change log.
+    The step `slot_consumption` adds a row before it commits the slice to the stream's own change log.
     """
 
     lake: Lake
-    feed: Feed
+    slot_stream: SlotStream
 
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.altered_slices(self.feed.name)
+        return self.lake.paths.altered_slices(self.slot_stream.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:
         """List a slice for which the publisher decided which changes a subscription gets.
@@ -359,7 +366,7 @@ class AlteredSlices:
         killed before they committed the slice itself.
         """
         ends: dict[int, int] = {}
-        for row in [] if self.feed.filtered else self.lake.records.rows(self.path):
+        for row in [] if self.slot_stream.filtered else self.lake.records.rows(self.path):
             if row["subscription"] == subscription:
                 ends[row["begin"]] = max(row["slice"], ends.get(row["begin"], 0))
         return {end for end in ends.values() if end <= durable}

@@ -1,6 +1,6 @@
-"""The table `change_log` of a feed: the messages of its slot. Its position is the LSN up to which it has them.
+"""The table `change_log` of a stream: the messages of its slot. Its position is the LSN up to which it has them.
 
-A feed is a slot with the subscriptions that read it. The step `slot_consumption` writes the table, in one commit for
+A slot stream is a slot with the subscriptions that read it. The step `slot_consumption` writes the table, in one commit for
 each slice (the changes from one position of the slot to another). Maintenance deletes slices that all subscriptions
 have applied.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
@@ -30,15 +30,15 @@ CHANGE_LOG = pa.schema(
 
 @dataclass(frozen=True)
 class ChangeLog:
-    """The table `change_log` of one feed."""
+    """The table `change_log` of one stream."""
 
     lake: Lake
-    feed: Feed
+    slot_stream: SlotStream
 
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.change_log(self.feed.name)
+        return self.lake.paths.change_log(self.slot_stream.name)
 
     def position(self) -> int | None:
         """The LSN up to which the table has the messages of the slot; None before its first commit."""

@@ -16,20 +16,20 @@ from itertools import chain
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import describe_error
-from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, damaged_table_error
 from pgsieve.resources.lake.lake import Lake
 
 
-def feed_records(lake: Lake, feed: Feed) -> list[str]:
-    """The paths of the record tables of a feed whose versions are in a cut.
+def slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
+    """The paths of the record tables of a stream whose versions are in a cut.
 
     The change log is not among them, because its position is compared with that of the slot.
     """
-    return [table(lake, feed).path for table in (FeedRecord, Catalogs, AlteredSlices)]
+    return [table(lake, slot_stream).path for table in (SlotStreamRecord, Catalogs, AlteredSlices)]
 
 
 def subscription_records(lake: Lake, name: str) -> list[str]:
@@ -42,7 +42,10 @@ def subscription_records(lake: Lake, name: str) -> list[str]:
 
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """Maps the identifier of each of these tables to its present version. Empty if only Spark can read the tables."""
-    paths = [*feed_records(lake, subscription.feed), *subscription_records(lake, subscription.name)]
+    paths = [
+        *slot_stream_records(lake, subscription.slot_stream),
+        *subscription_records(lake, subscription.name),
+    ]
     return dict(version for _, version in _read_stamps(lake, paths))
 
 
@@ -62,10 +65,10 @@ def find_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | 
             yield path
 
 
-def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
-    """The newest cut of each subscription of a feed. Subscriptions whose cuts cannot be read are left out."""
+def newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
+    """The newest cut of each subscription of a stream. Subscriptions whose cuts cannot be read are left out."""
     cuts = list[Cut | None]()
-    for name in feed.subscriptions:
+    for name in slot_stream.subscriptions:
         try:
             cuts.append(Cuts(lake, name).last())
         except LakeError as error:

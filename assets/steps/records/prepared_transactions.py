@@ -1,6 +1,6 @@
-"""The table `prepared` of a feed: transactions that were prepared, and wait for COMMIT PREPARED or ROLLBACK PREPARED.
+"""The table `prepared` of a stream: transactions that were prepared, and wait for COMMIT PREPARED or ROLLBACK PREPARED.
 
-A feed is a slot with the subscriptions that read it. The slot is confirmed beyond a PREPARE long before the second
+A slot stream is a slot with the subscriptions that read it. The slot is confirmed beyond a PREPARE long before the second
 phase of the transaction, and after that the server does not send the transaction again. So prepared transactions have
 to be durable in the lake.
 
@@ -16,7 +16,7 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.messages import Prepare, decode, encode
 from pgsieve.decoding.protocol.transactions import SPOOL_SCHEMA, TransactionAssembler
@@ -33,15 +33,15 @@ PREPARED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class PreparedTransactions:
-    """The table `prepared` of one feed. The step `slot_consumption` writes it."""
+    """The table `prepared` of one stream. The step `slot_consumption` writes it."""
 
     lake: Lake
-    feed: Feed
+    slot_stream: SlotStream
 
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.prepared_transactions(self.feed.name)
+        return self.lake.paths.prepared_transactions(self.slot_stream.name)
 
     def position(self) -> int | None:
         """The LSN up to which the table has the prepared transactions; None if there is no table."""
@@ -97,7 +97,7 @@ class PreparedTransactions:
     def _local_records(self) -> LocalRecords:
         return self.lake.require_local(
             PgsieveError(
-                f'source "{self.feed.source.name}": replication slot "{self.feed.slot}" sends prepared transactions, which cannot be'
+                f'source "{self.slot_stream.source.name}": replication slot "{self.slot_stream.slot}" sends prepared transactions, which cannot be'
                 " kept in a lake at a URI",
                 hint="drop the slot and copy the tables again without `two_phase`, or use a lake in the file system",
                 sqlstate="0A000",

@@ -1,6 +1,6 @@
-"""The table `slices` of a feed. It has a summary of each slice of the change log.
+"""The table `slices` of a stream. It has a summary of each slice of the change log.
 
-A feed is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
+A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
 another. Because of the summary, a step learns what a slice contains without reading all of its messages.
 
 The step `slot_consumption` writes the summary after the slice. If a row is missing, the summary is made again from the
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION
 from pgsieve.decoding.errors import ProtocolError
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -115,15 +115,15 @@ def join_summaries(texts: Iterable[str]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Slices:
-    """The table `slices` of one feed."""
+    """The table `slices` of one stream."""
 
     lake: Lake
-    feed: Feed
+    slot_stream: SlotStream
 
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.slices(self.feed.name)
+        return self.lake.paths.slices(self.slot_stream.name)
 
     def read_row(self, end: int) -> Mapping[str, Any] | None:
         """The summary of the slice that ends at an LSN. None if a run died before it wrote the summary."""

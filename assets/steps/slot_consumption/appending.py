@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.prepared_transactions import PreparedTransacti
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, join_summaries
 from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
 from pgsieve.assets.steps.slot_consumption.messages import make_change_log_rows, read_slice_by_executor
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
@@ -57,14 +57,14 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """How to peek at a feed's slot, which confirms nothing. A feed is a slot with the subscriptions that read it.
+    """How to peek at a stream's slot, which confirms nothing. A slot stream is a slot with the subscriptions that read it.
 
     - `options`: the options of the plugin pgoutput
     - `server_version`: the version number of the server
     - `excluded_oids`: the oids of relations whose changes are not fetched from the server
     """
 
-    feed: Feed
+    slot_stream: SlotStream
     conninfo: Conninfo
     options: PgoutputOptions
     server_version: int
@@ -72,7 +72,7 @@ class Peek:
 
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
         """The query that peeks at the slot up to `end` (see `peek_query`). `slot` may name a copy of the slot instead."""
-        query = peek_query(slot or self.feed.slot, end, self.options, self.server_version, limit)
+        query = peek_query(slot or self.slot_stream.slot, end, self.options, self.server_version, limit)
         return exclude_relations(query, self.excluded_oids) if self.excluded_oids else query
 
 
@@ -113,7 +113,7 @@ class UnprovenError(Exception):
 
 def append_slice(
     lake: Lake,
-    feed: Feed,
+    slot_stream: SlotStream,
     messages: Iterable[pa.Array],
     end: int,
     former_position: int,
@@ -124,12 +124,14 @@ def append_slice(
     `messages` are arrays of messages, with the transactions in commit order. Raises errors of the messages;
     OvertakenError if the position of the change log is not `former_position` or its version is not `base_version`; and LakeError.
     """
-    commit_slice(lake, feed, _write_slice(lake, feed, messages, end), former_position, base_version)
+    commit_slice(
+        lake, slot_stream, _write_slice(lake, slot_stream, messages, end), former_position, base_version
+    )
 
 
-def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
+def _write_slice(lake: Lake, slot_stream: SlotStream, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
     """Write the files of a slice. Raises errors of the messages, and LakeError."""
-    summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, feed).path
+    summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, slot_stream).path
     try:
         # The files are written without delta-rs, which would need more memory for the same rows.
         with (
@@ -147,10 +149,14 @@ def _write_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
 
 
 def commit_slice(
-    lake: Lake, feed: Feed, written_slice: WrittenSlice, former_position: int, base_version: int | None
+    lake: Lake,
+    slot_stream: SlotStream,
+    written_slice: WrittenSlice,
+    former_position: int,
+    base_version: int | None,
 ) -> None:
     """Commit a slice that was written. Raises OvertakenError as `append_slice` does, and LakeError."""
-    path = ChangeLog(lake, feed).path
+    path = ChangeLog(lake, slot_stream).path
     reach(Failpoint.SLICE_WRITTEN)
     lake.commit_files(
         path,
@@ -159,7 +165,7 @@ def commit_slice(
         Commit(written_slice.end, expected_version=base_version, expected_position=former_position),
     )
     reach(Failpoint.SLICE_COMMITTED)
-    Slices(lake, feed).append(written_slice.end, written_slice.summary)
+    Slices(lake, slot_stream).append(written_slice.end, written_slice.summary)
 
 
 def append_slices(
@@ -176,19 +182,19 @@ def append_slices(
         (end,) = reading.ends
         yield end, _append_by_executor(lake, reading.peek, reading.begin, end, former_position, base_version)
         return
-    feed, unaltered = reading.peek.feed, reading.catalog_validity
-    with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
+    slot_stream, unaltered = reading.peek.slot_stream, reading.catalog_validity
+    with translate_slot_errors(slot_stream.source.name, slot_stream.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         prepared_transactions = (
-            PreparedTransactions(lake, feed).restore(assembler) if reading.with_prepared else ()
+            PreparedTransactions(lake, slot_stream).restore(assembler) if reading.with_prepared else ()
         )
         for end, written_slice in _write_reading(lake, reading, assembler, stack):
             if written_slice is not None:
                 if unaltered and not unaltered.covers(written_slice.xids, written_slice.summary["relations"]):
                     raise UnprovenError
-                commit_slice(lake, feed, written_slice, former_position, base_version)
+                commit_slice(lake, slot_stream, written_slice, former_position, base_version)
                 if reading.with_prepared:
-                    PreparedTransactions(lake, feed).save(assembler, end, prepared_transactions)
+                    PreparedTransactions(lake, slot_stream).save(assembler, end, prepared_transactions)
             yield end, written_slice is not None
             former_position = end
 
@@ -203,14 +209,16 @@ def _write_reading(
     peek, ends = reading.peek, [*reading.ends]
     # This session is opened before the second one. If the role may have only one more session, it has to be this one.
     session = stack.enter_context(stack.enter_context(peek.conninfo.connect_adbc()).cursor())
-    copy = stack.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
+    copy = (
+        stack.enter_context(copy_slot(peek.conninfo, peek.slot_stream.slot)) if reading.second_ends else None
+    )
     if copy is None:
         ends += reading.second_ends
     messages = fetch_message_batches(session, peek.query(ends[-1]))
     # With prepared transactions, a slice is written even if it has no rows: a transaction that was prepared in it, and is
     # not committed yet, has no rows.
     slices = _write_slices(
-        lake, peek.feed, messages, reading.begin, ends, assembler, write_empty=reading.with_prepared
+        lake, peek.slot_stream, messages, reading.begin, ends, assembler, write_empty=reading.with_prepared
     )
     if copy is None:
         return slices
@@ -222,7 +230,7 @@ def _write_reading(
 
 def _write_slices(
     lake: Lake,
-    feed: Feed,
+    slot_stream: SlotStream,
     batches: Iterable[pa.RecordBatch],
     begin: int,
     ends: Sequence[int],
@@ -249,7 +257,7 @@ def _write_slices(
         first_arrays = list(islice(messages, 1))
         yield (
             end,
-            _write_slice(lake, feed, chain(first_arrays, messages), end)
+            _write_slice(lake, slot_stream, chain(first_arrays, messages), end)
             if write_empty or first_arrays
             else None,
         )
@@ -265,7 +273,7 @@ def _write_from_copy(
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read_batches(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _write_slices(
-            lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), write_empty=False
+            lake, peek.slot_stream, batches, begin, ends, TransactionAssembler(spool), write_empty=False
         )
 
 
@@ -273,11 +281,11 @@ def _append_by_executor(
     lake: Lake, peek: Peek, begin: int, end: int, former_position: int, base_version: int | None
 ) -> bool:
     """Let an executor append the slot's messages from `begin` to `end` as one slice. Returns false if there are none."""
-    feed = peek.feed
-    with feed.source.connect() as connection:
-        if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
+    slot_stream = peek.slot_stream
+    with slot_stream.source.connect() as connection:
+        if not has_changes(connection, slot_stream.source.name, slot_stream.slot, peek.query(end, limit=1)):
             return False
-    with name_jobs(feed.name, f"slot {feed.slot}, slice {format_lsn(end)}"):
+    with name_jobs(slot_stream.name, f"slot {slot_stream.slot}, slice {format_lsn(end)}"):
         return _append_by_spark(lake, peek, begin, end, former_position, base_version)
 
 
@@ -285,19 +293,19 @@ def _append_by_spark(
     lake: Lake, peek: Peek, begin: int, end: int, former_position: int, base_version: int | None
 ) -> bool:
     """Let Spark append the slice of a slot that has changes. Returns true."""
-    feed = peek.feed
+    slot_stream = peek.slot_stream
     noted_rows = read_slice_by_executor(lake.spark, peek.conninfo, peek.query(end), begin, end)
     path, commit = (
-        ChangeLog(lake, feed).path,
+        ChangeLog(lake, slot_stream).path,
         Commit(end, expected_version=base_version, expected_position=former_position),
     )
     summary = noted_rows.write(lambda rows: lake.write(rows, path, commit, options=_FILE_OPTIONS))
     # If Spark does not return the summary, it is made when the slice is read.
     if summary is not None:
-        Slices(lake, feed).append(end, join_summaries(summary))
+        Slices(lake, slot_stream).append(end, join_summaries(summary))
     return True
 
 
-def make_peek_options(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
+def make_peek_options(slot_stream: SlotStream, publications: Sequence[str]) -> PgoutputOptions:
     """The options of pgoutput for a peek. It does not stream, because a peek returns nothing before everything is decoded."""
-    return replace(feed.options, publications=tuple(publications), streaming="off")
+    return replace(slot_stream.options, publications=tuple(publications), streaming="off")

@@ -1,6 +1,6 @@
-"""Drains a feed's slot: appends its messages to the change log, and then confirms them.
+"""Drains a stream's slot: appends its messages to the change log, and then confirms them.
 
-A feed is a slot with the subscriptions that read it. A run drains the slot up to the position that the WAL has when the
+A slot stream is a slot with the subscriptions that read it. A run drains the slot up to the position that the WAL has when the
 drain begins, in slices of limited size. The slice [begin, end) has the transactions whose commit record begins in it.
 It is one Delta commit, and the position of the commit is the end of the slice. After that commit, the slot is advanced:
 pg_replication_slot_advance(end) confirms exactly these transactions. So if a run dies, it can be repeated from any
@@ -14,7 +14,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult, ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import release_wal
@@ -23,36 +23,40 @@ from pgsieve.resources.postgres.wal import flushed_lsn
 
 
 def drain(
-    feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
+    slot_stream: SlotStream,
+    lake: Lake,
+    subscriptions: Sequence[Subscription],
+    log: Log,
+    upto: int | None = None,
 ) -> DrainResult:
-    """Append the committed transactions of a feed to its change log, confirm them, and record the published sequences.
+    """Append the committed transactions of a stream to its change log, confirm them, and record the published sequences.
 
     It reads the slot up to the LSN that the server has when the drain begins, or up to `upto`.
     """
-    source = feed.source
+    source = slot_stream.source
     source.check_ready()
     lake.access.check_writable()
-    with feed.hold_lock(), source.connect() as connection:
-        former_state = slot_state(connection, feed.slot)
+    with slot_stream.hold_lock(), source.connect() as connection:
+        former_state = slot_state(connection, slot_stream.slot)
         confirmed_lsn = None if former_state is None else former_state.confirmed_lsn
-        feed, catalog, publications = ready_slot(connection, feed, lake)
-        warn_of_missing(feed, catalog, log)
+        slot_stream, catalog, publications = ready_slot(connection, slot_stream, lake)
+        warn_of_missing(slot_stream, catalog, log)
         target = flushed_lsn(connection) if upto is None else upto
-        slot = ReadySlot(connection, feed, lake, publications, feed.leaves_captured(catalog))
+        slot = ReadySlot(connection, slot_stream, lake, publications, slot_stream.leaves_captured(catalog))
         result = drain_to(slot, target, log, subscriptions)
-        refresh_sequences(connection, feed, lake)
-        state = slot_state(connection, feed.slot)
+        refresh_sequences(connection, slot_stream, lake)
+        state = slot_state(connection, slot_stream.slot)
         if (
             state is not None
             and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES
             and state.confirmed_lsn != confirmed_lsn
         ):
-            release_wal(connection, source.name, feed.slot, state.confirmed_lsn)
+            release_wal(connection, source.name, slot_stream.slot, state.confirmed_lsn)
     return replace(result, lag=state.lag_bytes if state else 0)
 
 
-def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:
+def warn_of_missing(slot_stream: SlotStream, catalog: Catalog, log: Log) -> None:
     """Log which subscribed publications do not exist. The others are replicated without them."""
-    for subscription, names in feed.subscriptions.items():
+    for subscription, names in slot_stream.subscriptions.items():
         if error := catalog.missing_publication_error(names):
             log(f"{subscription}: {error.message}; the others are replicated without it")

@@ -1,6 +1,6 @@
-"""Reads a slot continuously by the streaming replication protocol, and appends slices to the feed's change log.
+"""Reads a slot continuously by the streaming replication protocol, and appends slices to the stream's change log.
 
-A feed is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
+A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
 another.
 
 The change log gets the same contents as by a run: whole transactions in commit order. A slice is one Delta commit, and
@@ -24,8 +24,8 @@ import pyarrow as pa
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
 from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult
@@ -33,7 +33,7 @@ from pgsieve.assets.steps.slot_consumption.ready import readable_publications, r
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -66,8 +66,8 @@ TURN_SECONDS = 1.0
 _MESSAGES = pa.schema([("data", pa.binary())])
 
 
-class StreamedFeed:
-    """A feed whose slot this process reads until it is stopped.
+class FollowedSlotStream:
+    """A stream whose slot this process reads until it is stopped.
 
     It is used as `for _ in streamed.slices(): streamed.append()`. Nothing is read while a slice is appended. The stream
     ends by itself in two cases: after an alteration at the publisher, because the slot has to be made ready again; and
@@ -75,38 +75,38 @@ class StreamedFeed:
     LakeError if the lake cannot be written.
     """
 
-    def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
-        version = feed.source.check_ready()
+    def __init__(self, slot_stream: SlotStream, lake: Lake, log: Log) -> None:
+        version = slot_stream.source.check_ready()
         lake.access.check_writable()
         if lake.is_reached_by_spark_only:
             raise PgsieveError(
-                f'source "{feed.source.name}": a lake at a URI cannot be written continuously',
+                f'source "{slot_stream.source.name}": a lake at a URI cannot be written continuously',
                 hint="run `pgsieve run` on a schedule, or use a lake in the file system",
                 sqlstate="0A000",
             )
         with ExitStack() as stack:
             #: The lock of the slot. As long as it is held, no other process reads the slot or makes it ready.
-            self._lock = stack.enter_context(feed.hold_lock())
-            with feed.source.connect() as connection:
-                feed, catalog, publications = ready_slot(connection, feed, lake)
-                warn_of_missing(feed, catalog, log)
-                publications = readable_publications(connection, feed, lake, catalog, publications)
-                refresh_sequences(connection, feed, lake)
-                state = present_slot(connection, feed)
-            self._feed, self._lake, self._log = feed, lake, log
-            self._leaves = feed.leaves_captured(catalog)
-            self._keeps_prepared = is_two_phase(feed, state)
-            options = replace(feed.options, publications=tuple(publications))
-            log_position = ChangeLog(lake, feed).position()
+            self._lock = stack.enter_context(slot_stream.hold_lock())
+            with slot_stream.source.connect() as connection:
+                slot_stream, catalog, publications = ready_slot(connection, slot_stream, lake)
+                warn_of_missing(slot_stream, catalog, log)
+                publications = readable_publications(connection, slot_stream, lake, catalog, publications)
+                refresh_sequences(connection, slot_stream, lake)
+                state = present_slot(connection, slot_stream)
+            self._slot_stream, self._lake, self._log = slot_stream, lake, log
+            self._leaves = slot_stream.leaves_captured(catalog)
+            self._keeps_prepared = is_two_phase(slot_stream, state)
+            options = replace(slot_stream.options, publications=tuple(publications))
+            log_position = ChangeLog(lake, slot_stream).position()
             #: All transactions that commit before this LSN have arrived.
             self.position = self._durable = state.confirmed_lsn if log_position is None else log_position
             self._stream = ReplicationStream(
-                feed.source,
-                feed.slot,
+                slot_stream.source,
+                slot_stream.slot,
                 options,
                 self._durable,
                 log_message=log,
-                timeline=FeedRecord(lake, feed).timeline(),
+                timeline=SlotStreamRecord(lake, slot_stream).timeline(),
             )
             self._is_parallel = options.arguments(version).get("streaming") == "parallel"
             self._session = _Session(self._is_parallel)
@@ -151,9 +151,9 @@ class StreamedFeed:
             yield from self._slices()
         except SlotAheadError:
             # While the connection was down, this process may have lost the lock, and another process has read the slot.
-            if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
+            if (ChangeLog(self._lake, self._slot_stream).position() or 0) <= self._durable:
                 raise
-            self._log(f"another process has read the slot {self._feed.slot} meanwhile")
+            self._log(f"another process has read the slot {self._slot_stream.slot} meanwhile")
         except SourceError as error:
             if self.last_message_at is None or not is_decoding_error(error):
                 raise
@@ -187,8 +187,8 @@ class StreamedFeed:
     def _due(self) -> Iterator[int]:
         """Yields the end of the slice that is due. If nothing has committed, the position is confirmed instead."""
         try:
-            with self._feed.source.connect() as connection:
-                unaltered = Catalogs(self._lake, self._feed).find_validity(connection, self._durable)
+            with self._slot_stream.source.connect() as connection:
+                unaltered = Catalogs(self._lake, self._slot_stream).find_validity(connection, self._durable)
                 waiting = self._session.waiting
                 self._is_altered = (
                     unaltered is None
@@ -196,7 +196,7 @@ class StreamedFeed:
                     or (bool(self._leaves) and waiting.truncates)
                 )
                 if not self._is_altered:
-                    refresh_sequences(connection, self._feed, self._lake)
+                    refresh_sequences(connection, self._slot_stream, self._lake)
         except (SourceUnreachableError, TransientError) as error:
             # A server that is shutting down accepts no new connections, and waits until this stream has ended.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
@@ -205,7 +205,7 @@ class StreamedFeed:
         if self._is_altered or self._session.waiting.end:
             yield self._session.waiting.end or self.position
         else:
-            ChangeLog(self._lake, self._feed).record_position(self.position, self._durable)
+            ChangeLog(self._lake, self._slot_stream).record_position(self.position, self._durable)
             self._confirm(self.position)
 
     def append(self) -> DrainResult:
@@ -221,10 +221,10 @@ class StreamedFeed:
         messages = chain.from_iterable(
             map(self._session.relations.insert_missing, self._session.waiting.complete())
         )
-        append_slice(self._lake, self._feed, messages, end, begin)
+        append_slice(self._lake, self._slot_stream, messages, end, begin)
         self._session.waiting.drop()
         self._confirm(end)
-        self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
+        self._log(f"change log of {self._slot_stream.name} holds everything before {format_lsn(end)}")
         return DrainResult(begin, end, slices=1, lag=self.position - end)
 
     def _drain(self) -> DrainResult:
@@ -233,22 +233,24 @@ class StreamedFeed:
         self.stop()
         self._stream.disconnect()
         self._wait_until_free()
-        result = drain(self._feed, self._lake, (), self._log)
+        result = drain(self._slot_stream, self._lake, (), self._log)
         self.position = self._durable = result.to_lsn
         return result
 
     def _wait_until_free(self) -> None:
-        with self._feed.source.connect() as connection:
-            wait_until_free(connection, self._feed.slot)
+        with self._slot_stream.source.connect() as connection:
+            wait_until_free(connection, self._slot_stream.slot)
 
     def _begin(self, start: StreamStart) -> None:
         """Begin again on a new connection. The server sends everything again that was not appended."""
         self.last_message_at = time.monotonic()
-        FeedRecord(self._lake, self._feed).note_timeline(start.timeline)
+        SlotStreamRecord(self._lake, self._slot_stream).note_timeline(start.timeline)
         self._session.close()
         self._session = _Session(self._is_parallel)
         if self._keeps_prepared:
-            self._waiting = PreparedTransactions(self._lake, self._feed).restore(self._session.assembler)
+            self._waiting = PreparedTransactions(self._lake, self._slot_stream).restore(
+                self._session.assembler
+            )
         self.position = start.lsn
 
     def _is_awaited(self) -> bool:
@@ -270,7 +272,9 @@ class StreamedFeed:
         """Sync the change log to disk, and confirm to the server that it has everything before `lsn`."""
         if self._keeps_prepared:
             assembler = self._session.assembler
-            self._waiting = PreparedTransactions(self._lake, self._feed).save(assembler, lsn, self._waiting)
+            self._waiting = PreparedTransactions(self._lake, self._slot_stream).save(
+                assembler, lsn, self._waiting
+            )
         self._lake.access.make_durable()
         self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)

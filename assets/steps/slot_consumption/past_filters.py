@@ -5,7 +5,7 @@ tables without a row filter. If the slot is also read with this publication, the
 and does not fail. The changes of these tables are not fetched. Before such a table is copied again, it is removed from
 the publication.
 
-In: the states of a feed's tables, and how its slot is read
+In: the states of a stream's tables, and how its slot is read
 Out: the publication, and a peek with it
 
 Raises SourceError and LakeError.
@@ -20,7 +20,7 @@ import psycopg
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, find_replicated_tables
 from pgsieve.decoding.publications.routing import find_routes
 from pgsieve.resources.lake.lake import Lake
@@ -37,35 +37,37 @@ from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 
 
 def publish_set_aside_tables(
-    connection: psycopg.Connection[Any], feed: Feed, lake: Lake, catalog: Catalog, log: Log
+    connection: psycopg.Connection[Any], slot_stream: SlotStream, lake: Lake, catalog: Catalog, log: Log
 ) -> None:
     """Make the publication list the tables that are set aside and have a row filter. If there are none, drop it.
 
     If the role may not alter the publication, or if the user has a publication of this name, that is only logged. In
     that case a transaction in which a filter fails makes pgsieve copy all tables again.
     """
-    (subscription,) = feed.subscriptions
+    (subscription,) = slot_stream.subscriptions
     tables = [
         replicated.table
-        for replicated in _set_aside_tables(feed, lake, catalog).values()
+        for replicated in _set_aside_tables(slot_stream, lake, catalog).values()
         if replicated.row_filters is not None
     ]
-    publications = feed.publications(catalog, subscription)
-    statements = unfiltered_statements(feed.unfiltered_publication, tables, publications, catalog)
+    publications = slot_stream.publications(catalog, subscription)
+    statements = unfiltered_statements(slot_stream.unfiltered_publication, tables, publications, catalog)
     if not statements:
         return
-    if feed.unfiltered_publication in catalog.publications and not own_publications(
-        connection, [feed.unfiltered_publication]
+    if slot_stream.unfiltered_publication in catalog.publications and not own_publications(
+        connection, [slot_stream.unfiltered_publication]
     ):
         if tables:
             log(
-                f'publication "{feed.unfiltered_publication}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
+                f'publication "{slot_stream.unfiltered_publication}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
                 f" all tables of {subscription} copied again"
             )
         return
     try:
-        with limit_wait(feed.source, connection, BRIEF_SECONDS):
-            publish_unfiltered(connection, feed.source.name, feed.unfiltered_publication, statements)
+        with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
+            publish_unfiltered(
+                connection, slot_stream.source.name, slot_stream.unfiltered_publication, statements
+            )
     except SourceError as error:
         log(
             f"{error.message}: until it is there, a transaction in which a row filter fails has all tables of {subscription}"
@@ -75,21 +77,25 @@ def publish_set_aside_tables(
 
 def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
     """How to read the slot up to `end` without the tables that are set aside. None if the server refuses that, too."""
-    feed, catalog = peek.feed, present_catalog(connection)
-    publication = catalog.publications.get(feed.unfiltered_publication)
-    if not feed.filtered or publication is None:
+    slot_stream, catalog = peek.slot_stream, present_catalog(connection)
+    publication = catalog.publications.get(slot_stream.unfiltered_publication)
+    if not slot_stream.filtered or publication is None:
         return None
     set_aside_tables = {
         replicated.table.oid: replicated.table
-        for replicated in _set_aside_tables(feed, lake, catalog).values()
+        for replicated in _set_aside_tables(slot_stream, lake, catalog).values()
     }
     listed_oids = {entry.oid for entry in publication.tables}
     if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
     relations = frozenset(oid for each in listed_oids for oid in _table_oids(set_aside_tables[each]))
-    options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered_publication))
+    options = replace(
+        peek.options, publications=(*peek.options.publications, slot_stream.unfiltered_publication)
+    )
     peek_without = replace(peek, options=options, excluded_oids=relations)
-    error = find_decoding_error(connection, feed.source.name, feed.slot, peek_without.query(end))
+    error = find_decoding_error(
+        connection, slot_stream.source.name, slot_stream.slot, peek_without.query(end)
+    )
     return peek_without if error is None else None
 
 
@@ -97,9 +103,9 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
     """The table of the subscription whose row filter fails before `end`. None if that is not certain."""
     if (text := find_failing_table(connection, peek.query(end))) is None:
         return None
-    (subscription,) = peek.feed.subscriptions
+    (subscription,) = peek.slot_stream.subscriptions
     catalog = present_catalog(connection)
-    relations_by_oid = find_routes(catalog, peek.feed.publications(catalog, subscription))
+    relations_by_oid = find_routes(catalog, peek.slot_stream.publications(catalog, subscription))
     names = {
         (relation.publish_as.schema, relation.publish_as.name)
         for oid, relation in relations_by_oid.items()
@@ -108,14 +114,16 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
     return names.pop() if len(names) == 1 else None
 
 
-def _set_aside_tables(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, ReplicatedTable]:
+def _set_aside_tables(
+    slot_stream: SlotStream, lake: Lake, catalog: Catalog
+) -> Mapping[Name, ReplicatedTable]:
     """Maps the tables that are set aside, and are still published, to their definitions."""
-    (subscription,) = feed.subscriptions
+    (subscription,) = slot_stream.subscriptions
     states = TableStates(lake, subscription).newest()
     set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
     if not set_aside_tables:
         return {}
-    tables = find_replicated_tables(feed.publications(catalog, subscription), catalog)
+    tables = find_replicated_tables(slot_stream.publications(catalog, subscription), catalog)
     return {name: replicated for name, replicated in tables.items() if name in set_aside_tables}
 
 

@@ -2,9 +2,9 @@
 
 A slice is the changes from one position of the slot to another.
 
-In: how the slot of a feed is read, and positions
+In: how the slot of a stream is read, and positions
 Out: the same slice in a change log of the subscription's own. The slice is listed in the table `altered` before it is
-     committed to the feed's change log.
+     committed to the stream's change log.
 
 Raises SourceError, OvertakenError if another process was faster, and LakeError.
 """
@@ -12,12 +12,16 @@ Raises SourceError, OvertakenError if another process was faster, and LakeError.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, can_publisher_decide, make_publisher_feed
+from pgsieve.assets.steps.records.catalogs import (
+    AlteredSlices,
+    can_publisher_decide,
+    make_publisher_slot_stream,
+)
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, make_peek_options
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import TableHead
@@ -26,38 +30,44 @@ from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT_SQLSTATE
 
 
-def read_greatest_end(lake: Lake, subscription_feeds: Sequence[Feed]) -> int:
-    """The greatest end of a slice that an interrupted run has already appended to one of these feeds.
+def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream]) -> int:
+    """The greatest end of a slice that an interrupted run has already appended to one of these streams.
 
     The next slice must not end before it.
     """
-    return max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
+    return max(ChangeLog(lake, each).position() or 0 for each in subscription_slot_streams)
 
 
-def make_publisher_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
-    """The feeds that have to be read, too, after an alteration: one for each subscription that the publisher can decide.
+def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
+    """The streams that have to be read, too, after an alteration: one for each subscription that the publisher can decide.
 
     As long as a prepared transaction waits for its second phase, there are none, because it was received as captured.
     """
-    path = PreparedTransactions(lake, feed).path
+    path = PreparedTransactions(lake, slot_stream).path
     if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count_rows(path):
         return ()
     return tuple(
-        make_publisher_feed(feed, name) for name in feed.subscriptions if can_publisher_decide(feed, name)
+        make_publisher_slot_stream(slot_stream, name)
+        for name in slot_stream.subscriptions
+        if can_publisher_decide(slot_stream, name)
     )
 
 
 def prepare_base_version(
-    lake: Lake, feed: Feed, subscription_feeds: Sequence[Feed], head: TableHead, end: int
+    lake: Lake,
+    slot_stream: SlotStream,
+    subscription_slot_streams: Sequence[SlotStream],
+    head: TableHead,
+    end: int,
 ) -> int:
-    """The version that the change log has to have when a slice is appended to it, and to the feeds of the subscriptions.
+    """The version that the change log has to have when a slice is appended to it, and to the streams of the subscriptions.
 
-    These feeds may already have a slice that the change log does not have, because another run has died, or is about to
+    These streams may already have a slice that the change log does not have, because another run has died, or is about to
     commit the slice. In that case a commit without rows makes a new version, so that the commit of the other run fails.
     Raises OvertakenError if another process was faster.
     """
-    path, position = ChangeLog(lake, feed).path, head.position or 0
-    reached_position = max(ChangeLog(lake, each).position() or 0 for each in subscription_feeds)
+    path, position = ChangeLog(lake, slot_stream).path, head.position or 0
+    reached_position = max(ChangeLog(lake, each).position() or 0 for each in subscription_slot_streams)
     if reached_position <= position:
         return head.version
     if reached_position > end:
@@ -66,44 +76,46 @@ def prepare_base_version(
     return head.version + 1
 
 
-def append_publisher_slice(lake: Lake, peek: Peek, feed: Feed, begin: int, end: int) -> bool:
-    """Append the changes that the publisher sends to one subscription of a feed.
+def append_publisher_slice(lake: Lake, peek: Peek, slot_stream: SlotStream, begin: int, end: int) -> bool:
+    """Append the changes that the publisher sends to one subscription of a stream.
 
     Returns false if the publisher cannot decode them. The slot has to be confirmed up to `begin`.
     """
-    subscription_feed = peek.feed
+    subscription_slot_stream = peek.slot_stream
     try:
-        former_position = ChangeLog(lake, subscription_feed).position() or 0
+        former_position = ChangeLog(lake, subscription_slot_stream).position() or 0
         for _, has_rows in append_slices(lake, Reading(peek, begin, [end]), former_position):
             if not has_rows:
-                append_empty_slice(lake, subscription_feed, end)
+                append_empty_slice(lake, subscription_slot_stream, end)
     except SourceError as error:
         if error.sqlstate != UNDEFINED_OBJECT_SQLSTATE:
             raise
         # Before PostgreSQL 18, a publisher cannot decode WAL that is older than one of the publications.
         return False
-    record_altered_slice(lake, feed, subscription_feed, begin, end)
+    record_altered_slice(lake, slot_stream, subscription_slot_stream, begin, end)
     return True
 
 
-def make_publisher_peek(peek: Peek, subscription_feed: Feed) -> Peek:
+def make_publisher_peek(peek: Peek, subscription_slot_stream: SlotStream) -> Peek:
     """How to peek at the slot with the publications of one subscription."""
-    (publications,) = subscription_feed.subscriptions.values()
-    options = replace(make_peek_options(peek.feed, publications), binary=peek.options.binary)
-    return replace(peek, feed=subscription_feed, options=options)
+    (publications,) = subscription_slot_stream.subscriptions.values()
+    options = replace(make_peek_options(peek.slot_stream, publications), binary=peek.options.binary)
+    return replace(peek, slot_stream=subscription_slot_stream, options=options)
 
 
-def append_empty_slice(lake: Lake, subscription_feed: Feed, end: int) -> None:
+def append_empty_slice(lake: Lake, subscription_slot_stream: SlotStream, end: int) -> None:
     """Append an empty slice, because the subscription gets no changes in it."""
-    ChangeLog(lake, subscription_feed).record_position(
-        end, ChangeLog(lake, subscription_feed).position() or 0
+    ChangeLog(lake, subscription_slot_stream).record_position(
+        end, ChangeLog(lake, subscription_slot_stream).position() or 0
     )
-    Slices(lake, subscription_feed).append(end, {"bytes": 0, "relations": (), "messages": ()})
+    Slices(lake, subscription_slot_stream).append(end, {"bytes": 0, "relations": (), "messages": ()})
 
 
-def record_altered_slice(lake: Lake, feed: Feed, subscription_feed: Feed, begin: int, end: int) -> None:
+def record_altered_slice(
+    lake: Lake, slot_stream: SlotStream, subscription_slot_stream: SlotStream, begin: int, end: int
+) -> None:
     """List a slice that the publisher has decided for a subscription. The subscription's own change log already has it."""
-    (subscription,) = subscription_feed.subscriptions
-    AlteredSlices(lake, feed).append(subscription, begin, end)
+    (subscription,) = subscription_slot_stream.subscriptions
+    AlteredSlices(lake, slot_stream).append(subscription, begin, end)
     lake.access.make_durable()
     reach(Failpoint.ALTERATION_RECORDED)

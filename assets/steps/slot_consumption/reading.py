@@ -32,15 +32,15 @@ from pgsieve.assets.steps.slot_consumption.appending import (
 from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, divide_slices
 from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
     append_publisher_slice,
-    make_publisher_feeds,
     make_publisher_peek,
+    make_publisher_slot_streams,
     prepare_base_version,
     read_greatest_end,
 )
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.slot_consumption.unsendable_changes import Fallback, find_refusal
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -88,7 +88,7 @@ class ReadySlot:
     """
 
     connection: psycopg.Connection[tuple[object, ...]]
-    feed: Feed
+    slot_stream: SlotStream
     lake: Lake
     publications: Sequence[str]
     leaves: Sequence[frozenset[int]] = ()
@@ -127,24 +127,24 @@ class _SlotReader:
     ) -> None:
         self._slot, self._target, self._log = slot, target, log
         self._subscriptions, self._recording = subscriptions, recording
-        self._connection, self._feed, self._lake = slot.connection, slot.feed, slot.lake
-        self._change_log = ChangeLog(slot.lake, slot.feed)
+        self._connection, self._slot_stream, self._lake = slot.connection, slot.slot_stream, slot.lake
+        self._change_log = ChangeLog(slot.lake, slot.slot_stream)
         self._peek = Peek(
-            slot.feed,
-            slot.feed.source.make_executor_conninfo(),
-            make_peek_options(slot.feed, slot.publications),
+            slot.slot_stream,
+            slot.slot_stream.source.make_executor_conninfo(),
+            make_peek_options(slot.slot_stream, slot.publications),
             slot.connection.info.server_version,
         )
-        state, log_position = present_slot(slot.connection, slot.feed), self._change_log.position()
+        state, log_position = present_slot(slot.connection, slot.slot_stream), self._change_log.position()
         #: The LSN before which all transactions are in the change log.
         self.position = state.confirmed_lsn if log_position is None else log_position
         #: The end of the present reading.
         self._end = self.position
         self.slices = self._times_overtaken = 0
         # This is read after the target was determined, so that all alterations before the target are seen.
-        self._unaltered = Catalogs(slot.lake, slot.feed).find_validity(slot.connection, self.position)
+        self._unaltered = Catalogs(slot.lake, slot.slot_stream).find_validity(slot.connection, self.position)
         self._is_unproven = False
-        self._keeps_prepared = is_two_phase(slot.feed, state)
+        self._keeps_prepared = is_two_phase(slot.slot_stream, state)
         self._stride = Stride(SLICE_BYTES)
         self._can_advance_copies = True
 
@@ -178,7 +178,7 @@ class _SlotReader:
         """Go on from the LSN up to which another process has read the slot."""
         if self._keeps_prepared:
             recover_prepared_transactions(
-                self._feed, self._lake, self._slot.publications, self._peek.server_version, lsn
+                self._slot_stream, self._lake, self._slot.publications, self._peek.server_version, lsn
             )
         self.position = lsn
         self._confirm()
@@ -191,13 +191,15 @@ class _SlotReader:
         ends = self._stride.next_ends(begin, self._target, is_single=is_single)
         self._end = ends[-1]
         publisher_decides = publisher_decides or self._must_publisher_decide()
-        subscription_feeds = make_publisher_feeds(self._lake, self._feed) if publisher_decides else ()
+        subscription_slot_streams = (
+            make_publisher_slot_streams(self._lake, self._slot_stream) if publisher_decides else ()
+        )
         base = None
-        if subscription_feeds:
-            base = self._append_as_published(subscription_feeds, ends[0], head)
+        if subscription_slot_streams:
+            base = self._append_as_published(subscription_slot_streams, ends[0], head)
             ends = [self._end]
         second_ends = list[int]()
-        if not (is_single or subscription_feeds) and self._is_second_session_worth_it():
+        if not (is_single or subscription_slot_streams) and self._is_second_session_worth_it():
             ends, second_ends = divide_slices(begin, ends)
         unaltered = None if publisher_decides else self._unaltered
         reading = Reading(
@@ -208,7 +210,9 @@ class _SlotReader:
             with_prepared=self._keeps_prepared,
             catalog_validity=unaltered,
         )
-        is_continued = self._append(reading, base, recording=self._recording or bool(subscription_feeds))
+        is_continued = self._append(
+            reading, base, recording=self._recording or bool(subscription_slot_streams)
+        )
         # All slices of the reading are confirmed at once, because the server decodes from restart_lsn for each
         # confirmation.
         if begin < self.position:
@@ -218,26 +222,30 @@ class _SlotReader:
             return False
         if self.position < self._end:
             self._log(
-                f'the server does not move a copy of the slot "{self._feed.slot}": it is read by one session'
+                f'the server does not move a copy of the slot "{self._slot_stream.slot}": it is read by one session'
             )
             self._can_advance_copies = False
         self._stride.grow()
         self._is_unproven = False
         return True
 
-    def _append_as_published(self, subscription_feeds: Sequence[Feed], end: int, head: TableHead) -> int:
-        """Append one slice to each of these feeds, with the changes that the publisher sends to its subscription.
+    def _append_as_published(
+        self, subscription_slot_streams: Sequence[SlotStream], end: int, head: TableHead
+    ) -> int:
+        """Append one slice to each of these streams, with the changes that the publisher sends to its subscription.
 
-        Returns the version that the change log of the slot's own feed has to have when the slice is appended to it.
+        Returns the version that the change log of the slot's own stream has to have when the slice is appended to it.
         """
-        self._end = max(end, read_greatest_end(self._lake, subscription_feeds))
-        # All feeds have to get the same slice. So before the first append it is checked that the server can send it.
-        if (error := find_refusal(self._connection, self._peek, subscription_feeds, self._end)) is not None:
+        self._end = max(end, read_greatest_end(self._lake, subscription_slot_streams))
+        # All streams have to get the same slice. So before the first append it is checked that the server can send it.
+        if (
+            error := find_refusal(self._connection, self._peek, subscription_slot_streams, self._end)
+        ) is not None:
             raise error
-        base = prepare_base_version(self._lake, self._feed, subscription_feeds, head, self._end)
-        for each in subscription_feeds:
+        base = prepare_base_version(self._lake, self._slot_stream, subscription_slot_streams, head, self._end)
+        for each in subscription_slot_streams:
             peek = make_publisher_peek(self._peek, each)
-            append_publisher_slice(self._lake, peek, self._feed, self.position, self._end)
+            append_publisher_slice(self._lake, peek, self._slot_stream, self.position, self._end)
         return base
 
     def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
@@ -254,7 +262,7 @@ class _SlotReader:
                 self._change_log.record_position(end, self.position, base)
             else:
                 return False
-            self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
+            self._log(f"change log of {self._slot_stream.name} holds everything before {format_lsn(end)}")
             self.position = end
         return True
 
@@ -263,7 +271,7 @@ class _SlotReader:
         return (
             end < self._target
             or end - self.position >= IDLE_BYTES
-            or can_release_wal(self._connection, self._feed.slot, IDLE_BYTES)
+            or can_release_wal(self._connection, self._slot_stream.slot, IDLE_BYTES)
             or _copied_after(self._lake, self._subscriptions, self.position)
         )
 
@@ -301,8 +309,8 @@ class _SlotReader:
 
     def _confirm(self) -> None:
         make_durable = self._lake.access.make_durable
-        slot, options = self._feed.slot, self._peek.options
-        confirm(self._connection, self._feed.source, slot, self.position, options, make_durable)
+        slot, options = self._slot_stream.slot, self._peek.options
+        confirm(self._connection, self._slot_stream.source, slot, self.position, options, make_durable)
 
     def _is_second_session_worth_it(self) -> bool:
         """True if a second session may read at the same time, and makes the reading faster.
@@ -314,7 +322,7 @@ class _SlotReader:
         size = self._end - self.position
         if not self._can_advance_copies or size < SECOND_SESSION_BYTES:
             return False
-        state = slot_state(self._connection, self._feed.slot)
+        state = slot_state(self._connection, self._slot_stream.slot)
         return (
             state is not None
             and not state.has_failover
@@ -331,7 +339,7 @@ class _SlotReader:
         if self._lake.is_reached_by_spark_only and unaltered is not None and not unaltered.covers_all:
             query = self._peek.query(self._end)
             xids, relation_ids = find_transactions_and_relations(
-                self._connection, self._feed.source.name, self._feed.slot, query
+                self._connection, self._slot_stream.source.name, self._slot_stream.slot, query
             )
             if not unaltered.covers(xids, relation_ids):
                 return True
@@ -346,7 +354,7 @@ class _SlotReader:
             return False
         query = self._peek.query(self._end)
         truncated_relations_of_slice = find_truncated_relations(
-            self._connection, self._feed.source.name, self._feed.slot, query
+            self._connection, self._slot_stream.source.name, self._slot_stream.slot, query
         )
         return any(
             tree <= relation_ids

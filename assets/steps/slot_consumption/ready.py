@@ -1,10 +1,10 @@
-"""Makes the slot of a feed ready to be read. A feed is a slot with the subscriptions that read it.
+"""Makes the slot of a stream ready to be read. A slot stream is a slot with the subscriptions that read it.
 
 After that, pgsieve's own capture publications (with which the slot is read), the slot and the recorded catalog exist,
 and fit the change log.
 
-In: a feed, and a session of its publisher
-Out: the feed without subscriptions that are refused, the catalog, and the publications with which the slot is read
+In: a stream, and a session of its publisher
+Out: the stream without subscriptions that are refused, the catalog, and the publications with which the slot is read
 
 If a call fails, it drops the publications that it has created. Raises SlotError.
 """
@@ -20,14 +20,14 @@ from pgsieve.assets.steps.records.catalogs import (
     read_catalog_with_fingerprint,
 )
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.own_versions import feed_records, newest_cuts, refuse_put_back_tables
+from pgsieve.assets.steps.records.own_versions import newest_cuts, refuse_put_back_tables, slot_stream_records
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside_tables
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.assets.steps.validation.examination import locked_tables
 from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
@@ -49,11 +49,14 @@ from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, read_next_
 
 
 def ready_slot(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, copying: str | None = None
-) -> tuple[Feed, Catalog, tuple[str, ...]]:
-    """Create the feed's capture publications and slot if they are missing, and record the catalog if it was altered.
+    connection: psycopg.Connection[tuple[object, ...]],
+    slot_stream: SlotStream,
+    lake: Lake,
+    copying: str | None = None,
+) -> tuple[SlotStream, Catalog, tuple[str, ...]]:
+    """Create the stream's capture publications and slot if they are missing, and record the catalog if it was altered.
 
-    Returns the feed without subscriptions that are refused, the catalog, and the publications with which the slot is
+    Returns the stream without subscriptions that are refused, the catalog, and the publications with which the slot is
     read.
 
     A lock of another session may prevent a table from being captured, or its row filter from being read. In that case
@@ -61,56 +64,55 @@ def ready_slot(
     pgsieve.yaml. Raises SlotError if the slot does not fit the position of the change log. Raises OpenTransactionsError
     or LockedTableError for a lock if the publisher cannot decide.
     """
-    fingerprint, catalog = read_catalog_with_fingerprint(connection, feed)
-    sound_feed, server = sound_part(connection, feed, catalog)
-    if sound_feed != feed:
-        fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_feed)
+    fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
+    sound_stream, server = sound_part(connection, slot_stream, catalog)
+    if sound_stream != slot_stream:
+        fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
     # If a run was killed, its query goes on until the server notices that.
-    wait_until_free(connection, feed.slot)
-    state = take_slot(connection, feed, lake)
-    refuse_put_back_tables(lake, feed_records(lake, feed), newest_cuts(lake, feed))
-    log_position, catalogs = ChangeLog(lake, feed).position(), Catalogs(lake, sound_feed)
-    names = sound_feed.slot_publications(server)
+    wait_until_free(connection, slot_stream.slot)
+    state = take_slot(connection, slot_stream, lake)
+    refuse_put_back_tables(lake, slot_stream_records(lake, slot_stream), newest_cuts(lake, slot_stream))
+    log_position, catalogs = ChangeLog(lake, slot_stream).position(), Catalogs(lake, sound_stream)
+    names = sound_stream.slot_publications(server)
     created_names = [name for name in names if name not in server.publications]
     try:
         is_recorded = catalogs.is_recorded(fingerprint)
         is_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
         publisher_decides = (
-            is_begun and not is_recorded and (copying is None or can_publisher_decide(sound_feed, copying))
+            is_begun and not is_recorded and (copying is None or can_publisher_decide(sound_stream, copying))
         )
-        if feed.filtered:
-            publish_set_aside_tables(connection, sound_feed, lake, server, no_log)
-        elif not _ensure_capture(connection, sound_feed, server, publisher_decides=publisher_decides):
+        if slot_stream.filtered:
+            publish_set_aside_tables(connection, sound_stream, lake, server, no_log)
+        elif not _ensure_capture(connection, sound_stream, server, publisher_decides=publisher_decides):
             names, is_recorded = tuple(name for name in names if name not in created_names), True
         if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
-            fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_feed)
-            is_recorded = _is_filter_hidden(sound_feed, catalog, publisher_decides=publisher_decides)
+            fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
+            is_recorded = _is_filter_hidden(sound_stream, catalog, publisher_decides=publisher_decides)
         capture_lsn, transaction = inserted_lsn(connection), read_next_xid(connection)
         if state is None:
-            begin_slot(connection, feed, lake)
+            begin_slot(connection, slot_stream, lake)
         else:
-            _align(connection, feed, lake, state, log_position, names)
+            _align(connection, slot_stream, lake, state, log_position, names)
         if not is_recorded:
             if log_position is not None and connection.info.server_version < 180000:
-                _drain_before_created(connection, feed, lake, names)
+                _drain_before_created(connection, slot_stream, lake, names)
             # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
-            unread_subscriptions = catalogs.unread_subscriptions()
-            forget_copies(lake, unread_subscriptions)
+            forget_copies(lake, catalogs.unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
             catalogs.append(capture_lsn, transaction, fingerprint, catalog, restart_lsn)
             # All later slices are decided by this record, so it is synced to disk before the slot is read.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
-        if not feed.filtered:
-            drop_publications(connection, feed.source.name, created_names)
+        if not slot_stream.filtered:
+            drop_publications(connection, slot_stream.source.name, created_names)
         raise
-    return sound_feed, server, names
+    return sound_stream, server, names
 
 
 def _align(
     connection: psycopg.Connection[tuple[object, ...]],
-    feed: Feed,
+    slot_stream: SlotStream,
     lake: Lake,
     state: SlotState,
     log_position: int | None,
@@ -118,19 +120,23 @@ def _align(
 ) -> None:
     """Bring a slot that exists and the change log to the same position. `log_position` is that of the change log."""
     if log_position is not None:
-        if is_two_phase(feed, state):
-            recover_prepared_transactions(feed, lake, names, connection.info.server_version, log_position)
-        options = make_peek_options(feed, names)
-        confirm(connection, feed.source, feed.slot, log_position, options, lake.access.make_durable)
+        if is_two_phase(slot_stream, state):
+            recover_prepared_transactions(
+                slot_stream, lake, names, connection.info.server_version, log_position
+            )
+        options = make_peek_options(slot_stream, names)
+        confirm(
+            connection, slot_stream.source, slot_stream.slot, log_position, options, lake.access.make_durable
+        )
     else:  # The process that has created the slot has died before it recorded the position.
-        if is_two_phase(feed, state):
-            PreparedTransactions(lake, feed).begin(state.confirmed_lsn)
-        ChangeLog(lake, feed).record_position(state.confirmed_lsn)
+        if is_two_phase(slot_stream, state):
+            PreparedTransactions(lake, slot_stream).begin(state.confirmed_lsn)
+        ChangeLog(lake, slot_stream).record_position(state.confirmed_lsn)
 
 
 def readable_publications(
     connection: psycopg.Connection[tuple[object, ...]],
-    feed: Feed,
+    slot_stream: SlotStream,
     lake: Lake,
     catalog: Catalog,
     publications: tuple[str, ...],
@@ -143,17 +149,19 @@ def readable_publications(
     if publications:
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
-    names = ensure_capture_publications(connection, feed.source.name, feed.capture, [empty], catalog)
+    names = ensure_capture_publications(
+        connection, slot_stream.source.name, slot_stream.capture, [empty], catalog
+    )
     # WAL from before the publication existed is read without the publication, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
-        slot = ReadySlot(connection, feed, lake, ())
+        slot = ReadySlot(connection, slot_stream, lake, ())
         drain_to(slot, flushed_lsn(connection), no_log, recording=True)
     return names
 
 
 def _ensure_capture(
     connection: psycopg.Connection[tuple[object, ...]],
-    feed: Feed,
+    slot_stream: SlotStream,
     catalog: Catalog,
     *,
     publisher_decides: bool,
@@ -163,9 +171,13 @@ def _ensure_capture(
     Returns false if a lock prevents that, and the publisher can decide the changes meanwhile.
     """
     try:
-        with limit_wait(feed.source, connection, BRIEF_SECONDS):
+        with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
             ensure_capture_publications(
-                connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog
+                connection,
+                slot_stream.source.name,
+                slot_stream.capture,
+                slot_stream.planned_capture(catalog),
+                catalog,
             )
     except OpenTransactionsError:
         if not publisher_decides:
@@ -175,17 +187,22 @@ def _ensure_capture(
     return True
 
 
-def _is_filter_hidden(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
+def _is_filter_hidden(slot_stream: SlotStream, catalog: Catalog, *, publisher_decides: bool) -> bool:
     """True if a lock hides a row filter, so that the publisher has to decide. Raises LockedTableError if it cannot."""
-    catalog = feed.with_defined_publications(catalog)
-    errors = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
+    catalog = slot_stream.with_defined_publications(catalog)
+    errors = [
+        error for name in slot_stream.subscriptions for _, error in locked_tables(slot_stream, name, catalog)
+    ]
     if errors and not publisher_decides:
         raise errors[0]
     return bool(errors)
 
 
 def _drain_before_created(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, publications: Sequence[str]
+    connection: psycopg.Connection[tuple[object, ...]],
+    slot_stream: SlotStream,
+    lake: Lake,
+    publications: Sequence[str],
 ) -> None:
     """Read WAL from before some of the capture publications existed, without these publications.
 
@@ -195,9 +212,11 @@ def _drain_before_created(
     target, version = flushed_lsn(connection), connection.info.server_version
 
     def refused(names: Sequence[str]) -> SourceError | None:
-        query = peek_query(feed.slot, target, make_peek_options(feed, names), version, max_messages=1)
+        query = peek_query(
+            slot_stream.slot, target, make_peek_options(slot_stream, names), version, max_messages=1
+        )
         try:
-            has_changes(connection, feed.source.name, feed.slot, query)
+            has_changes(connection, slot_stream.source.name, slot_stream.slot, query)
         except SourceError as error:
             return error
         return None
@@ -206,4 +225,4 @@ def _drain_before_created(
     if refusal is not None:
         raise refusal
     if len(existing) < len(publications):
-        drain_to(ReadySlot(connection, feed, lake, existing), target, no_log, recording=True)
+        drain_to(ReadySlot(connection, slot_stream, lake, existing), target, no_log, recording=True)

@@ -1,6 +1,6 @@
 """Records the values of published sequences, as ALTER SUBSCRIPTION … REFRESH SEQUENCES does on PostgreSQL 19.
 
-In: a feed (a slot with its subscriptions), and a session of its publisher
+In: a slot stream (a slot with its subscriptions), and a session of its publisher
 Out: rows of the table `_sequences`, for values that have changed
 
 A slot does not send sequences. Their values are read after the changes, so that they are never behind the rows that
@@ -15,7 +15,7 @@ import psycopg
 from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import translate_errors
@@ -23,39 +23,39 @@ from pgsieve.resources.postgres.sequences import PublishedSequences, SequenceVal
 
 
 def read_received_sequences(
-    connection: psycopg.Connection[Any], feed: Feed, subscription: str
+    connection: psycopg.Connection[Any], slot_stream: SlotStream, subscription: str
 ) -> tuple[SequenceValue, ...]:
     """The sequences that a subscription receives, with the values that they have on the publisher now."""
-    names = feed.subscriptions[subscription]
-    definitions = [feed.defined[name] for name in names if name in feed.defined]
+    names = slot_stream.subscriptions[subscription]
+    definitions = [slot_stream.defined[name] for name in names if name in slot_stream.defined]
     sequences = PublishedSequences(
-        [name for name in names if name not in feed.defined],
+        [name for name in names if name not in slot_stream.defined],
         frozenset(name for definition in definitions for name in definition.sequences),
         any(definition.all_sequences for definition in definitions),
     )
-    with translate_errors(feed.source.name, "read the sequences"):
+    with translate_errors(slot_stream.source.name, "read the sequences"):
         return read_sequences(connection, sequences)
 
 
-def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lake) -> None:
-    """Record the values of the sequences that the feed's subscriptions receive, if they have changed.
+def refresh_sequences(connection: psycopg.Connection[Any], slot_stream: SlotStream, lake: Lake) -> None:
+    """Record the values of the sequences that the stream's subscriptions receive, if they have changed.
 
     The values of a disabled subscription stay as they are.
     """
-    for name in feed.subscriptions:
+    for name in slot_stream.subscriptions:
         try:
-            retry_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
+            retry_after_conflict(_refresh)(connection, slot_stream, Sequences(lake, name))
         except LakeError as error:
             # If the lake itself has failed, the error is raised. A damaged table is reported by its own subscription.
             describe_error(lake, error)
 
 
-def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:
+def _refresh(connection: psycopg.Connection[Any], slot_stream: SlotStream, record: Sequences) -> None:
     # The version is read before the values. If another process records newer values meanwhile, the append below fails.
     base_version = record.version()
     values = {
         (value.schema, value.name): value
-        for value in read_received_sequences(connection, feed, record.subscription)
+        for value in read_received_sequences(connection, slot_stream, record.subscription)
     }
     if not (values or base_version):
         return

@@ -1,8 +1,8 @@
-"""Compares a feed's slot with the position of its change log, and replaces a slot that was lost.
+"""Compares a stream's slot with the position of its change log, and replaces a slot that was lost.
 
-A feed is a slot with the subscriptions that read it.
+A slot stream is a slot with the subscriptions that read it.
 
-In: the present slot and server cluster, and their record in the feed's table `feed`
+In: the present slot and server cluster, and their record in the stream's table `feed`
 Out: - a SlotError, which names the gap and the command that closes it
      - or a new slot, after which all tables are copied again
 """
@@ -15,10 +15,10 @@ import psycopg
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.databases import refuse_other_database
-from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -49,60 +49,65 @@ class OtherClusterError(PgsieveError):
     """The source is another cluster than the one whose changes the lake has, so their LSNs cannot be compared."""
 
 
-def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed) -> SlotState:
-    """The state of the feed's slot. Raises SourceError if it does not exist."""
-    state = slot_state(connection, feed.slot)
+def present_slot(connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream) -> SlotState:
+    """The state of the stream's slot. Raises SourceError if it does not exist."""
+    state = slot_state(connection, slot_stream.slot)
     if state is None:
         raise SourceError(
-            f'source "{feed.source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704"
+            f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" is gone',
+            sqlstate="42704",
         )
     return state
 
 
-def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
-    """Check that the feed's slot has all changes after the change log. Returns its state; None if it does not exist yet.
+def take_slot(
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
+) -> SlotState | None:
+    """Check that the stream's slot has all changes after the change log. Returns its state; None if it does not exist yet.
 
     If `failover` is wanted, it is enabled. A new timeline is recorded. If the server is a promoted standby, the
     position of the change log has to be in the history of its timeline. The server must not be behind that position.
     Raises the errors of `refuse_other_publisher`, and SlotError for a gap or a lost record.
     """
-    newest_row = refuse_other_publisher(connection, feed, lake)
-    state, log_position = slot_state(connection, feed.slot), _read_position(lake, feed)
+    newest_row = refuse_other_publisher(connection, slot_stream, lake)
+    state, log_position = slot_state(connection, slot_stream.slot), _read_position(lake, slot_stream)
     timeline, recorded_timeline = current_timeline(connection), newest_row.get("timeline")
     if state is None and newest_row.get("given_up"):
         return None
-    if log_position is None and state is not None and _has_copies(lake, feed):
+    if log_position is None and state is not None and _has_copies(lake, slot_stream):
         raise _make_change_log_error(
-            lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}"
+            lake, slot_stream, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}"
         )
-    if log_position is not None and not newest_row and _has_copies(lake, feed):
-        raise FeedLostError(
-            f'source "{feed.source.name}": "{FeedRecord(lake, feed).path}" is gone, the record of the'
+    if log_position is not None and not newest_row and _has_copies(lake, slot_stream):
+        raise SlotStreamLostError(
+            f'source "{slot_stream.source.name}": "{SlotStreamRecord(lake, slot_stream).path}" is gone, the record of the'
             " change log's cluster and of its deleted slices",
-            hint=_recovery_hint(feed),
+            hint=_recovery_hint(slot_stream),
             sqlstate="55000",
         )
     if log_position is not None and recorded_timeline not in {None, timeline}:
-        verify_timeline(feed.source, recorded_timeline, log_position, timeline, feed.subscriptions)
-    verify_slot(state, feed.source.name, feed.slot, log_position, feed.subscriptions)
+        verify_timeline(
+            slot_stream.source, recorded_timeline, log_position, timeline, slot_stream.subscriptions
+        )
+    verify_slot(state, slot_stream.source.name, slot_stream.slot, log_position, slot_stream.subscriptions)
     if log_position is not None:
-        verify_wal_end(connection, feed.source.name, log_position, feed.subscriptions)
+        verify_wal_end(connection, slot_stream.source.name, log_position, slot_stream.subscriptions)
     if state is None:
         return None
     if (
         state.has_two_phase
         and log_position is not None
-        and PreparedTransactions(lake, feed).position() is None
+        and PreparedTransactions(lake, slot_stream).position() is None
     ):
         raise SlotError(
-            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but'
-            f' "{PreparedTransactions(lake, feed).path}" does not have those that were received',
-            hint=f"copy every table again: `pgsieve resync {next(iter(feed.subscriptions))}`",
+            f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" sends prepared transactions, but'
+            f' "{PreparedTransactions(lake, slot_stream).path}" does not have those that were received',
+            hint=f"copy every table again: `pgsieve resync {next(iter(slot_stream.subscriptions))}`",
             sqlstate="55000",
         )
-    if feed.failover and not state.has_failover:
-        enable_failover(feed.source, feed.slot)
-    _note_cluster(connection, FeedRecord(lake, feed), newest_row, timeline)
+    if slot_stream.failover and not state.has_failover:
+        enable_failover(slot_stream.source, slot_stream.slot)
+    _note_cluster(connection, SlotStreamRecord(lake, slot_stream), newest_row, timeline)
     return state
 
 
@@ -110,88 +115,91 @@ class ChangeLogLostError(SlotError):
     """The change log is gone, or cannot be read, so changes that were not applied yet are lost."""
 
 
-class FeedLostError(SlotError):
+class SlotStreamLostError(SlotError):
     """The record of the cluster is gone, but there are a change log and replicas. They may be of another server."""
 
 
-def _recovery_hint(feed: Feed) -> str:
-    commands = " and ".join(f"`pgsieve resync {name}`" for name in feed.subscriptions)
+def _recovery_hint(slot_stream: SlotStream) -> str:
+    commands = " and ".join(f"`pgsieve resync {name}`" for name in slot_stream.subscriptions)
     return f"restore it from a backup, or copy every table again: {commands}"
 
 
-def _make_change_log_error(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
+def _make_change_log_error(lake: Lake, slot_stream: SlotStream, problem: str) -> ChangeLogLostError:
     return ChangeLogLostError(
-        f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: its changes that no'
+        f'source "{slot_stream.source.name}": the change log "{ChangeLog(lake, slot_stream).path}" {problem}: its changes that no'
         " replica has are lost",
-        hint=_recovery_hint(feed),
+        hint=_recovery_hint(slot_stream),
         sqlstate="55000",
     )
 
 
-def _read_position(lake: Lake, feed: Feed) -> int | None:
+def _read_position(lake: Lake, slot_stream: SlotStream) -> int | None:
     """The position of the change log; None before its first commit. Raises ChangeLogLostError if it cannot be read."""
     try:
-        return ChangeLog(lake, feed).position()
+        return ChangeLog(lake, slot_stream).position()
     except LakeUnavailableError:
         raise
     except LakeError as error:
-        raise _make_change_log_error(lake, feed, f"cannot be read ({error.message})") from error
+        raise _make_change_log_error(lake, slot_stream, f"cannot be read ({error.message})") from error
 
 
-def _has_copies(lake: Lake, feed: Feed) -> bool:
-    """True if a table of the feed's subscriptions is ready, so that its replica needs the changes in the slot."""
+def _has_copies(lake: Lake, slot_stream: SlotStream) -> bool:
+    """True if a table of the stream's subscriptions is ready, so that its replica needs the changes in the slot."""
     return any(
         state.state == SyncState.READY
-        for name in feed.subscriptions
+        for name in slot_stream.subscriptions
         for state in TableStates(lake, name).newest().values()
     )
 
 
 def refuse_other_publisher(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> Mapping[str, Any]:
-    """The record of the feed's cluster. Commands call this before they read or alter tables of the feed.
+    """The record of the stream's cluster. Commands call this before they read or alter tables of the stream.
 
     Raises OtherClusterError if the server is another cluster, OtherDatabaseError if it is another database of the same
     cluster, and SlotNotOwnedError if another lake may read the slot.
     """
-    newest_row = refuse_other_cluster(connection, feed, lake)
-    refuse_other_database(connection, lake, feed.subscriptions)
-    refuse_slot_of_another_lake(connection, feed, lake)
+    newest_row = refuse_other_cluster(connection, slot_stream, lake)
+    refuse_other_database(connection, lake, slot_stream.subscriptions)
+    refuse_slot_of_another_lake(connection, slot_stream, lake)
     return newest_row
 
 
 def refuse_slot_of_another_lake(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> None:
     """Raise SlotNotOwnedError if the slot exists, and this lake has no data of it and has not claimed it.
 
     Changes that one lake confirms are lost for every other lake. A lake claims a slot before it creates the slot, so
     that after a crash the next run recognises it.
     """
-    if FeedRecord(lake, feed).read_newest() or _read_position(lake, feed) is not None:
+    if SlotStreamRecord(lake, slot_stream).read_newest() or _read_position(lake, slot_stream) is not None:
         return
     # This lake is in use, and has lost some of pgsieve's own tables. A later error says that it is damaged.
-    if any(TableStates(lake, name).newest() for name in feed.subscriptions):
+    if any(TableStates(lake, name).newest() for name in slot_stream.subscriptions):
         return
-    if slot_state(connection, feed.slot) is None:
+    if slot_state(connection, slot_stream.slot) is None:
         return
     raise SlotNotOwnedError(
-        f'source "{feed.source.name}": replication slot "{feed.slot}" exists, and the lake "{lake.uri}" has nothing of it: another lake'
+        f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" exists, and the lake "{lake.uri}" has nothing of it: another lake'
         " may read it, and would lack every change that this one confirms",
         hint=f"give the source a `slot` of its own in pgsieve.yaml; or, where no other lake needs this one, take it over:"
-        f" `pgsieve run {' '.join(feed.subscriptions)} --take-over`",
+        f" `pgsieve run {' '.join(slot_stream.subscriptions)} --take-over`",
         sqlstate="55006",
     )
 
 
 def refuse_slot_ahead(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, hint: str
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake, hint: str
 ) -> None:
     """Raise SlotAheadError with this hint if the slot is ahead of the change log, since another lake may read it."""
     try:
         verify_slot(
-            slot_state(connection, feed.slot), feed.source.name, feed.slot, _read_position(lake, feed)
+            slot_state(connection, slot_stream.slot),
+            slot_stream.source.name,
+            slot_stream.slot,
+            _read_position(lake, slot_stream),
         )
     except SlotAheadError as error:
         raise SlotAheadError(error.message, hint=hint, sqlstate=error.sqlstate) from None
@@ -199,19 +207,23 @@ def refuse_slot_ahead(
         pass  # The slot has lost changes, so no other lake can read it any further.
 
 
-def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Record that the feed's slot belongs to this lake, before or after the slot is created.
+def claim_slot(
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
+) -> None:
+    """Record that the stream's slot belongs to this lake, before or after the slot is created.
 
     Raises OtherClusterError and OtherDatabaseError.
     """
-    refuse_other_cluster(connection, feed, lake)
-    refuse_other_database(connection, lake, feed.subscriptions)
-    _record_cluster(connection, feed, lake)
+    refuse_other_cluster(connection, slot_stream, lake)
+    refuse_other_database(connection, lake, slot_stream.subscriptions)
+    _record_cluster(connection, slot_stream, lake)
 
 
-def _record_cluster(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
+def _record_cluster(
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
+) -> None:
     """Record the cluster of the slot, if none is recorded."""
-    record = FeedRecord(lake, feed)
+    record = SlotStreamRecord(lake, slot_stream)
     if not (newest_row := record.read_newest()):
         _note_cluster(connection, record, newest_row, current_timeline(connection))
         lake.access.make_durable()
@@ -219,7 +231,7 @@ def _record_cluster(connection: psycopg.Connection[tuple[object, ...]], feed: Fe
 
 def _note_cluster(
     connection: psycopg.Connection[tuple[object, ...]],
-    record: FeedRecord,
+    record: SlotStreamRecord,
     newest_row: Mapping[str, Any],
     timeline: int,
 ) -> None:
@@ -228,78 +240,83 @@ def _note_cluster(
         record.note_cluster(system_identifier(connection), timeline, given_up=False)
 
 
-def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
+def refuse_other_publisher_if_it_answers(slot_stream: SlotStream, lake: Lake) -> None:
     """The same as `refuse_other_publisher`, except that a source that does not answer is no error.
 
     It is for commands that do not need the source.
     """
-    with suppress(SourceUnreachableError), feed.source.connect() as connection:
-        refuse_other_publisher(connection, feed, lake)
+    with suppress(SourceUnreachableError), slot_stream.source.connect() as connection:
+        refuse_other_publisher(connection, slot_stream, lake)
 
 
 def refuse_other_cluster(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> Mapping[str, Any]:
-    """The record of the feed's cluster. Raises OtherClusterError if the server is another cluster."""
-    newest_row, present_identifier = FeedRecord(lake, feed).read_newest(), system_identifier(connection)
+    """The record of the stream's cluster. Raises OtherClusterError if the server is another cluster."""
+    newest_row, present_identifier = (
+        SlotStreamRecord(lake, slot_stream).read_newest(),
+        system_identifier(connection),
+    )
     recorded_identifier = newest_row.get("system_identifier") or present_identifier
     if recorded_identifier == present_identifier:
         return newest_row
     drop_commands = " and ".join(
-        f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in feed.subscriptions
+        f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in slot_stream.subscriptions
     )
     raise OtherClusterError(
-        f'source "{feed.source.name}": the server is the cluster with system identifier {present_identifier}, but Delta holds changes'
-        f" up to {format_lsn(ChangeLog(lake, feed).position() or 0)} of the cluster {recorded_identifier}: their LSNs do not compare",
+        f'source "{slot_stream.source.name}": the server is the cluster with system identifier {present_identifier}, but Delta holds changes'
+        f" up to {format_lsn(ChangeLog(lake, slot_stream).position() or 0)} of the cluster {recorded_identifier}: their LSNs do not compare",
         hint=f"replicate it into another `lake`, or begin from scratch: {drop_commands}, then `pgsieve run`",
         sqlstate="55000",
     )
 
 
-def record_dropped_slot(lake: Lake, feed: Feed) -> None:
+def record_dropped_slot(lake: Lake, slot_stream: SlotStream) -> None:
     """Record that the slot was dropped, so that the next slot begins with new copies."""
-    newest_row = FeedRecord(lake, feed).read_newest()
+    newest_row = SlotStreamRecord(lake, slot_stream).read_newest()
     if not newest_row.get("given_up"):
-        FeedRecord(lake, feed).note_cluster(
+        SlotStreamRecord(lake, slot_stream).note_cluster(
             newest_row.get("system_identifier"), newest_row.get("timeline"), given_up=True
         )
 
 
-def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Create the feed's slot, and mark all tables of its subscriptions as to be copied.
+def begin_slot(
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
+) -> None:
+    """Create the stream's slot, and mark all tables of its subscriptions as to be copied.
 
     The slot does not have earlier changes, so all tables have to be copied. Raises SlotError if the server's LSN is
     behind the position of the change log, which never goes back.
     """
-    server_lsn, log_position = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
+    server_lsn, log_position = inserted_lsn(connection), ChangeLog(lake, slot_stream).position() or 0
     if server_lsn < log_position:
         raise SlotError(
-            f'source "{feed.source.name}": Delta holds changes up to {format_lsn(log_position)}, which the server, at'
+            f'source "{slot_stream.source.name}": Delta holds changes up to {format_lsn(log_position)}, which the server, at'
             f" {format_lsn(server_lsn)}, has not reached again",
             hint="run again when the server has written more WAL (`SELECT pg_switch_wal()` advances to the next 16 MB)",
             sqlstate="55000",
         )
-    forget_copies(lake, feed.subscriptions)
-    _record_cluster(connection, feed, lake)
-    with limit_wait(feed.source, connection, PATIENT_SECONDS):
+    forget_copies(lake, slot_stream.subscriptions)
+    _record_cluster(connection, slot_stream, lake)
+    with limit_wait(slot_stream.source, connection, PATIENT_SECONDS):
         start = create_slot(
             connection,
-            feed.source.name,
-            feed.slot,
-            two_phase=feed.options.two_phase,
-            failover=feed.failover,
+            slot_stream.source.name,
+            slot_stream.slot,
+            two_phase=slot_stream.options.two_phase,
+            failover=slot_stream.failover,
         )
     reach(Failpoint.SLOT_CREATED)
     try:
-        record = FeedRecord(lake, feed)
+        record = SlotStreamRecord(lake, slot_stream)
         _note_cluster(connection, record, record.read_newest(), current_timeline(connection))
-        if feed.options.two_phase:
-            PreparedTransactions(lake, feed).begin(start)
-        ChangeLog(lake, feed).record_position(start)
+        if slot_stream.options.two_phase:
+            PreparedTransactions(lake, slot_stream).begin(start)
+        ChangeLog(lake, slot_stream).record_position(start)
     except Exception:
         # If the position is recorded, the commit has succeeded, and only the answer of the store was lost.
-        if ChangeLog(lake, feed).position() != start:
-            drop_slot(connection, feed.source.name, feed.slot)
+        if ChangeLog(lake, slot_stream).position() != start:
+            drop_slot(connection, slot_stream.source.name, slot_stream.slot)
         raise
 
 
@@ -326,21 +343,21 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     lake.access.make_durable()
 
 
-def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:
+def replace_lost_slot(slot_stream: SlotStream, lake: Lake, *, take_over: bool = False) -> SlotError | None:
     """Replace a slot that is missing, invalidated, or ahead of the change log. Returns the error about the slot, or None.
 
     After a crash this can be repeated: in that case the slot is missing, or ahead of the change log. Raises the errors
     of `refuse_other_publisher`. Raises SlotAheadError without `take_over`, since another lake may read the slot.
     """
-    with feed.hold_lock(), feed.source.connect() as connection:
+    with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
         try:
-            take_slot(connection, feed, lake)
+            take_slot(connection, slot_stream, lake)
         except SlotError as slot_error:
             if isinstance(slot_error, SlotAheadError) and not take_over:
                 raise
             if isinstance(slot_error.__cause__, LakeError):
-                lake.remove_log(ChangeLog(lake, feed).path)
-            drop_slot(connection, feed.source.name, feed.slot)
-            begin_slot(connection, feed, lake)
+                lake.remove_log(ChangeLog(lake, slot_stream).path)
+            drop_slot(connection, slot_stream.source.name, slot_stream.slot)
+            begin_slot(connection, slot_stream, lake)
             return slot_error
     return None

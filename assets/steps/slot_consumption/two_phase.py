@@ -1,14 +1,14 @@
 """Two-phase transactions: whether a slot sends them at PREPARE, and how prepared transactions are recovered after a crash.
 
-In: the feed (a slot with its subscriptions), and the state of the slot
-Out: the feed's table `prepared`, which has the position of the change log again
+In: the slot stream (a slot with its subscriptions), and the state of the slot
+Out: the stream's table `prepared`, which has the position of the change log again
 """
 
 from collections.abc import Sequence
 
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import (
@@ -20,22 +20,22 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.spool import FileSpool
 
 
-def is_two_phase(feed: Feed, state: SlotState) -> bool:
+def is_two_phase(slot_stream: SlotStream, state: SlotState) -> bool:
     """True if the slot sends transactions at their PREPARE. A slot that does so cannot stop doing so."""
-    return feed.options.two_phase or state.has_two_phase
+    return slot_stream.options.two_phase or state.has_two_phase
 
 
 def recover_prepared_transactions(
-    feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable_lsn: int
+    slot_stream: SlotStream, lake: Lake, publications: Sequence[str], version: int, durable_lsn: int
 ) -> None:
     """Read prepared transactions again, if a run died between its commits of the change log and of `prepared`."""
-    if PreparedTransactions(lake, feed).position() == durable_lsn:
+    if PreparedTransactions(lake, slot_stream).position() == durable_lsn:
         return
-    query = peek_query(feed.slot, durable_lsn, make_peek_options(feed, publications), version)
-    with translate_slot_errors(feed.source.name, feed.slot, "read"), FileSpool() as spool:
+    query = peek_query(slot_stream.slot, durable_lsn, make_peek_options(slot_stream, publications), version)
+    with translate_slot_errors(slot_stream.source.name, slot_stream.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
-        waiting = PreparedTransactions(lake, feed).restore(assembler)
-        for messages in read_messages(feed.source.make_executor_conninfo(), query):
+        waiting = PreparedTransactions(lake, slot_stream).restore(assembler)
+        for messages in read_messages(slot_stream.source.make_executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # These messages are already in the change log. Only those of prepared transactions are missing.
-        PreparedTransactions(lake, feed).save(assembler, durable_lsn, waiting)
+        PreparedTransactions(lake, slot_stream).save(assembler, durable_lsn, waiting)

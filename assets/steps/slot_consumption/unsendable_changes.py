@@ -34,12 +34,12 @@ from pgsieve.assets.steps.slot_consumption.past_filters import (
 from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
     append_empty_slice,
     append_publisher_slice,
-    make_publisher_feeds,
     make_publisher_peek,
+    make_publisher_slot_streams,
     prepare_base_version,
     record_altered_slice,
 )
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
@@ -65,14 +65,16 @@ _FIRST_STEP = 256
 
 
 def find_refusal(
-    connection: psycopg.Connection[Any], peek: Peek, subscription_feeds: Sequence[Feed], end: int
+    connection: psycopg.Connection[Any], peek: Peek, subscription_slot_streams: Sequence[SlotStream], end: int
 ) -> SourceError | None:
-    """The server's error if it cannot send the changes up to `end` to all these feeds; None if it can."""
-    error_of_capture = find_decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
+    """The server's error if it cannot send the changes up to `end` to all these streams; None if it can."""
+    error_of_capture = find_decoding_error(
+        connection, peek.slot_stream.source.name, peek.slot_stream.slot, peek.query(end)
+    )
     if error_of_capture is not None:
         return error_of_capture
     errors_of_subscriptions = (
-        _refusal(connection, make_publisher_peek(peek, each), end) for each in subscription_feeds
+        _refusal(connection, make_publisher_peek(peek, each), end) for each in subscription_slot_streams
     )
     return next((error for error in errors_of_subscriptions if error is not None), None)
 
@@ -82,7 +84,9 @@ def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> So
 
     An error about a publication that did not exist at that time is ignored (see `append_publisher_slice`).
     """
-    error = find_decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+    error = find_decoding_error(
+        connection, reading.slot_stream.source.name, reading.slot_stream.slot, reading.query(end)
+    )
     return None if error is not None and error.sqlstate == UNDEFINED_OBJECT_SQLSTATE else error
 
 
@@ -103,10 +107,10 @@ class Fallback:
         up to `end`. Raises `fault` if the server can send everything, or nothing at all.
         """
         # It is not proven that a recorded catalog is valid for this slice, so the publisher decides.
-        subscription_feeds = make_publisher_feeds(self.lake, self.peek.feed)
+        subscription_slot_streams = make_publisher_slot_streams(self.lake, self.peek.slot_stream)
 
         def refused_before(lsn: int) -> SourceError | None:
-            return find_refusal(self.connection, self.peek, subscription_feeds, lsn)
+            return find_refusal(self.connection, self.peek, subscription_slot_streams, lsn)
 
         if refused_before(position) is not None:
             raise fault  # Even if there is nothing to send, there is an error. So it is not about a change.
@@ -120,15 +124,19 @@ class Fallback:
             position, end, _failing_lsn(refusal), lambda lsn: refused_before(lsn) is None
         )
         if new_position > position:
-            base = self._base(subscription_feeds, position, new_position)
-            for each in subscription_feeds:
+            base = self._base(subscription_slot_streams, position, new_position)
+            for each in subscription_slot_streams:
                 append_publisher_slice(
-                    self.lake, make_publisher_peek(self.peek, each), self.peek.feed, position, new_position
+                    self.lake,
+                    make_publisher_peek(self.peek, each),
+                    self.peek.slot_stream,
+                    position,
+                    new_position,
                 )
             self._append_captured(self.peek, position, new_position, base)
         else:
             new_position = min(end, self._lsn_after_commit(position))
-            self._append_transaction(refusal, position, new_position, subscription_feeds)
+            self._append_transaction(refusal, position, new_position, subscription_slot_streams)
         return new_position
 
     def _find_accepted_peek(self, reading: Peek, end: int) -> Peek | None:
@@ -145,7 +153,7 @@ class Fallback:
         These are publications that did not exist at the time of the transaction. Before PostgreSQL 18, the server
         cannot decode a transaction with such publications. Raises `refusal` if a publication does not exist now.
         """
-        feed, publications = self.peek.feed, self.peek.options.publications
+        slot_stream, publications = self.peek.slot_stream, self.peek.options.publications
 
         def reading(names: Sequence[str]) -> Peek:
             return replace(self.peek, options=replace(self.peek.options, publications=tuple(names)))
@@ -153,7 +161,7 @@ class Fallback:
         existing, _ = find_existing_publications(
             publications,
             lambda names: find_decoding_error(
-                self.connection, feed.source.name, feed.slot, reading(names).query(end)
+                self.connection, slot_stream.source.name, slot_stream.slot, reading(names).query(end)
             ),
         )
         left_out = [name for name in publications if name not in existing]
@@ -166,41 +174,44 @@ class Fallback:
         reading = Reading(peek, begin, [end], with_prepared=self.prepared)
         for _, has_rows in append_slices(self.lake, reading, begin, base):
             if not has_rows:
-                ChangeLog(self.lake, peek.feed).record_position(end, begin, base)
-        self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
+                ChangeLog(self.lake, peek.slot_stream).record_position(end, begin, base)
+        self.log(f"change log of {peek.slot_stream.name} holds everything before {format_lsn(end)}")
 
-    def _base(self, subscription_feeds: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version that the change log has to have for a slice that other feeds get, too (see `prepare_base_version`)."""
-        path = ChangeLog(self.lake, self.peek.feed).path
+    def _base(self, subscription_slot_streams: Sequence[SlotStream], begin: int, end: int) -> int | None:
+        """The version that the change log has to have for a slice that other streams get, too (see `prepare_base_version`)."""
+        path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
             raise OvertakenError(path)
         return (
-            prepare_base_version(self.lake, self.peek.feed, subscription_feeds, head, end)
-            if subscription_feeds
+            prepare_base_version(self.lake, self.peek.slot_stream, subscription_slot_streams, head, end)
+            if subscription_slot_streams
             else None
         )
 
     def _append_transaction(
-        self, refusal: SourceError, begin: int, end: int, subscription_feeds: Sequence[Feed]
+        self, refusal: SourceError, begin: int, end: int, subscription_slot_streams: Sequence[SlotStream]
     ) -> None:
         """Append a slice of one transaction, as far as it can be sent.
 
         Tables that do not get all changes of the transaction are marked as to be copied again.
         """
-        feed, lake = self.peek.feed, self.lake
+        slot_stream, lake = self.peek.slot_stream, self.lake
         captured_peek, left_out = self._find_captured_peek(refusal, end)
         peeks = [
-            self._find_accepted_peek(make_publisher_peek(self.peek, each), end) for each in subscription_feeds
+            self._find_accepted_peek(make_publisher_peek(self.peek, each), end)
+            for each in subscription_slot_streams
         ]
         if captured_peek is None or None in peeks:
             self._refuse_waiting(begin, refusal)
-        base = self._base(subscription_feeds, begin, end)
-        if captured_peek is None and feed.filtered:
+        base = self._base(subscription_slot_streams, begin, end)
+        if captured_peek is None and slot_stream.filtered:
             self._set_aside_failing(begin, end)
         changed_relations = None if captured_peek is None else self._changed_relations(captured_peek, end)
-        names_to_copy = set() if captured_peek is not None and not left_out else set(feed.subscriptions)
-        for each, peek in zip(subscription_feeds, peeks, strict=True):
+        names_to_copy = (
+            set() if captured_peek is not None and not left_out else set(slot_stream.subscriptions)
+        )
+        for each, peek in zip(subscription_slot_streams, peeks, strict=True):
             (name,) = each.subscriptions
             if peek is None:
                 names_to_copy.discard(name)
@@ -211,8 +222,8 @@ class Fallback:
                 )
                 self._mark_to_copy(name, relations, refusal, begin, end)
                 append_empty_slice(lake, each, end)
-                record_altered_slice(lake, feed, each, begin, end)
-            elif append_publisher_slice(lake, peek, feed, begin, end):
+                record_altered_slice(lake, slot_stream, each, begin, end)
+            elif append_publisher_slice(lake, peek, slot_stream, begin, end):
                 names_to_copy.discard(name)
         for name in sorted(names_to_copy):
             relations = None if captured_peek is None else self._published_relations(left_out)
@@ -220,12 +231,12 @@ class Fallback:
         if captured_peek is not None:
             self._append_captured(captured_peek, begin, end, base)
             return
-        ChangeLog(lake, feed).record_position(end, begin, base)
+        ChangeLog(lake, slot_stream).record_position(end, begin, base)
         if self.prepared:
             with FileSpool() as spool:
                 assembler = TransactionAssembler(spool)
-                PreparedTransactions(lake, feed).save(
-                    assembler, end, PreparedTransactions(lake, feed).restore(assembler)
+                PreparedTransactions(lake, slot_stream).save(
+                    assembler, end, PreparedTransactions(lake, slot_stream).restore(assembler)
                 )
 
     def _refuse_waiting(self, begin: int, refusal: SourceError) -> None:
@@ -279,8 +290,8 @@ class Fallback:
         If the table was copied after the transaction, it is not set aside, because the user has corrected its rows. The
         filter may fail even for the correction itself, since the publisher evaluates it for the old rows, too.
         """
-        feed, lake = self.peek.feed, self.lake
-        (subscription,) = feed.subscriptions
+        slot_stream, lake = self.peek.slot_stream, self.lake
+        (subscription,) = slot_stream.subscriptions
         name, states = (
             find_failing_table_name(self.connection, self.peek, end),
             TableStates(lake, subscription),
@@ -293,12 +304,16 @@ class Fallback:
             )
             states.append([state.with_problem(subscription, problem)])
             self.log(f"{subscription}: {quote_qualified(*state.name)} is set aside: {problem}")
-        publish_set_aside_tables(self.connection, feed, lake, present_catalog(self.connection), self.log)
+        publish_set_aside_tables(
+            self.connection, slot_stream, lake, present_catalog(self.connection), self.log
+        )
 
     def _changed_relations(self, captured: Peek, end: int) -> set[int]:
         """The oids of the relations that the transaction changes."""
-        feed = self.peek.feed
-        return find_changed_relations(self.connection, feed.source.name, feed.slot, captured.query(end))
+        slot_stream = self.peek.slot_stream
+        return find_changed_relations(
+            self.connection, slot_stream.source.name, slot_stream.slot, captured.query(end)
+        )
 
     def _published_relations(self, publications: Sequence[str]) -> set[int]:
         """The oids of the tables in some publications, and of their partitions."""
@@ -317,17 +332,17 @@ class Fallback:
         Both the recorded and the present catalog are used. If a relation is in neither of them, all partitioned tables
         are included.
         """
-        feed = self.peek.feed
-        newest_record = Catalogs(self.lake, feed).newest()
+        slot_stream = self.peek.slot_stream
+        newest_record = Catalogs(self.lake, slot_stream).newest()
         names: set[Name] = set()
         partitioned_tables: set[Name] = set()
         relations: set[int] = set()
         for catalog in (
-            feed.with_defined_publications(present_catalog(self.connection)),
+            slot_stream.with_defined_publications(present_catalog(self.connection)),
             *(newest_record or ())[1:],
         ):
             with suppress(PublicationError):
-                publications = feed.publications(catalog, subscription)
+                publications = slot_stream.publications(catalog, subscription)
                 relations_by_oid = find_routes(catalog, publications)
                 relations |= relations_by_oid.keys()
                 names |= {

@@ -64,7 +64,9 @@ def _is_of_replica(
     """
     relation_id = part.version.relation.relation_id
     return (
-        not subscription.feed.filtered or relation_id == definition.layout.oid or part.version.begin > since
+        not subscription.slot_stream.filtered
+        or relation_id == definition.layout.oid
+        or part.version.begin > since
     )
 
 
@@ -115,7 +117,7 @@ def _reading(
 
 def _filter_texts(subscription: Subscription, published: PublishedRelation) -> dict[str, str | None]:
     """Maps each operation to its row filter as text, in the form in which users see it."""
-    if subscription.feed.filtered:
+    if subscription.slot_stream.filtered:
         return dict.fromkeys(published.filters, BY_PUBLISHER)
     return {
         operation: None if texts is None else " OR ".join(texts)

@@ -217,7 +217,7 @@ def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, 
     """
     record = state.definition.published if state.definition else None
     return (
-        subscription.feed.options.origin != "any"
+        subscription.slot_stream.options.origin != "any"
         or replicated is None
         or record != PublicationRecord(replicated.row_filters, replicated.publications)
     )

@@ -83,9 +83,9 @@ class Skip:
 
     def _is_in(self, window: Window) -> bool:
         """True if the window has a transaction that ends at the LSN to skip."""
-        lake, feed = self.lake, self.subscription.feed
-        size = read_slice_contents(lake, feed, window.slice_end).size
-        messages = open_messages(lake, ChangeLog(lake, feed).path, [window.slice_end], size)
+        lake, slot_stream = self.lake, self.subscription.slot_stream
+        size = read_slice_contents(lake, slot_stream, window.slice_end).size
+        messages = open_messages(lake, ChangeLog(lake, slot_stream).path, [window.slice_end], size)
         assert window.skipped_lsn is not None
         of_transaction = MessageFilter(
             after_order=(window.skipped_lsn, FIRST_ORDINAL),

@@ -18,13 +18,13 @@ from pgsieve.assets.steps.records.catalogs import (
     AlteredSlices,
     Catalogs,
     can_publisher_decide,
-    make_publisher_feed,
+    make_publisher_slot_stream,
 )
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, join_summaries
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
@@ -77,22 +77,22 @@ def slices_to_read(
 
     `present` is the present catalog. It is used for slices for which no catalog was recorded. If publications were
     altered within a slice, the publisher has decided its changes, and the subscription that reads the slice has the
-    feed with the publisher's decisions (`make_publisher_feed`). If the slot was not read for the subscription at that time,
+    stream with the publisher's decisions (`make_publisher_slot_stream`). If the slot was not read for the subscription at that time,
     None is yielded instead of a subscription.
     """
-    feed, name = subscription.feed, subscription.name
-    decided_subscription = replace(subscription, feed=make_publisher_feed(feed, name))
+    slot_stream, name = subscription.slot_stream, subscription.name
+    decided_subscription = replace(subscription, slot_stream=make_publisher_slot_stream(slot_stream, name))
     with lake.consistent_read():
         # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
         # slice is read that is about to be listed.
-        durable = ChangeLog(lake, feed).position() or 0
-        altered = AlteredSlices(lake, feed).read_ends(name, durable)
-        appended_ends = lake.records.slices(ChangeLog(lake, feed).path, after_lsn=after)
+        durable = ChangeLog(lake, slot_stream).position() or 0
+        altered = AlteredSlices(lake, slot_stream).read_ends(name, durable)
+        appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=after)
     for end in sorted({*appended_ends, *(end for end in altered if end > after)}):
         if end in altered:
             yield end, decided_subscription, present
-        elif can_publisher_decide(feed, name) and (
-            recorded_catalog := Catalogs(lake, feed).read_for_slice(end)
+        elif can_publisher_decide(slot_stream, name) and (
+            recorded_catalog := Catalogs(lake, slot_stream).read_for_slice(end)
         ):
             catalog, readers = recorded_catalog
             # A value of a recorded type may contain a value of a type that was created after the record. So the present
@@ -103,15 +103,15 @@ def slices_to_read(
             yield end, subscription, present
 
 
-def read_slice_contents(lake: Lake, feed: Feed, end: int) -> SliceContents:
+def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceContents:
     """What a slice contains, according to its recorded summary.
 
     If a run died before it recorded the summary, the summary is made and recorded now.
     """
-    slices = Slices(lake, feed)
+    slices = Slices(lake, slot_stream)
     row = slices.read_row(end)
     if row is None:
-        row = slices.append(end, _summary(lake, ChangeLog(lake, feed).path, end))
+        row = slices.append(end, _summary(lake, ChangeLog(lake, slot_stream).path, end))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[OrderKey, Truncate]] = []
     for message in sorted(row["messages"], key=lambda message: (message["commit_lsn"], message["ordinal"])):
@@ -173,15 +173,15 @@ def published_versions(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[PublishedVersion]]:
     """Maps each replica to the relation versions that have changes for it."""
-    feed, publications = subscription.feed, _publications(subscription, catalog)
-    relations_by_oid = {} if feed.filtered else find_routes(catalog, publications)
+    slot_stream, publications = subscription.slot_stream, _publications(subscription, catalog)
+    relations_by_oid = {} if slot_stream.filtered else find_routes(catalog, publications)
     versions_by_table: dict[Name, list[PublishedVersion]] = {}
     for relation_id, versions in contents.versions.items():
         if relation_id not in contents.changed_oids:
             continue
         for version in versions:
             published = (
-                _as_published(version.relation) if feed.filtered else relations_by_oid.get(relation_id)
+                _as_published(version.relation) if slot_stream.filtered else relations_by_oid.get(relation_id)
             )
             if published is not None:
                 name = (published.publish_as.schema, published.publish_as.name)
@@ -202,10 +202,10 @@ def published_versions(
 
 def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
     """The publications of a subscription. If the publisher filters, those that no longer exist are left out."""
-    feed = subscription.feed
-    if not feed.filtered:
-        return feed.publications(catalog, subscription.name)
-    names = feed.subscriptions[subscription.name]
+    slot_stream = subscription.slot_stream
+    if not slot_stream.filtered:
+        return slot_stream.publications(catalog, subscription.name)
+    names = slot_stream.subscriptions[subscription.name]
     return [catalog.publications[name] for name in names if name in catalog.publications]
 
 
@@ -272,11 +272,11 @@ def table_truncates(
     """Maps each replica to the order keys of its TRUNCATEs."""
     truncates_by_table: dict[Name, list[OrderKey]] = {}
     for order, truncate in contents.truncates:
-        if subscription.feed.filtered:
+        if subscription.slot_stream.filtered:
             # Before a TRUNCATE, the publisher describes each of its relations (pgoutput_truncate() in pgoutput.c).
             tables = [_described(contents.versions[oid], order) for oid in truncate.relation_ids]
         else:
-            publications = subscription.feed.publications(catalog, subscription.name)
+            publications = subscription.slot_stream.publications(catalog, subscription.name)
             tables = find_truncated_tables(truncate.relation_ids, catalog, publications)
         for table in tables:
             truncates_by_table.setdefault((table.schema, table.name), []).append(order)

@@ -24,8 +24,8 @@ from pgsieve.assets.steps.records.failures import (
     describe_error_fully,
     is_damage,
 )
-from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
@@ -73,7 +73,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
-    with subscription.feed.source.hold_lock(subscription.name):
+    with subscription.slot_stream.source.hold_lock(subscription.name):
         # If another process has transformed a slice or copied a table meanwhile, the remaining slices are begun again.
         retry_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
@@ -103,7 +103,7 @@ class Transformation:
         cut = Cuts(lake, subscription.name).last()
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
         self._set_aside_lagging(begin)
-        with subscription.feed.source.connect() as connection:
+        with subscription.slot_stream.source.connect() as connection:
             current_catalog = sound_catalog(connection, subscription, present_catalog(connection))
             lsn = current_lsn(connection)
         if hold_back(subscription, lake, table_problems(subscription, current_catalog)):
@@ -156,7 +156,7 @@ class Transformation:
 
         The reason is that changes were skipped, or that the publisher has decided a slice.
         """
-        contents = read_slice_contents(self.lake, self.subscription.feed, end)
+        contents = read_slice_contents(self.lake, self.subscription.slot_stream, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
         changed_relations = contents.changed_oids | truncated_relations
 
@@ -169,7 +169,7 @@ class Transformation:
     def _set_aside_lagging(self, begin: int) -> None:
         """Set tables aside if their next changes were already deleted from the change log."""
         name, states = self.subscription.name, self._states
-        deleted_up_to = FeedRecord(self.lake, self.subscription.feed).read_deleted_lsn()
+        deleted_up_to = SlotStreamRecord(self.lake, self.subscription.slot_stream).read_deleted_lsn()
         if begin >= deleted_up_to:
             return
         problem = (

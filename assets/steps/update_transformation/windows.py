@@ -133,7 +133,7 @@ class SliceReader:
         If a slice is lost, the tables that need its changes are set aside.
         """
         subscription, lake = self.subscription, self.lake
-        contents = read_slice_contents(lake, subscription.feed, window.slice_end)
+        contents = read_slice_contents(lake, subscription.slot_stream, window.slice_end)
         truncates = [(order, truncate) for order, truncate in contents.truncates if window.contains(order[0])]
         contents = replace(contents, end=window.end, truncates=truncates)
         relation_versions_by_table = published_versions(subscription, contents, self.catalog)
@@ -155,7 +155,7 @@ class SliceReader:
             slice_ends = [window.slice_end] if tables else []
             try:
                 messages = open_messages(
-                    lake, ChangeLog(lake, subscription.feed).path, slice_ends, contents.size
+                    lake, ChangeLog(lake, subscription.slot_stream).path, slice_ends, contents.size
                 )
                 break
             except DamagedTableError as error:

@@ -1,6 +1,6 @@
 """Examines a publisher for all that PostgreSQL or pgsieve would refuse, before anything is created.
 
-In: the subscriptions of a feed (the readers of the same slot), and their publisher
+In: the subscriptions of a stream (the readers of the same slot), and their publisher
 Out: - errors of subscriptions: definitions in pgsieve.yaml that CREATE PUBLICATION would refuse; publications that are
        missing or contradict each other; changes that the publisher would refuse because of the replica identity
      - errors of single tables: row filters that cannot be evaluated exactly; rows that UPDATEs and DELETEs would not
@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -49,28 +49,28 @@ _ColumnsRead = dict[tuple[int, str], frozenset[str]]
 
 
 class Examination:
-    """The examination of a feed's publisher.
+    """The examination of a stream's publisher.
 
     - `catalog`: the catalog of the server, with those publications of pgsieve.yaml that have no problem
     - `refusals`: maps the other publications of pgsieve.yaml to their problems
     - `unchecked`: the reason why the publisher could not check the row filters of pgsieve.yaml
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> None:
-        self._feed = feed
+    def __init__(self, connection: psycopg.Connection[Any], slot_stream: SlotStream, server: Catalog) -> None:
+        self._slot_stream = slot_stream
         self._read: _ColumnsRead = {}
         self.unchecked: UncheckedFilterError | None = None
         self.refusals: dict[str, list[PgsieveError]] = {}
         sound_publications = {}
-        for name, definition in feed.defined.items():
+        for name, definition in slot_stream.defined.items():
             problems = list(self._definition_problems(connection, definition, server))
             if problems:
                 self.refusals[name] = problems
             else:
                 sound_publications[name] = self._with_filter_columns(definition.resolve(server), server)
         catalog = replace(server, publications={**server.publications, **sound_publications})
-        if not feed.filtered:
-            subscribed_names = {name for names in feed.subscriptions.values() for name in names}
+        if not slot_stream.filtered:
+            subscribed_names = {name for names in slot_stream.subscriptions.values() for name in names}
             catalog = add_case_mappings(connection, catalog, subscribed_names)
         self.catalog = catalog
 
@@ -129,21 +129,21 @@ class Examination:
         The publisher refuses UPDATEs and DELETEs that its own publications do not allow. Here the same rule is applied
         to publications that pgsieve.yaml defines.
         """
-        for name in self._feed.subscriptions[subscription]:
+        for name in self._slot_stream.subscriptions[subscription]:
             for refusal in self.refusals.get(name, ()):
                 return refusal
         for problem in self.publication_problems(subscription):
             return problem
         for publication, problem in self.refused_changes(subscription):
-            if publication.name in self._feed.defined:
+            if publication.name in self._slot_stream.defined:
                 return problem
         return None
 
     def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the problems of a subscription's publications; nothing if one of them has problems in `refusals`."""
         catalog = self.catalog
-        names = self._feed.subscriptions[subscription]
-        if any(name in self._feed.defined and name not in catalog.publications for name in names):
+        names = self._slot_stream.subscriptions[subscription]
+        if any(name in self._slot_stream.defined and name not in catalog.publications for name in names):
             return  # The problems of the publication are in `refusals`.
         try:
             publications = catalog.select(names)
@@ -160,13 +160,13 @@ class Examination:
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the errors of row filters that cannot be evaluated; nothing if a publication has problems."""
         with suppress(PublicationError):
-            for _, error in unevaluable_filters(self._feed, subscription, self.catalog):
+            for _, error in unevaluable_filters(self._slot_stream, subscription, self.catalog):
                 yield error
 
     def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the errors of tables that are locked; nothing if a publication has problems."""
         with suppress(PublicationError):
-            for _, error in locked_tables(self._feed, subscription, self.catalog):
+            for _, error in locked_tables(self._slot_stream, subscription, self.catalog):
                 yield error
 
     def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
@@ -175,12 +175,12 @@ class Examination:
         Nothing if a publication has problems.
         """
         with suppress(PublicationError):
-            for _, error in unfound_tables(self._feed, subscription, self.catalog):
+            for _, error in unfound_tables(self._slot_stream, subscription, self.catalog):
                 yield error
 
     def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
         """Yields the publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
-        for name in self._feed.subscriptions[subscription]:
+        for name in self._slot_stream.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
                 for table in find_changed_relations(self.catalog):
                     for error in find_publisher_errors(table, publication, self.catalog):
@@ -188,9 +188,9 @@ class Examination:
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields all problems of a subscription, each once."""
-        names = self._feed.subscriptions[subscription]
+        names = self._slot_stream.subscriptions[subscription]
         missing_error = self.catalog.missing_publication_error(
-            name for name in names if name not in self._feed.defined
+            name for name in names if name not in self._slot_stream.defined
         )
         problems = [
             *([missing_error] if missing_error else []),
@@ -204,15 +204,15 @@ class Examination:
 
 
 def unevaluable_filters(
-    feed: Feed, subscription: str, catalog: Catalog
+    slot_stream: SlotStream, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
     """Yields the tables of a subscription that have row filters which pgsieve cannot evaluate, each with the error.
 
-    Nothing if the publisher filters the feed's changes.
+    Nothing if the publisher filters the stream's changes.
     """
-    if feed.filtered:
+    if slot_stream.filtered:
         return
-    publications = feed.publications(catalog, subscription)
+    publications = slot_stream.publications(catalog, subscription)
     for table in find_changed_relations(catalog):
         with suppress(PublicationError):
             published = find_published_relation(table, publications, catalog)
@@ -220,14 +220,16 @@ def unevaluable_filters(
                 yield from ((published.publish_as, error) for error in _unevaluable(published))
 
 
-def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, LockedTableError]]:
+def locked_tables(
+    slot_stream: SlotStream, subscription: str, catalog: Catalog
+) -> Iterator[tuple[Name, LockedTableError]]:
     """Yields the tables of a subscription that another session has locked, each with the error.
 
     Because of the lock, their row filters or generated columns cannot be read.
     """
     if not catalog.locked:
         return
-    publications = feed.publications(catalog, subscription)
+    publications = slot_stream.publications(catalog, subscription)
     for name, replicated in find_replicated_tables(publications, catalog).items():
         table = replicated.table
         for oid in {table.oid, *table.ancestors, *table.leaves} & catalog.locked.keys():
@@ -242,9 +244,11 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
             )
 
 
-def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, PgsieveError]]:
+def unfound_tables(
+    slot_stream: SlotStream, subscription: str, catalog: Catalog
+) -> Iterator[tuple[Name, PgsieveError]]:
     """Yields the tables of a subscription in which UPDATEs and DELETEs would not find rows, each with the error."""
-    publications = feed.publications(catalog, subscription)
+    publications = slot_stream.publications(catalog, subscription)
     for name, replicated in find_replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
             if (error := find_subscriber_error(replicated, publications, catalog)) is not None:

@@ -1,7 +1,7 @@
-"""Makes sure that a problem only affects its table or its subscription, and the others of the feed go on.
+"""Makes sure that a problem only affects its table or its subscription, and the others of the stream go on.
 
-In: a feed (a slot with its subscriptions) or a subscription, and the catalog of its publisher
-Out: - the feed without the subscriptions that are refused
+In: a slot stream (a slot with its subscriptions) or a subscription, and the catalog of its publisher
+Out: - the stream without the subscriptions that are refused
      - the catalog of a subscription, and the problems of its tables
 
 A table with a problem waits in state `i` (to be copied), with the reason. If all subscriptions have a problem, it is
@@ -16,7 +16,7 @@ import psycopg
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import (
     Examination,
     locked_tables,
@@ -31,21 +31,23 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import LockedTableError
 
 
-def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
-    """The feed without the subscriptions that are refused now, and the catalog with the publications that have no problem.
+def sound_part(
+    connection: psycopg.Connection[Any], slot_stream: SlotStream, server: Catalog
+) -> tuple[SlotStream, Catalog]:
+    """The stream without the subscriptions that are refused now, and the catalog with the publications that have no problem.
 
     A refused subscription is treated as if pgsieve.yaml did not have it. When its problem is solved, its tables are
     copied again. Raises the first problem if all subscriptions are refused.
     """
-    examination = Examination(connection, feed, server)
-    obstacles = {name: examination.obstacle(name) for name in feed.subscriptions}
+    examination = Examination(connection, slot_stream, server)
+    obstacles = {name: examination.obstacle(name) for name in slot_stream.subscriptions}
     sound_subscriptions = {
-        name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None
+        name: slot_stream.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None
     }
     for obstacle in obstacles.values():
         if obstacle is not None and not sound_subscriptions:
             raise obstacle
-    return replace(feed, subscriptions=sound_subscriptions), examination.catalog
+    return replace(slot_stream, subscriptions=sound_subscriptions), examination.catalog
 
 
 def sound_catalog(
@@ -55,11 +57,11 @@ def sound_catalog(
 
     Raises the problem if the subscription is refused now.
     """
-    feed = subscription.feed
-    names = feed.subscriptions[subscription.name]
-    definitions = {name: feed.defined[name] for name in names if name in feed.defined}
-    own_feed = replace(feed, subscriptions={subscription.name: names}, defined=definitions)
-    return sound_part(connection, own_feed, server)[1]
+    slot_stream = subscription.slot_stream
+    names = slot_stream.subscriptions[subscription.name]
+    definitions = {name: slot_stream.defined[name] for name in names if name in slot_stream.defined}
+    own_slot_stream = replace(slot_stream, subscriptions={subscription.name: names}, defined=definitions)
+    return sound_part(connection, own_slot_stream, server)[1]
 
 
 def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
@@ -71,10 +73,10 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
         except PgsieveError as error:
             problems[name] = error
     problems |= shared_folders(subscription, subscription.tables(catalog))
-    problems |= dict(locked_tables(subscription.feed, subscription.name, catalog))
-    for table, problem in unevaluable_filters(subscription.feed, subscription.name, catalog):
+    problems |= dict(locked_tables(subscription.slot_stream, subscription.name, catalog))
+    for table, problem in unevaluable_filters(subscription.slot_stream, subscription.name, catalog):
         problems.setdefault((table.schema, table.name), problem)
-    for name, problem in unfound_tables(subscription.feed, subscription.name, catalog):
+    for name, problem in unfound_tables(subscription.slot_stream, subscription.name, catalog):
         problems.setdefault(name, problem)
     return problems
 

@@ -1,6 +1,6 @@
 """Warnings: facts that do not stop replication, but that a user should know in advance.
 
-In: a subscription or a feed (a slot with its subscriptions), and the publisher's catalog
+In: a subscription or a slot stream (a slot with its subscriptions), and the publisher's catalog
 Out: warnings, as errors that are not raised
 
 The warnings are about rows that are not found, as in a PostgreSQL subscriber; about partitions whose changes are not
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, PublicationError, Table
 from pgsieve.decoding.publications.replica_identity import find_leaves_without_root_key
@@ -29,7 +29,7 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
     are not in the WAL.
     """
     with suppress(PublicationError):
-        publications = subscription.feed.publications(catalog, subscription.name)
+        publications = subscription.slot_stream.publications(catalog, subscription.name)
         for replicated in subscription.tables(catalog).values():
             leaves = find_leaves_without_root_key(replicated, publications, catalog)
             if leaves:
@@ -49,7 +49,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
     not replicated.
     """
     with suppress(PublicationError):
-        publications = subscription.feed.publications(catalog, subscription.name)
+        publications = subscription.slot_stream.publications(catalog, subscription.name)
         names = set[str]()
         for replicated in subscription.tables(catalog).values():
             if leaf_names := replicated.table.unsent_leaves:
@@ -95,17 +95,19 @@ def warnings_of_names(
                 )
 
 
-def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
+def warnings_of_slot_stream(slot_stream: SlotStream, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields a warning if tables can be made unlogged now, and no longer once pgsieve captures them.
 
     To capture tables, pgsieve publishes them with publications of its own.
     """
     with suppress(PublicationError):
         captured_tables: Mapping[int, Table] = {
-            t.oid: t for p in feed.planned_capture(catalog) for t in p.tables
+            t.oid: t for p in slot_stream.planned_capture(catalog) for t in p.tables
         }
         other_publications = [
-            p for name, p in catalog.publications.items() if p.owner and not name.startswith(feed.capture)
+            p
+            for name, p in catalog.publications.items()
+            if p.owner and not name.startswith(slot_stream.capture)
         ]
         listed_oids = {entry.oid for publication in other_publications for entry in publication.tables}
         tables = [t for oid, t in captured_tables.items() if oid not in listed_oids and t.kind == "r"]
@@ -118,11 +120,11 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
             )
 
 
-def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
+def warning_of_switched_decoding(slot_stream: SlotStream) -> PgsieveError:
     """The warning for a server with `wal_level = replica`: dropping the last logical slot switches logical decoding off."""
     return PgsieveError(
-        f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
-        f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',
+        f'source "{slot_stream.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
+        f' and the last one that is dropped switches it off; slot "{slot_stream.slot}" keeps it on',
         hint="nothing needs to be done; set wal_level = logical if decoding has to be on without a slot, as for standbys",
     )
 

@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.lake.lake import Lake
@@ -49,7 +49,7 @@ class _Replicated:
         return copy_tables(self.subscription, self.lake, wanted, _quiet)
 
     def increment(self) -> ApplyResult:
-        drain(self.subscription.feed, self.lake, [self.subscription], _quiet)
+        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
         return apply(self.subscription, self.lake, _quiet)
 
@@ -71,7 +71,7 @@ def replicated(
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")
         conninfo = publisher_server.conninfo(dbname=name)
-        feed = Feed(
+        slot_stream = SlotStream(
             name=name,
             source=Source("publisher", conninfo),
             slot=name,
@@ -81,7 +81,7 @@ def replicated(
         )
         lake = Lake(str(tmp_path / "lake"), lambda: engine().session)
         with psycopg.connect(conninfo, autocommit=True) as database:
-            yield _Replicated(database, Subscription("sub", feed, copy_data=True), lake)
+            yield _Replicated(database, Subscription("sub", slot_stream, copy_data=True), lake)
             drop_slots(database)
         admin.execute(f"drop database {name} with (force)")
 

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.waiting import table_problems, waiting_reason
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.lsn import parse_lsn
@@ -82,14 +82,14 @@ def database(conninfo: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def feed(
+def slot_stream(
     conninfo: str,
     *publications: str,
     defined: Mapping[str, DefinedPublication] | None = None,
     slot: str = "refused",
-) -> Feed:
+) -> SlotStream:
     subscriptions = {"s": publications or ("p",)}
-    return Feed(
+    return SlotStream(
         "shop",
         Source("shop", conninfo),
         slot,
@@ -110,21 +110,21 @@ def left_behind(database: psycopg.Connection) -> tuple[list[str], list[str]]:
     return [row[0] for row in slots], [row[0] for row in publications]
 
 
-def refused(feed: Feed, lake: Lake) -> PgsieveError:
+def refused(slot_stream: SlotStream, lake: Lake) -> PgsieveError:
     with pytest.raises(PgsieveError) as raised:
-        drain(feed, lake, [], lambda _: None)
+        drain(slot_stream, lake, [], lambda _: None)
     assert raised.value.hint
     return raised.value
 
 
 def test_an_invalid_conninfo_is_refused_without_its_password(lake: Lake) -> None:
-    error = refused(feed("host=127.0.0.1 password=secret nonsense"), lake)
+    error = refused(slot_stream("host=127.0.0.1 password=secret nonsense"), lake)
     assert isinstance(error, SourceUnreachableError)
     assert "secret" not in str(error)
 
 
 def test_a_server_that_does_not_answer_is_named(lake: Lake) -> None:
-    error = refused(feed("host=127.0.0.1 port=1 dbname=x password=secret"), lake)
+    error = refused(slot_stream("host=127.0.0.1 port=1 dbname=x password=secret"), lake)
     assert isinstance(error, SourceUnreachableError)
     assert 'source "shop"' in error.message
     assert "secret" not in str(error)
@@ -132,7 +132,7 @@ def test_a_server_that_does_not_answer_is_named(lake: Lake) -> None:
 
 def test_wal_level_must_be_logical(server_folder: Path, lake: Lake) -> None:
     with EmbeddedServer(server_folder / "replica_level", settings={"wal_level": "replica"}) as server:
-        error = refused(feed(server.conninfo()), lake)
+        error = refused(slot_stream(server.conninfo()), lake)
     assert isinstance(error, SourceSettingError)
     assert error.sqlstate == "55000"
 
@@ -140,26 +140,26 @@ def test_wal_level_must_be_logical(server_folder: Path, lake: Lake) -> None:
 def test_a_missing_publication_is_refused_and_nothing_is_created(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
-    error = refused(feed(conninfo, "nowhere"), lake)
+    error = refused(slot_stream(conninfo, "nowhere"), lake)
     assert isinstance(error, PublicationError)
     assert '"nowhere"' in error.message
     assert left_behind(database) == ([], [])
 
 
-def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_feed(
+def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_slot_stream(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     database.execute(
         "create publication odd for table t where (a > 1 and power(a, 2) > 3) with (publish = 'insert')"
     )
-    subscription = Subscription("s", feed(conninfo, "odd"))
+    subscription = Subscription("s", slot_stream(conninfo, "odd"))
     (error,) = table_problems(subscription, read_catalog(database)).values()
     assert isinstance(error, UnsupportedFilterError)
     assert "row_filter: publisher" in str(error.hint)
     assert tables_to_copy(subscription, lake) == []
     state = TableStates(lake, "s").newest()["public", "t"]
     assert (state.state, state.reason) == (SyncState.INITIALIZE, waiting_reason(error))
-    drain(subscription.feed, lake, [subscription], lambda _: None)
+    drain(subscription.slot_stream, lake, [subscription], lambda _: None)
     database.execute("alter publication odd set table t where (a > 1)")
     assert tables_to_copy(subscription, lake) == [("public", "t")]
 
@@ -170,7 +170,7 @@ def test_a_defined_filter_outside_the_replica_identity_is_refused_as_by_postgres
     own = DefinedPublication(
         "own", (DefinedTable("public", "t", "b > 1"),), frozenset(OPERATIONS), via_root=False
     )
-    error = refused(feed(conninfo, "own", defined={"own": own}), lake)
+    error = refused(slot_stream(conninfo, "own", defined={"own": own}), lake)
     assert isinstance(error, ReplicaIdentityError)
     assert error.sqlstate == "42P10"
     assert "not part of the replica identity" in error.message
@@ -184,7 +184,7 @@ def test_a_role_without_replication_is_refused_and_nothing_is_created(
     database.execute("create role plain login")
     database.execute("grant create on database " + database.info.dbname + " to plain")
     database.execute("alter table t owner to plain")
-    error = refused(feed(psycopg.conninfo.make_conninfo(conninfo, user="plain")), lake)
+    error = refused(slot_stream(psycopg.conninfo.make_conninfo(conninfo, user="plain")), lake)
     assert isinstance(error, SourcePermissionError)
     assert error.sqlstate == "42501"
     assert left_behind(database) == ([], [])
@@ -197,7 +197,7 @@ def test_a_lake_that_cannot_be_written_is_refused(
     conninfo: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    error = refused(feed(conninfo), Lake(str(tmp_path / "file"), no_session))
+    error = refused(slot_stream(conninfo), Lake(str(tmp_path / "file"), no_session))
     assert isinstance(error, LakeError)
     assert left_behind(database) == ([], [])
 
@@ -205,9 +205,9 @@ def test_a_lake_that_cannot_be_written_is_refused(
 def test_a_missing_slot_is_an_error_if_delta_has_progress(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
-    drain(feed(conninfo), lake, [], lambda _: None)
+    drain(slot_stream(conninfo), lake, [], lambda _: None)
     database.execute("select pg_drop_replication_slot('refused')")
-    error = refused(feed(conninfo), lake)
+    error = refused(slot_stream(conninfo), lake)
     assert isinstance(error, SlotMissingError)
     assert "changes since then are lost" in error.message
 
@@ -215,17 +215,17 @@ def test_a_missing_slot_is_an_error_if_delta_has_progress(
 def test_a_slot_that_another_client_advanced_is_an_error(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
-    drain(feed(conninfo), lake, [], lambda _: None)
+    drain(slot_stream(conninfo), lake, [], lambda _: None)
     database.execute("insert into t values (1)")
     database.execute("select pg_replication_slot_advance('refused', pg_current_wal_lsn())")
-    error = refused(feed(conninfo), lake)
+    error = refused(slot_stream(conninfo), lake)
     assert isinstance(error, SlotAheadError)
 
 
 def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: Path, lake: Lake) -> None:
     data = server_folder / "data"
     with EmbeddedServer(data) as server, psycopg.connect(server.conninfo(), autocommit=True) as database:
-        reading = feed(server.conninfo())
+        reading = slot_stream(server.conninfo())
         database.execute("create table t (a int primary key, b text); create publication p for table t")
         drain(reading, lake, [], lambda _: None)
     # A snapshot of a disk has this: the same cluster on the same timeline, with its slot.
@@ -250,7 +250,7 @@ def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: 
 @pytest.mark.drawn
 @pytest.mark.slow
 def test_a_slot_in_use_is_an_error(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
-    consumed = feed(conninfo)
+    consumed = slot_stream(conninfo)
     with consumed.source.connect() as connection:
         ready_slot(connection, consumed, lake)
     walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
@@ -268,7 +268,7 @@ def test_a_slot_in_use_is_an_error(conninfo: str, database: psycopg.Connection, 
 
 
 def test_a_slot_behind_delta_is_advanced(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
-    reading = feed(conninfo)
+    reading = slot_stream(conninfo)
     with reading.source.connect() as connection:
         start = create_slot(connection, "shop", "refused")
         database.execute("create table noise (a int)")
@@ -285,7 +285,7 @@ def test_a_new_slot_causes_a_copy_of_every_table(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     TableStates(lake, "s").append([TableState("public", "t", SyncState.READY, lsn=parse_lsn("0/10"))])
-    reading = feed(conninfo)
+    reading = slot_stream(conninfo)
     with reading.source.connect() as connection:
         ready_slot(connection, reading, lake)
     assert TableStates(lake, "s").newest()["public", "t"].state == SyncState.INITIALIZE
@@ -293,12 +293,12 @@ def test_a_new_slot_causes_a_copy_of_every_table(
 
 def test_an_idle_slot_does_not_retain_wal(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
     database.execute("create table unpublished (a text)")
-    drain(feed(conninfo), lake, [], lambda _: None)
+    drain(slot_stream(conninfo), lake, [], lambda _: None)
     database.execute(
         "insert into unpublished select repeat(md5(i::text), 30) from generate_series(1, 10000) i"
     )
-    drained = drain(feed(conninfo), lake, [], lambda _: None)
+    drained = drain(slot_stream(conninfo), lake, [], lambda _: None)
     assert drained.slices == 0
     assert drained.lag < 1024 * 1024
-    again = drain(feed(conninfo), lake, [], lambda _: None)
+    again = drain(slot_stream(conninfo), lake, [], lambda _: None)
     assert again.from_lsn == again.to_lsn == drained.to_lsn

@@ -103,7 +103,7 @@ def test_a_table_that_comes_back_during_a_run_is_copied_by_the_next(shop: Shop) 
     # Simulates a run that looked for tables to copy before the table came back.
     project = build_project(load_config(shop.path))
     one, lake = project.subscriptions["one"], project.lake.open()
-    drain(one.feed, lake, [one], no_log)
+    drain(one.slot_stream, lake, [one], no_log)
     transform(one, lake, no_log)
     assert "insert_exists" in str(apply(one, lake, no_log).tables["public", "notes"].problem)
     assert shop.state("one", "notes") == "not replicated any more"

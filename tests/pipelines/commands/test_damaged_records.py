@@ -19,9 +19,9 @@ RECORDS: dict[str, tuple[Callable[[Lake, str], str], bool]] = {
     "_transformed": (lambda lake, _: lake.paths.transformed_slices("one"), True),
     "_subscription": (lambda lake, _: lake.paths.subscription("one"), False),
     "_cuts": (lambda lake, _: lake.paths.cuts("one"), False),
-    "feed": (lambda lake, feed: lake.paths.feed(feed), True),
-    "catalogs": (lambda lake, feed: lake.paths.catalogs(feed), True),
-    "slices": (lambda lake, feed: lake.paths.slices(feed), False),
+    "feed": (lambda lake, slot_stream: lake.paths.slot_stream(slot_stream), True),
+    "catalogs": (lambda lake, slot_stream: lake.paths.catalogs(slot_stream), True),
+    "slices": (lambda lake, slot_stream: lake.paths.slices(slot_stream), False),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pgsieve.assets.steps.records import table_states
-from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
@@ -75,7 +75,7 @@ def test_an_unnoticed_loss_of_a_record_costs_no_row(shop: Shop, record: str) -> 
 @pytest.mark.drawn
 def test_a_change_log_without_its_clusters_record_is_refused_until_everything_is_copied(shop: Shop) -> None:
     _begun(shop)
-    path = shop.lake.paths.feed("shop")
+    path = shop.lake.paths.slot_stream("shop")
     _remove(path)
     shop.database.execute(_CHANGES.format("orders", 11))
     for _ in range(2):
@@ -85,6 +85,6 @@ def test_a_change_log_without_its_clusters_record_is_refused_until_everything_is
         assert "`pgsieve resync one` and `pgsieve resync two`" in output
     assert _pgsieve(shop, "resync", "one")[0] == 0
     assert _pgsieve(shop, "run")[0] == 0
-    feed = build_project(load_config(shop.path)).subscriptions["one"].feed
-    assert FeedRecord(shop.lake, feed).read_newest()["system_identifier"]
+    slot_stream = build_project(load_config(shop.path)).subscriptions["one"].slot_stream
+    assert SlotStreamRecord(shop.lake, slot_stream).read_newest()["system_identifier"]
     _is_equal(shop)

@@ -137,8 +137,8 @@ def test_old_files_of_a_running_copy_are_kept(shop: Shop) -> None:
 def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
     shop.copy()
     project = build_project(load_config(shop.path))
-    feed = project.subscriptions["one"].feed
-    with feed.source.hold_lock("maintenance of one"):
+    slot_stream = project.subscriptions["one"].slot_stream
+    with slot_stream.source.hold_lock("maintenance of one"):
         maintaining = threading.Thread(target=shop.cli, args=("maintain",))
         maintaining.start()
         maintaining.join(3)

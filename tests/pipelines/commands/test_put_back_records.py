@@ -23,8 +23,8 @@ def test_missing_newest_entries_are_damage_until_a_resync(shop: Shop) -> None:
     shop.database.execute("insert into orders values (5, 5, 5); insert into stock values (5, 5)")
     assert shop.cli("run")[0] == 0
     lake, number = Path(shop.lake.uri), 6
-    feed, one = lake / "_pgsieve" / "shop", lake / "one"
-    for table in (feed / "catalogs", feed / "altered", one / "_transformed"):
+    slot_stream, one = lake / "_pgsieve" / "shop", lake / "one"
+    for table in (slot_stream / "catalogs", slot_stream / "altered", one / "_transformed"):
         entry = _newest_entry(table)
         whole = entry.read_bytes()
         entry.unlink()
@@ -45,7 +45,7 @@ def test_missing_newest_entries_are_damage_until_a_resync(shop: Shop) -> None:
 
     # With two damaged tables, the one that stops everything is reported first.
     _newest_entry(one / "_changes" / "public" / "orders").unlink()
-    entry = _newest_entry(feed / "feed")
+    entry = _newest_entry(slot_stream / "feed")
     entry.unlink()
     shop.database.execute("insert into orders values (20, 1, 1)")
     assert shop.cli("run")[0] == 2

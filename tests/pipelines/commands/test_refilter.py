@@ -66,7 +66,7 @@ class Views:
         project = build_project(load_config(self.path))
         subscription, lake = project.subscriptions[name], project.lake.open()
         copy_tables(subscription, lake, tables_to_copy(subscription, lake), _quiet)
-        drain(subscription.feed, lake, [subscription], _quiet)
+        drain(subscription.slot_stream, lake, [subscription], _quiet)
         transform(subscription, lake, _quiet)
         apply(subscription, lake, _quiet)
 

@@ -107,8 +107,8 @@ def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, ne
         assert any(REFUSED in str(failure.error) for failure in failures)
     with pytest.raises(UntestedServerError, match="is newer than"):
         PgsieveComponent(shop.path).write_state_to_path(shop.path.with_name("state.json"))
-    (feed,) = build_project(config).feeds.values()
-    problem = find_slot_problem(feed, shop.lake)
+    (slot_stream,) = build_project(config).slot_streams.values()
+    problem = find_slot_problem(slot_stream, shop.lake)
     assert problem is not None
     assert (problem.text, WAY_OUT in problem.remedy) == (REFUSED, True)
     assert shop.on_server() == ([], ["p", "q"])

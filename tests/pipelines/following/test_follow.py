@@ -1,4 +1,4 @@
-"""A followed feed: how many runs and events Dagster records, however many slices there are."""
+"""A followed stream: how many runs and events Dagster records, however many slices there are."""
 
 from __future__ import annotations
 

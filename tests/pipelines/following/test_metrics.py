@@ -184,7 +184,7 @@ def test_a_follower_ends_if_changes_wait_but_nothing_moves(shop: Shop) -> None:
         assert json.loads(body)["feeds"][0]["state"] == "following"
         assert follower.get("/")[0] == 404
 
-        source = build_project(load_config(shop.path)).subscriptions["two"].feed.source
+        source = build_project(load_config(shop.path)).subscriptions["two"].slot_stream.source
         with source.hold_lock("two"):
             shop.database.execute("insert into stock values (20, 0)")
             waiting = sample("pgsieve_follower_waiting_seconds", "shop", slot)

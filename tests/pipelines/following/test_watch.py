@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgsieve.pipelines.following import watch
-from pgsieve.pipelines.following.watch import FeedActivity, StalledError, Watch
+from pgsieve.pipelines.following.watch import SlotStreamActivity, StalledError, Watch
 
 
 class _Clock:
@@ -44,7 +44,7 @@ def test_wal_that_arrives_after_an_idle_time_is_no_stall_until_it_stays_unsent(
 ) -> None:
     unsent = False
     watched = Watch(limit, lambda _: unsent)
-    activity = FeedActivity(
+    activity = SlotStreamActivity(
         "shop", "slot", stream=_Stream(clock), is_exempt=False, last_progress_at=clock.now
     )
     watched.add(activity)

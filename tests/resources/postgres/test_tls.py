@@ -11,7 +11,7 @@ import yaml
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.project import build_project
@@ -59,7 +59,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
     project = build_project(config)
     subscription, lake = project.subscriptions["sales"], project.lake.open()
     with pytest.raises(SourcePermissionError):
-        drain(subscription.feed, lake, [subscription], print)
+        drain(subscription.slot_stream, lake, [subscription], print)
     with tls_server.admin() as admin:
         for statement in validate(config).statements:
             admin.execute(statement)
@@ -68,10 +68,10 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
     assert (copied.problem, copied.rows) == (None, 1)
     with tls_server.admin() as admin:
         admin.execute("insert into t values (2, 'two')")
-        drained = drain(subscription.feed, lake, [subscription], print)
+        drained = drain(subscription.slot_stream, lake, [subscription], print)
         assert drained.slices == 1
         admin.execute("insert into t values (3, 'three')")
-        consume_stream(subscription.feed, lake, current_lsn(admin))
+        consume_stream(subscription.slot_stream, lake, current_lsn(admin))
         assert len(lake.records.slices(lake.paths.change_log("shop"), 0)) == 2
         drop_slots(admin)
     with tls_server.server.log_path.open() as log:
@@ -106,9 +106,9 @@ def test_every_connection_refuses_what_libpq_refuses(
         assert PASSWORD not in str(raised.value)
         assert "of somebody else" not in str(raised.value)
     lake = Lake(str(tmp_path), print)  # type: ignore[arg-type]
-    feed = Feed("shop", source, "shop", "shop", False, {"sales": ("p",)})
+    slot_stream = SlotStream("shop", source, "shop", "shop", False, {"sales": ("p",)})
     with pytest.raises(SourceError):
-        drain(feed, lake, [Subscription("sales", feed)], print)
+        drain(slot_stream, lake, [Subscription("sales", slot_stream)], print)
 
 
 def test_executors_connect_although_their_environment_differs(

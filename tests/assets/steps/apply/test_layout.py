@@ -80,13 +80,13 @@ class Pgsieve:
             f"{self.lake}/sales/{folder}", storage_options=self._store.delta_rs if self._store else None
         )
 
-    def feed(self, folder: str, since: int = 1) -> Counter[tuple[str, int]]:
+    def slot_stream(self, folder: str, since: int = 1) -> Counter[tuple[str, int]]:
         """The change data feed as delta-rs reads it: counts of (kind, key), without the copy."""
         rows = pa.table(self.replica(folder).load_cdf(since).read_all())
         return Counter(zip(rows["_change_type"].to_pylist(), rows["id"].to_pylist(), strict=True))
 
     def feed_by_spark(self, folder: str, since: int) -> Counter[tuple[str, int]]:
-        """The same feed as Spark reads it."""
+        """The same stream as Spark reads it."""
         program = (
             "import sys, json\n"
             "from pgsieve.resources.lake.session import SparkEngine\n"
@@ -124,7 +124,7 @@ def pgsieve(
 
 
 def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
-    """Commit an UPDATE, a DELETE, an INSERT and a change of a key. Return them as the feed has them."""
+    """Commit an UPDATE, a DELETE, an INSERT and a change of a key. Return them as the stream has them."""
     database.execute(f"update orders set region = 'x' where id = {key}")
     database.execute(f"delete from orders where id = {key + 1}")
     database.execute(f"insert into orders values ({key + 100000}, 'new', null)")
@@ -149,7 +149,7 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
     assert orders.version() == plain.version() == 0
     changes = changed(database, 1)
     pgsieve("run", layout=layout)
-    assert pgsieve.feed("bronze/orders") == changes
+    assert pgsieve.slot_stream("bronze/orders") == changes
     # Clustering puts close rows into the same files, and no two files overlap. It is not repeated without need.
     pgsieve("maintain", layout=layout)
     bounds = pa.table(pgsieve.replica("bronze/orders").get_add_actions(flatten=True)).sort_by("min.region")
@@ -237,5 +237,5 @@ def test_spark_writes_and_reads_the_same_feed_as_this_process(
     pgsieve("maintain", layout=layout)
     pgsieve("check", layout=layout)
     for folder, changes in expected.items():
-        assert pgsieve.feed(folder, since=2) == changes
+        assert pgsieve.slot_stream(folder, since=2) == changes
         assert pgsieve.feed_by_spark(folder, since=2) == changes

@@ -28,7 +28,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta import commits, delta_rs
@@ -70,7 +70,7 @@ class Process:
         copy_tables(self.subscription, self.lake, wanted, _quiet)
 
     def drain(self, upto: int | None = None) -> None:
-        drain(self.subscription.feed, self.lake, [self.subscription], _quiet, upto)
+        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet, upto)
 
     def receive(self) -> None:
         self.drain()
@@ -149,7 +149,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
         session.conf.set(key, value)
     session.conf.set("spark.databricks.delta.properties.defaults.enableDeletionVectors", "false")
     uri = folder.as_uri() if writer == "spark" else str(folder)
-    feed = Feed(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
+    slot_stream = SlotStream(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
     small = SMALL_BYTES_DEFAULT if writer == "process" else -1
     settings = LakeSettings(small, thread_count=2 if writer == "threads" else None)
     lake = Lake(uri, lambda: session, settings)
@@ -158,7 +158,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
         lake.records = NamedRecords(lake.local, lake.access.translate_errors)
         lake.policy = replace(lake.policy, local=lake.local)
-    return Process(Subscription("sub", feed), lake)
+    return Process(Subscription("sub", slot_stream), lake)
 
 
 @pytest.fixture(
@@ -297,7 +297,7 @@ def test_a_slice_that_is_transformed_during_a_copy_has_the_copied_tables(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()
-    drain(overlap.first.subscription.feed, overlap.first.lake, [overlap.first.subscription], _quiet)
+    drain(overlap.first.subscription.slot_stream, overlap.first.lake, [overlap.first.subscription], _quiet)
 
     def another() -> None:
         overlap.write()

@@ -33,7 +33,7 @@ from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -87,7 +87,7 @@ class Replicated:
 @pytest.fixture
 def replicated(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Replicated]:
     name = f"consistency_{next(_numbers)}"
-    feed = Feed(
+    slot_stream = SlotStream(
         name=name,
         source=Source("publisher", publisher_server.conninfo(dbname=name)),
         slot=name,
@@ -96,7 +96,7 @@ def replicated(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rep
         subscriptions={"sub": ("p",)},
     )
     with own_database(publisher_server, name) as database:
-        yield Replicated(database, Subscription("sub", feed), tmp_path / "lake")
+        yield Replicated(database, Subscription("sub", slot_stream), tmp_path / "lake")
 
 
 def items(rows: int) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def test_nothing_is_decoded_if_the_slot_is_confirmed_up_to_the_end_of_the_wal(
     shop.run()
     project = build_project(load_config(shop.path))
     subscription, lake = project.subscriptions["one"], project.lake.open()
-    state = slot_state(shop.database, subscription.feed.slot)
+    state = slot_state(shop.database, subscription.slot_stream.slot)
     assert state is not None
     ends = iter([state.confirmed_lsn, state.confirmed_lsn + 1])
     monkeypatch.setattr(freshness, "flushed_lsn", lambda _: next(ends))
@@ -98,7 +98,7 @@ def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) ->
             until, number = time.monotonic() + 4, 100_000
             while time.monotonic() < until:
                 shop.database.execute("insert into orders values (%s, 0)", [(number := number + 1)])
-                drain(subscription.feed, project.lake.open(), [subscription], lambda _: None)
+                drain(subscription.slot_stream, project.lake.open(), [subscription], lambda _: None)
         finally:
             ended.set()
             looking.join()
@@ -116,7 +116,7 @@ def test_a_freshness_check_does_not_wait_for_another_processs_turn(
     shop.database.execute("insert into orders values (5, 5)")
     lock_statement = "select pg_advisory_lock(hashtextextended(%s, 0))"
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
-        other.execute(lock_statement, [f"pgsieve slot {subscription.feed.slot}"])
+        other.execute(lock_statement, [f"pgsieve slot {subscription.slot_stream.slot}"])
         # If it waited for its turn, it would wait forever.
         assert check_freshness(subscription, project.lake.open()).seconds > 0
     assert not freshness._RESULT_BY_SLOT, "the slot was read"

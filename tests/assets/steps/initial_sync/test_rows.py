@@ -16,7 +16,7 @@ from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.resources import parts
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
@@ -45,7 +45,7 @@ class Site:
 
     def subscription(self, by: str) -> Subscription:
         """A subscription to all tables, with its own slot."""
-        feed = Feed(
+        slot_stream = SlotStream(
             name=by,
             source=Source("publisher", self._conninfo),
             slot=f"{self._name}_{by}",
@@ -53,7 +53,7 @@ class Site:
             filtered=False,
             subscriptions={"sub": ("p",)},
         )
-        return Subscription("sub", feed)
+        return Subscription("sub", slot_stream)
 
     def lake(self, by: str) -> Lake:
         """A lake whose tables are copied by this `process`, or by two of its `threads`."""

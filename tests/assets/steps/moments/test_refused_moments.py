@@ -28,7 +28,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -69,7 +69,7 @@ class Counters:
 
     def run(self) -> None:
         copy_tables(self.subscription, self.lake, tables_to_copy(self.subscription, self.lake), _quiet)
-        drain(self.subscription.feed, self.lake, [self.subscription], _quiet)
+        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
         apply(self.subscription, self.lake, _quiet)
 
@@ -96,7 +96,7 @@ def counters(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Count
     with own_database(publisher_server, name) as database:
         database.execute("create table t (id int primary key, n int not null, x int)")
         database.execute("insert into t values (1, 0), (2, 100); create publication p for table t")
-        feed = Feed(
+        slot_stream = SlotStream(
             name,
             Source("counters", publisher_server.conninfo(dbname=name)),
             name,
@@ -104,7 +104,9 @@ def counters(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Count
             False,
             {"sub": ("p",)},
         )
-        yield Counters(database, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
+        yield Counters(
+            database, Subscription("sub", slot_stream), Lake(str(tmp_path), lambda: engine().session)
+        )
 
 
 def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counters) -> None:

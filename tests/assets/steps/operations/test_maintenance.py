@@ -18,16 +18,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pgsieve.assets.steps.operations import maintenance
-from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
-from pgsieve.assets.steps.records.catalogs import ALTERED_SCHEMA, CATALOGS, make_publisher_feed
+from pgsieve.assets.steps.operations.maintenance import Retention, maintain_slot_stream, maintain_subscription
+from pgsieve.assets.steps.records.catalogs import ALTERED_SCHEMA, CATALOGS, make_publisher_slot_stream
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.slices import SLICES
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TRANSFORMED, TableChanges
-from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
+from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
@@ -39,13 +39,13 @@ pytestmark = pytest.mark.slow
 
 TABLES = ("a", "b")
 NAMES = ("first", "second")
-FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, dict.fromkeys(NAMES, ()))
+FEED = SlotStream("shop", Source("shop", ""), "shop", "shop", False, dict.fromkeys(NAMES, ()))
 AT_ONCE = Retention(timedelta(), timedelta(), timedelta())
 CHANGES = pa.schema({"slice": pa.int64(), "commit_time": pa.timestamp("us", "UTC"), "operation": pa.string()})
 
 
 class Shop:
-    """A lake with a feed and two subscriptions, each with two tables."""
+    """A lake with a stream and two subscriptions, each with two tables."""
 
     def __init__(self, folder: Path) -> None:
         self.lake = Lake(str(folder), no_session)
@@ -103,7 +103,7 @@ class Shop:
     def maintain(self, retention: Retention = AT_ONCE) -> None:
         for subscription in self.subscriptions:
             maintain_subscription(subscription, self.lake, retention, print)
-        maintain_feed(FEED, self.lake, self.subscriptions, retention, print)
+        maintain_slot_stream(FEED, self.lake, self.subscriptions, retention, print)
 
     def slices(self, path: str) -> set[int]:
         return {row["slice"] for row in self.local.rows(path)}
@@ -207,12 +207,12 @@ def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slic
         shop.all(end)
         row = {"subscription": "first", "begin": end - 10, "slice": end}
         shop.local.append(shop.lake.paths.altered_slices("shop"), pa.Table.from_pylist([row], ALTERED_SCHEMA))
-        shop.receive(end, owner=make_publisher_feed(FEED, "first").name)
+        shop.receive(end, owner=make_publisher_slot_stream(FEED, "first").name)
     shop.receive(40)
     shop.maintain()
     assert {row["lsn"] for row in shop.local.rows(path)} == {25, 35}
     assert shop.local.rows(shop.lake.paths.altered_slices("shop")) == []
-    assert shop.slices(shop.lake.paths.change_log(make_publisher_feed(FEED, "first").name)) == set()
+    assert shop.slices(shop.lake.paths.change_log(make_publisher_slot_stream(FEED, "first").name)) == set()
     assert shop.slices(shop.lake.paths.change_log("shop")) == {40}
 
 
@@ -282,24 +282,24 @@ def test_superseded_states_are_deleted_and_needed_ones_stay(shop: Shop) -> None:
     assert TableStates(shop.lake, "first").newest()["public", "c"].version > before["public", "c"].version
 
 
-def test_superseded_rows_of_the_feed_and_the_subscription_are_deleted(shop: Shop) -> None:
+def test_superseded_rows_of_the_slot_stream_and_the_subscription_are_deleted(shop: Shop) -> None:
     for number in range(5):
-        FeedRecord(shop.lake, FEED).note_deleted(100 + number)
-        FeedRecord(shop.lake, FEED).note_cluster("cluster", number, given_up=False)
+        SlotStreamRecord(shop.lake, FEED).note_deleted(100 + number)
+        SlotStreamRecord(shop.lake, FEED).note_cluster("cluster", number, given_up=False)
         SubscriptionRecord(shop.lake, "first").disable(f"reason {number}")
         SubscriptionRecord(shop.lake, "first").enable()
-    FeedRecord(shop.lake, FEED).note_deleted(200)
+    SlotStreamRecord(shop.lake, FEED).note_deleted(200)
     SubscriptionRecord(shop.lake, "first").disable("the last one")
     row, state = (
-        FeedRecord(shop.lake, FEED).read_newest(),
+        SlotStreamRecord(shop.lake, FEED).read_newest(),
         SubscriptionRecord(shop.lake, "first").read_state(),
     )
     for _ in range(2):
         shop.maintain()
-        assert len(shop.local.rows(shop.lake.paths.feed("shop"))) == 2
+        assert len(shop.local.rows(shop.lake.paths.slot_stream("shop"))) == 2
         assert len(shop.local.rows(shop.lake.paths.subscription("first"))) == 1
-        assert FeedRecord(shop.lake, FEED).read_newest() == row
-        assert FeedRecord(shop.lake, FEED).read_deleted_lsn() == 200
+        assert SlotStreamRecord(shop.lake, FEED).read_newest() == row
+        assert SlotStreamRecord(shop.lake, FEED).read_deleted_lsn() == 200
         assert SubscriptionRecord(shop.lake, "first").read_state() == state
 
 
@@ -359,7 +359,7 @@ def test_no_deletion_is_recorded_if_there_was_nothing_to_delete(shop: Shop) -> N
         shop.apply(name, 50)
     shop.local.append(shop.lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), 50)
     shop.maintain()
-    assert FeedRecord(shop.lake, FEED).read_deleted_lsn() == 0
+    assert SlotStreamRecord(shop.lake, FEED).read_deleted_lsn() == 0
 
 
 class Died(BaseException):

@@ -18,11 +18,11 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
+from pgsieve.assets.steps.operations.maintenance import Retention, maintain_slot_stream, maintain_subscription
 from pgsieve.assets.steps.records.cuts import Cut, Cuts, read_at_cut
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -61,7 +61,7 @@ class Bank:
         copy_tables(self.subscription, self.lake, tables_to_copy(self.subscription, self.lake), _quiet)
 
     def receive(self) -> None:
-        drain(self.subscription.feed, self.lake, [self.subscription], _quiet)
+        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ class Bank:
 
     def follow(self) -> None:
         """Do what `pgsieve run --follow` does, for some slices."""
-        with StreamedFeed(self.subscription.feed, self.lake, _quiet) as streamed:
+        with FollowedSlotStream(self.subscription.slot_stream, self.lake, _quiet) as streamed:
             for _ in itertools.islice(streamed.slices(), 2):
                 streamed.append()
                 transform(self.subscription, self.lake, _quiet)
@@ -100,8 +100,8 @@ def bank(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Bank]:
             database.execute(f"insert into {table} select i, {BALANCE} from generate_series(1, {ACCOUNTS}) i")
         database.execute("create publication p for table checking, savings")
         conninfo = publisher_server.conninfo(dbname=name)
-        feed = Feed(name, Source("bank", conninfo), name, name, False, {"sub": ("p",)})
-        yield Bank(conninfo, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
+        slot_stream = SlotStream(name, Source("bank", conninfo), name, name, False, {"sub": ("p",)})
+        yield Bank(conninfo, Subscription("sub", slot_stream), Lake(str(tmp_path), lambda: engine().session))
 
 
 @pytest.mark.drawn
@@ -130,7 +130,9 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
             way(bank)
             if number == 2:  # compaction while writers and readers work
                 maintain_subscription(bank.subscription, bank.lake, retention, _quiet)
-                maintain_feed(bank.subscription.feed, bank.lake, [bank.subscription], retention, _quiet)
+                maintain_slot_stream(
+                    bank.subscription.slot_stream, bank.lake, [bank.subscription], retention, _quiet
+                )
     assert len({lsn for lsn, _ in read_cuts}) >= 4
     newest = Cuts(bank.lake, "sub").all()[-1]
     spark = engine().session
@@ -152,7 +154,7 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_until_they_follow(bank
             apply(bank.subscription, bank.lake, _quiet, only=[("public", "checking")])
         bank.run()
         bank.transfer(seeded, connection)
-        drain(bank.subscription.feed, bank.lake, [bank.subscription], _quiet)
+        drain(bank.subscription.slot_stream, bank.lake, [bank.subscription], _quiet)
         bank.lake.records.append(  # slices that are received but not transformed are not in a cut either
             bank.lake.paths.replica("sub", "public", "savings"),
             pa.table({"id": pa.array([0], pa.int32())}),

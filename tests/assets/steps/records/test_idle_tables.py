@@ -14,7 +14,7 @@ from pgsieve.assets.steps.apply.damaged_tables import set_aside_damaged
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
-from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
+from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta import tables as delta
 from pgsieve.resources.lake.delta.records import Commit
@@ -22,7 +22,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
 
-SUBSCRIPTION = Subscription("sub", Feed("shop", Source("shop", ""), "shop", "shop", False, {"sub": ()}))
+SUBSCRIPTION = Subscription("sub", SlotStream("shop", Source("shop", ""), "shop", "shop", False, {"sub": ()}))
 DEFINITION = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
 
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.records.catalogs import CATALOGS, Catalogs
 from pgsieve.assets.steps.records.cuts import CUTS, Cut, Cuts
-from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import (
     SUBSCRIPTION,
     SubscriptionRecord,
@@ -30,7 +30,7 @@ from pgsieve.assets.steps.records.table_states import (
     newest_version,
 )
 from pgsieve.assets.steps.slot_consumption.slot import record_dropped_slot
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
@@ -42,7 +42,7 @@ from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.shop import Shop
 
 DAY = timedelta(days=1)
-FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {"sub": ("p",)})
+FEED = SlotStream("shop", Source("shop", ""), "shop", "shop", False, {"sub": ("p",)})
 
 
 class _Ahead(datetime):
@@ -91,11 +91,11 @@ def test_a_subscription_is_enabled_and_skips_after_a_fast_clock(lake: Lake) -> N
     assert SubscriptionRecord(lake, "sub").read_state().skip_lsn == 6
 
 
-def test_a_feed_begins_after_a_host_with_a_fast_clock_gave_it_up(lake: Lake) -> None:
+def test_a_slot_stream_begins_after_a_host_with_a_fast_clock_gave_it_up(lake: Lake) -> None:
     with fast_clock():
         record_dropped_slot(lake, FEED)
-    FeedRecord(lake, FEED).note_cluster("1", 1, given_up=False)
-    assert FeedRecord(lake, FEED).read_newest()["given_up"] is False
+    SlotStreamRecord(lake, FEED).note_cluster("1", 1, given_up=False)
+    assert SlotStreamRecord(lake, FEED).read_newest()["given_up"] is False
 
 
 def test_a_cut_and_a_state_are_ordered_by_the_cuts_versions(lake: Lake) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, make_publisher_feed
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, make_publisher_slot_stream
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.decoding.protocol.messages import Relation, Type, decode
 from pgsieve.decoding.publications.catalog import PublicationError
@@ -96,7 +96,7 @@ class Published:
     def __init__(
         self, server: EmbeddedServer, folder: Path, *, streams: bool = False, beside: tuple[str, ...] = ()
     ) -> None:
-        """`beside` are the publications of another subscription of the captured feed."""
+        """`beside` are the publications of another subscription of the captured stream."""
         self.name = name = f"alterations_{next(_numbers)}"
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
@@ -108,11 +108,11 @@ class Published:
         options = PgoutputOptions(streaming="on" if streams else "off")
         names = {"sub": ("p", "q")}
         shared = {**names, "beside": beside} if beside else names
-        self.captured = Feed("captured", source, name, "captured", False, shared, options=options)
-        self.filtered = Feed("filtered", source, f"{name}_filtered", "filtered", True, names)
+        self.captured = SlotStream("captured", source, name, "captured", False, shared, options=options)
+        self.filtered = SlotStream("filtered", source, f"{name}_filtered", "filtered", True, names)
         self.streams = streams
-        for feed in (self.captured, self.filtered):
-            drain(feed, self.lake, (), print)
+        for slot_stream in (self.captured, self.filtered):
+            drain(slot_stream, self.lake, (), print)
 
     @contextmanager
     def beside(self) -> Iterator[Session]:
@@ -131,7 +131,7 @@ class Published:
         self.run.close()
 
     def consume(self) -> None:
-        """Read the captured feed up to now."""
+        """Read the captured stream up to now."""
         if self.streams:
             with pytest.MonkeyPatch.context() as patch:
                 # One slice, as in a drain. If there were several, slices without an alteration would not be kept.
@@ -154,7 +154,7 @@ class Published:
 
     def kept(self) -> list[object]:
         """The kept messages of these slices."""
-        return self._messages(make_publisher_feed(self.captured, "sub"), self.altered())
+        return self._messages(make_publisher_slot_stream(self.captured, "sub"), self.altered())
 
     def sent(self) -> list[object]:
         """The messages that the publisher sends by its own filters, over all slices."""
@@ -162,9 +162,11 @@ class Published:
         path = self.lake.paths.change_log(self.filtered.name)
         return self._messages(self.filtered, set(self.lake.records.slices(path, 0)))
 
-    def _messages(self, feed: Feed, slices: set[int]) -> list[object]:
+    def _messages(self, slot_stream: SlotStream, slices: set[int]) -> list[object]:
         rows = [
-            r for r in self.lake.records.rows(self.lake.paths.change_log(feed.name)) if r["slice"] in slices
+            r
+            for r in self.lake.records.rows(self.lake.paths.change_log(slot_stream.name))
+            if r["slice"] in slices
         ]
         read = [(r["commit_lsn"], r["ordinal"], decode(r["data"])) for r in rows]
         relations = {m.relation_id: m for _, _, m in read if isinstance(m, Relation)}
@@ -240,8 +242,8 @@ def test_the_publisher_decides_about_alterations_that_are_undone_between_two_loo
     connection = published.run.connection
     missing = ("gone",) if connection.info.server_version >= 180000 else ()
     published.captured, published.filtered = (
-        replace(feed, subscriptions={**feed.subscriptions, "sub": ("p", "q", *missing)})
-        for feed in (published.captured, published.filtered)
+        replace(slot_stream, subscriptions={**slot_stream.subscriptions, "sub": ("p", "q", *missing)})
+        for slot_stream in (published.captured, published.filtered)
     )
     published.run(
         "ALTER PUBLICATION p SET TABLE t WHERE (a > 50), r; CREATE TABLE w (a int PRIMARY KEY, b text)"
@@ -425,7 +427,7 @@ def test_a_slice_without_published_changes_can_be_read(published) -> None:
     published.run("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1)")
     published.consume()
     (end,) = sorted(published.altered())[-1:]
-    contents = read_slice_contents(published.lake, make_publisher_feed(published.captured, "sub"), end)
+    contents = read_slice_contents(published.lake, make_publisher_slot_stream(published.captured, "sub"), end)
     assert (contents.size, contents.changed_oids) == (0, frozenset())
 
 
@@ -451,7 +453,10 @@ def test_a_dropped_publication_is_ignored_from_18_on_and_stops_consumption_befor
 def test_a_server_may_restart_while_its_catalog_is_read(server, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(follow, "IDLE_SECONDS", 0.0)
     published = Published(server, tmp_path, streams=True)
-    with StreamedFeed(published.captured, published.lake, print) as streamed, ThreadPoolExecutor(1) as pool:
+    with (
+        FollowedSlotStream(published.captured, published.lake, print) as streamed,
+        ThreadPoolExecutor(1) as pool,
+    ):
         following = pool.submit(lambda: [streamed.append() for _ in streamed.slices()])
         published.run("INSERT INTO t VALUES (1)")
         published.run.close()
@@ -520,11 +525,11 @@ def test_changes_of_a_transaction_older_than_a_subscribed_publication_are_read(p
     with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION new FOR TABLE u")
-        feed = replace(published.filtered, subscriptions={"sub": ("p", "q", "new")})
-        drain(feed, published.lake, (), print)
+        slot_stream = replace(published.filtered, subscriptions={"sub": ("p", "q", "new")})
+        drain(slot_stream, published.lake, (), print)
         older("INSERT INTO t VALUES (2); COMMIT")
         published.run("INSERT INTO u VALUES (3)")
-    drain(feed, published.lake, (), print)
+    drain(slot_stream, published.lake, (), print)
     rows = published.lake.records.rows(published.lake.paths.change_log("filtered"))
     assert [r["kind"] for r in rows].count("I") == 3
     assert (

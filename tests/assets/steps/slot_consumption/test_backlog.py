@@ -18,7 +18,7 @@ from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.messages import read_slice_by_executor
 from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import create_slot, peek_query, slot_state
@@ -39,19 +39,19 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
         yield running
 
 
-def a_feed(server: EmbeddedServer, name: str, conninfo: str | None = None) -> Feed:
+def a_slot_stream(server: EmbeddedServer, name: str, conninfo: str | None = None) -> SlotStream:
     source = Source("shop", conninfo or server.conninfo())
-    return Feed(name, source, name, name, filtered=True, subscriptions={"sub": ("p",)})
+    return SlotStream(name, source, name, name, filtered=True, subscriptions={"sub": ("p",)})
 
 
-def drained(feed: Feed, lake: Lake) -> tuple[change_log.DrainResult, list[str]]:
+def drained(slot_stream: SlotStream, lake: Lake) -> tuple[change_log.DrainResult, list[str]]:
     messages: list[str] = []
-    return drain(feed, lake, [], messages.append), messages
+    return drain(slot_stream, lake, [], messages.append), messages
 
 
-def stored_messages(lake: Lake, feed: Feed) -> pa.Table:
+def stored_messages(lake: Lake, slot_stream: SlotStream) -> pa.Table:
     """The change log, in order."""
-    rows = pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())
+    rows = pa.table(DeltaTable(lake.paths.change_log(slot_stream.name)).to_pyarrow_table())
     return rows.select(["slice", "commit_lsn", "ordinal", "kind", "data"]).sort_by(
         [("commit_lsn", "ascending"), ("ordinal", "ascending")]
     )
@@ -77,21 +77,21 @@ def test_a_backlog_of_many_slices_is_decoded_few_times_and_gives_the_same_slices
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
-        feeds = [a_feed(server, name) for name in ("ahead", "single")]
-        for feed in feeds:
-            drained(feed, lake)
+        slot_streams = [a_slot_stream(server, name) for name in ("ahead", "single")]
+        for slot_stream in slot_streams:
+            drained(slot_stream, lake)
         # While this transaction is open, the server decodes from its begin.
         with psycopg.connect(server.conninfo()) as long:
             long.execute("INSERT INTO t VALUES (0, 'long')")
             fill(connection, 24, 2_000)
-            before = [decodings(server, feed.slot) for feed in feeds]
-            done, _ = drained(feeds[0], lake)
+            before = [decodings(server, slot_stream.slot) for slot_stream in slot_streams]
+            done, _ = drained(slot_streams[0], lake)
             monkeypatch.setattr(backlog, "MAX_SLICES", 1)
-            one_by_one, _ = drained(feeds[1], lake)
-            ahead, single = (decodings(server, f.slot) - b for f, b in zip(feeds, before, strict=True))
+            one_by_one, _ = drained(slot_streams[1], lake)
+            ahead, single = (decodings(server, f.slot) - b for f, b in zip(slot_streams, before, strict=True))
         assert done.slices == one_by_one.slices >= 10
         assert ahead <= 12 < 2 * one_by_one.slices <= single, (ahead, single)
-        own, other = (stored_messages(lake, feed) for feed in feeds)
+        own, other = (stored_messages(lake, slot_stream) for slot_stream in slot_streams)
         # The first slice begins where the slot was created.
         assert own.drop_columns("slice").equals(other.drop_columns("slice"))
         for end in own["slice"].unique().to_pylist():
@@ -109,19 +109,19 @@ def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
-        patient = a_feed(server, "patient")
-        for feed in (patient, a_feed(server, "hasty")):
-            drained(feed, lake)
+        patient = a_slot_stream(server, "patient")
+        for slot_stream in (patient, a_slot_stream(server, "hasty")):
+            drained(slot_stream, lake)
         fill(connection, 60, 8_000)
         begun = time.monotonic()
         drained(patient, lake)
         # The timeout is a part of the time that a complete reading takes on this machine now.
         limit = max(50, int((time.monotonic() - begun) * 1000 / 4))
-        hasty = a_feed(server, "hasty", server.conninfo() + f" options='-c statement_timeout={limit}'")
+        hasty = a_slot_stream(server, "hasty", server.conninfo() + f" options='-c statement_timeout={limit}'")
         done, messages = drained(hasty, lake)
         assert any("canceling statement due to statement timeout" in line for line in messages), messages
         assert done.slices > 1
-        rows = (stored_messages(lake, feed) for feed in (hasty, patient))
+        rows = (stored_messages(lake, slot_stream) for slot_stream in (hasty, patient))
         changes = [each.filter(pa.compute.equal(each["kind"], "I"))["data"] for each in rows]
         assert changes[0].combine_chunks().equals(changes[1].combine_chunks())
         row = connection.execute(
@@ -135,30 +135,30 @@ def test_messages_that_a_server_repeats_after_a_crash_are_in_the_change_log_once
 ) -> None:
     """A crash sets the slot back to the last checkpoint, also during a drain that had already read the slot's position."""
     lake = Lake(str(tmp_path), no_session)
-    feed = a_feed(server, "crashed")
+    slot_stream = a_slot_stream(server, "crashed")
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
-        drained(feed, lake)
+        drained(slot_stream, lake)
         # While a transaction is open, restart_lsn stays, and only checkpoints write an advance to disk.
         with psycopg.connect(server.conninfo()) as long:
             long.execute("INSERT INTO t VALUES (0, 'long')")
             for _ in range(2):
                 connection.execute("CHECKPOINT")
                 fill(connection, 3, 10)
-                reached = drained(feed, lake)[0].to_lsn
+                reached = drained(slot_stream, lake)[0].to_lsn
             server.stop(immediate=True)
             long.close()
     server.start()
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
-        state = slot_state(connection, feed.slot)
+        state = slot_state(connection, slot_stream.slot)
         assert state is not None
         assert state.confirmed_lsn < reached, "the crash did not set the slot back"
         fill(connection, 3, 10)
         # Simulates a drain that prepared the slot before the crash.
         target = current_lsn(connection)
-        drain_to(ReadySlot(connection, feed, lake, ("p",)), target, lambda _: None)
-    rows = stored_messages(lake, feed)
+        drain_to(ReadySlot(connection, slot_stream, lake, ("p",)), target, lambda _: None)
+    rows = stored_messages(lake, slot_stream)
     begins = rows.filter(pa.compute.equal(rows["kind"], "B"))
     assert begins.num_rows == len(begins["commit_lsn"].unique()) == 9
     last = rows.filter(pa.compute.equal(rows["slice"], target))
@@ -171,20 +171,22 @@ def test_messages_that_a_server_repeats_after_a_crash_are_in_the_change_log_once
 @pytest.mark.spark
 @pytest.mark.drawn
 def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
-    feed = a_feed(server, "executor")
+    slot_stream = a_slot_stream(server, "executor")
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
-        create_slot(connection, "shop", feed.slot)
+        create_slot(connection, "shop", slot_stream.slot)
         fill(connection, 3, 10)
         begin = current_lsn(connection)
         fill(connection, 3, 10)
         end = current_lsn(connection)
-        query = peek_query(feed.slot, end, make_peek_options(feed, ["p"]), connection.info.server_version)
+        query = peek_query(
+            slot_stream.slot, end, make_peek_options(slot_stream, ["p"]), connection.info.server_version
+        )
     kinds = []
     for since in (0, begin):
         rows = read_slice_by_executor(
-            engine().session, feed.source.make_executor_conninfo(), query, since, end
+            engine().session, slot_stream.source.make_executor_conninfo(), query, since, end
         )
         written = list[pa.Table]()
         (summary,) = rows.write(lambda frame, into=written: into.append(frame.toArrow())) or []

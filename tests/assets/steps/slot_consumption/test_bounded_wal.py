@@ -12,9 +12,9 @@ import pytest
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -58,7 +58,7 @@ def test_foreign_writes_retain_little_wal(
     """It may take long: many runs, or a follower, while other tables are written."""
     name = database.info.dbname
     source = Source("shop", publisher_server.conninfo(dbname=name))
-    feed = Feed(name, source, name, name, filtered, {"sub": ("p",)})
+    slot_stream = SlotStream(name, source, name, name, filtered, {"sub": ("p",)})
     lake = Lake(str(tmp_path), no_session)
 
     def retained() -> int:
@@ -72,16 +72,16 @@ def test_foreign_writes_retain_little_wal(
         for table in ("unpublished", "filtered"):
             database.execute(WRITE.format(table))
 
-    drain(feed, lake, [], print)
+    drain(slot_stream, lake, [], print)
     if not follows:
         for _ in range(4):
             for _ in range(3):
                 write()
                 database.execute("select pg_log_standby_snapshot()")
-            drain(feed, lake, [], print)
+            drain(slot_stream, lake, [], print)
             assert retained() < IDLE_BYTES
         return
-    with StreamedFeed(feed, lake, print) as streamed, ThreadPoolExecutor(1) as pool:
+    with FollowedSlotStream(slot_stream, lake, print) as streamed, ThreadPoolExecutor(1) as pool:
 
         def follow() -> None:
             for _ in streamed.slices():
@@ -106,7 +106,7 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_is_freed_by_the_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = database.info.dbname
-    feed = Feed(
+    slot_stream = SlotStream(
         name, Source("shop", publisher_server.conninfo(dbname=name)), name, name, False, {"sub": ("p",)}
     )
     lake = Lake(str(tmp_path), no_session)
@@ -120,12 +120,12 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_is_freed_by_the_n
         """The retained WAL, the number of advances, and the version of the change log."""
         row = database.execute(RETAINED, [name]).fetchone()
         assert row is not None
-        return int(row[0]), len(advances), lake.records.version(ChangeLog(lake, feed).path)
+        return int(row[0]), len(advances), lake.records.version(ChangeLog(lake, slot_stream).path)
 
     def run() -> tuple[int, int, int]:
         # The server does this every 15 seconds while sessions write.
         database.execute("select pg_log_standby_snapshot()")
-        drain(feed, lake, [], print)
+        drain(slot_stream, lake, [], print)
         return look()
 
     monkeypatch.setattr(confirmation, "advance_slot", counted)

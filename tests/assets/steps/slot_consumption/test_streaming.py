@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption import appending, follow
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.protocol.messages import Relation, decode
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -64,19 +64,19 @@ class Consumer:
         source = Source("publisher", server.conninfo())
         subscriptions = {"sub": ("pub",)}
         options = OPTIONS[name]
-        self.feed = Feed(name, source, name, name, True, subscriptions, options=options)
-        drain(self.feed, self.lake, [], print)
+        self.slot_stream = SlotStream(name, source, name, name, True, subscriptions, options=options)
+        drain(self.slot_stream, self.lake, [], print)
 
     def consume(self, target: int) -> None:
         """Consume everything that was committed before `target`."""
         if not self.streams:
-            drain(self.feed, self.lake, [], print, target)
+            drain(self.slot_stream, self.lake, [], print, target)
             return
-        consume_stream(self.feed, self.lake, target)
+        consume_stream(self.slot_stream, self.lake, target)
 
     def changes(self) -> list[tuple]:
         """All messages except descriptions, with their order keys and the descriptions by which they are decoded."""
-        path, relations, contents = self.lake.paths.change_log(self.feed.name), {}, []
+        path, relations, contents = self.lake.paths.change_log(self.slot_stream.name), {}, []
         rows = self.lake.records.rows(path)
         for row in sorted(rows, key=lambda row: (row["slice"], row["number"])):
             message = decode(row["data"])
@@ -107,7 +107,7 @@ def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases
                     consumer.consume(target)
             wanted = consumers[0].changes()
             for consumer in consumers[1:]:
-                assert consumer.changes() == wanted, consumer.feed.name
+                assert consumer.changes() == wanted, consumer.slot_stream.name
         finally:
             workload.end()
             workload.close()
@@ -172,13 +172,13 @@ def test_a_follower_that_was_overtaken_during_a_lost_connection_ends_and_loses_n
         consumer = Consumer("streamed_at_commit", server, tmp_path)
         try:
             connection.execute("INSERT INTO a VALUES (1)")
-            consuming = pool.submit(consume_stream, consumer.feed, consumer.lake, 2**62)
-            change_log = ChangeLog(consumer.lake, consumer.feed)
+            consuming = pool.submit(consume_stream, consumer.slot_stream, consumer.lake, 2**62)
+            change_log = ChangeLog(consumer.lake, consumer.slot_stream)
             wait_until(lambda: len(consumer.changes()) > 0, lambda: "nothing is appended")
             before = change_log.position()
             connection.execute(f"{others} AND pid <> pg_backend_pid()")
             connection.execute("INSERT INTO a VALUES (2)")
-            drain(consumer.feed, consumer.lake, [], print)
+            drain(consumer.slot_stream, consumer.lake, [], print)
             assert (change_log.position() or 0) > (before or 0)
             overtaken.set()
             consuming.result(30)

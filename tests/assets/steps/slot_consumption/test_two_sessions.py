@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.slot_consumption import appending, reading
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres import confirmation
@@ -62,24 +62,26 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     return Lake(str(tmp_path), no_session)
 
 
-def a_feed(server: EmbeddedServer, name: str) -> Feed:
-    return Feed(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
+def a_slot_stream(server: EmbeddedServer, name: str) -> SlotStream:
+    return SlotStream(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
 
 
-def drained(feed: Feed, lake: Lake) -> DrainResult:
-    return drain(feed, lake, [], lambda _: None)
+def drained(slot_stream: SlotStream, lake: Lake) -> DrainResult:
+    return drain(slot_stream, lake, [], lambda _: None)
 
 
-def changes(lake: Lake, feed: Feed) -> pa.Table:
+def changes(lake: Lake, slot_stream: SlotStream) -> pa.Table:
     """The change log, in order, without descriptions, which each slice repeats."""
-    rows = pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())
+    rows = pa.table(DeltaTable(lake.paths.change_log(slot_stream.name)).to_pyarrow_table())
     rows = rows.filter(pa.compute.invert(pa.compute.is_in(rows["kind"], pa.array(["R", "Y"]))))
     rows = rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
     return rows.select(["commit_lsn", "xid", "kind", "relation_id", "data"])
 
 
-def slices(lake: Lake, feed: Feed) -> int:
-    return len(pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())["slice"].unique())
+def slices(lake: Lake, slot_stream: SlotStream) -> int:
+    return len(
+        pa.table(DeltaTable(lake.paths.change_log(slot_stream.name)).to_pyarrow_table())["slice"].unique()
+    )
 
 
 def write(connection: psycopg.Connection, numbers: random.Random, transactions: int = 12) -> None:
@@ -124,11 +126,11 @@ def write(connection: psycopg.Connection, numbers: random.Random, transactions: 
 def test_two_sessions_read_the_same_as_one(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    feeds = two, one = a_feed(server, "two"), a_feed(server, "one")
+    slot_streams = two, one = a_slot_stream(server, "two"), a_slot_stream(server, "one")
     numbers = random.Random(seed)
     with connected(server) as connection:
-        for feed in feeds:
-            drained(feed, lake)
+        for slot_stream in slot_streams:
+            drained(slot_stream, lake)
         for _ in range(3):
             write(connection, numbers)
             drained(two, lake)
@@ -141,28 +143,28 @@ def test_two_sessions_read_the_same_as_one(
 
 
 def test_one_session_reads_if_few_slots_are_free(server: EmbeddedServer, lake: Lake) -> None:
-    feed = a_feed(server, "only")
+    slot_stream = a_slot_stream(server, "only")
     with connected(server) as connection:
-        drained(feed, lake)
+        drained(slot_stream, lake)
         for name in ("x", "y"):
             connection.execute(f"SELECT pg_create_physical_replication_slot('{name}')")
         write(connection, random.Random(1))
-        assert drained(feed, lake).slices == 1
+        assert drained(slot_stream, lake).slices == 1
         connection.execute("SELECT pg_drop_replication_slot('x')")
         write(connection, random.Random(2))
-        assert drained(feed, lake).slices == 2
+        assert drained(slot_stream, lake).slices == 2
 
 
 @pytest.mark.parametrize("refused", ["making", "moving"])
 def test_the_slot_itself_is_read_if_its_copy_is_refused(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    feeds = unmoved, one = a_feed(server, "refused"), a_feed(server, "one")
+    slot_streams = unmoved, one = a_slot_stream(server, "refused"), a_slot_stream(server, "one")
     progress = list[str]()
     read = SlotCopy.read_batches
     with connected(server) as connection:
-        for feed in feeds:
-            drained(feed, lake)
+        for slot_stream in slot_streams:
+            drained(slot_stream, lake)
         if refused == "making":
             for number in range(2):
                 connection.execute(f"SELECT pg_create_physical_replication_slot('s{number}')")
@@ -183,7 +185,7 @@ def test_one_session_reads_a_slice_that_is_also_read_as_published(server: Embedd
     """Both readings are one slice, and nothing may come between them."""
     # One subscription has the leaves captured. Only the publisher knows whether all leaves or their root were truncated.
     subscriptions = {"root": ("root",), "leaves": ("leaves",)}
-    feed = Feed("tree", Source("shop", server.conninfo()), "tree", "tree", False, subscriptions)
+    slot_stream = SlotStream("tree", Source("shop", server.conninfo()), "tree", "tree", False, subscriptions)
     with connected(server) as connection:
         connection.execute("""
             CREATE TABLE root (k int PRIMARY KEY, v text) PARTITION BY RANGE (k);
@@ -191,20 +193,20 @@ def test_one_session_reads_a_slice_that_is_also_read_as_published(server: Embedd
             CREATE TABLE high PARTITION OF root FOR VALUES FROM (100) TO (1000);
             CREATE PUBLICATION root FOR TABLE root WITH (publish_via_partition_root);
             CREATE PUBLICATION leaves FOR TABLE root""")
-        drained(feed, lake)
+        drained(slot_stream, lake)
         for _ in range(2):
             connection.execute("INSERT INTO root SELECT i, repeat('x', 50) FROM generate_series(0, 999) i")
             connection.execute("TRUNCATE root")
-        done = drained(feed, lake)
+        done = drained(slot_stream, lake)
     assert done.slices == 1
-    assert AlteredSlices(lake, feed).read_ends("root", done.to_lsn) == {done.to_lsn}
+    assert AlteredSlices(lake, slot_stream).read_ends("root", done.to_lsn) == {done.to_lsn}
 
 
 @pytest.mark.parametrize("ended", ["first", "second"])
 def test_the_part_of_an_ended_session_is_read_again(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
-    feeds = cut, one = a_feed(server, "cut"), a_feed(server, "one")
+    slot_streams = cut, one = a_slot_stream(server, "cut"), a_slot_stream(server, "one")
     read = appending.fetch_message_batches if ended == "first" else SlotCopy.read_batches
 
     def reads_and_ends(*arguments: object) -> Iterator[pa.RecordBatch]:
@@ -213,8 +215,8 @@ def test_the_part_of_an_ended_session_is_read_again(
             raise ConnectionResetError(104, "Connection reset by peer")
 
     with connected(server) as connection:
-        for feed in feeds:
-            drained(feed, lake)
+        for slot_stream in slot_streams:
+            drained(slot_stream, lake)
         write(connection, random.Random(4))
         with monkeypatch.context() as patched:
             owner, name = (
@@ -244,13 +246,15 @@ def test_nothing_is_refused_if_few_connections_are_free(
     with connected(server) as connection:
         connection.execute(f"CREATE ROLE few LOGIN REPLICATION CONNECTION LIMIT {connections}")
         connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO few")
-        feed = Feed("few", Source("shop", server.conninfo(user="few")), "few", "few", True, {"sub": ("p",)})
-        drained(feed, lake)
+        slot_stream = SlotStream(
+            "few", Source("shop", server.conninfo(user="few")), "few", "few", True, {"sub": ("p",)}
+        )
+        drained(slot_stream, lake)
         for number in range(3):
             write(connection, random.Random(number))
             # A server process counts until it has ended, a moment after its session.
             wait_until(lambda: connection.execute(_FEW).fetchone() == (0,), lambda: "a session is left")
-            drain(feed, lake, [], progress.append)
+            drain(slot_stream, lake, [], progress.append)
     assert progress
     assert not [line for line in progress if "holds everything before" not in line]
 
@@ -273,11 +277,11 @@ def test_a_failover_slot_is_read_by_one_session(
     """The slot waits until a standby has its changes; a copy of the slot would not."""
     if postgres_version < 17:
         pytest.skip("slots have `failover` from 17 on")
-    feed = replace(a_feed(server, "only"), failover=True)
+    slot_stream = replace(a_slot_stream(server, "only"), failover=True)
     with connected(server) as connection:
-        drained(feed, lake)
+        drained(slot_stream, lake)
         write(connection, random.Random(5))
-        assert drained(feed, lake).slices == 1
+        assert drained(slot_stream, lake).slices == 1
 
 
 def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServer) -> None:

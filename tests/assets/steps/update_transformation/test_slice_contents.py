@@ -9,14 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
 
-FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {})
+FEED = SlotStream("shop", Source("shop", ""), "shop", "shop", False, {})
 OID = 7
 RELATION = struct.pack(">cI", b"R", OID) + b"public\0t\0d" + struct.pack(">h", 1)
 RELATION += b"\x01id\0" + struct.pack(">Ii", 23, -1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_columns, shared_folders
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout, TableLayout
 from pgsieve.resources.postgres.source import Source
 
-FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {"sales": ()})
+FEED = SlotStream("shop", Source("shop", ""), "shop", "shop", False, {"sales": ()})
 
 
 def subscription(layout: SubscriptionLayout) -> Subscription:

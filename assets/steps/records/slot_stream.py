@@ -1,6 +1,6 @@
-"""The table `feed` of a feed: the server cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
+"""The table `feed` of a stream: the server cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
 
-A feed is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
+A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
 another. The step `slot_consumption` writes the table, and so does maintenance, before it deletes slices.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
@@ -29,19 +29,19 @@ FEED_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class FeedRecord:
-    """The table `feed` of one feed."""
+class SlotStreamRecord:
+    """The table `feed` of one stream."""
 
     lake: Lake
-    feed: Feed
+    slot_stream: SlotStream
 
     @property
     def path(self) -> str:
         """The table's path."""
-        return self.lake.paths.feed(self.feed.name)
+        return self.lake.paths.slot_stream(self.slot_stream.name)
 
     def timeline(self) -> int | None:
-        """The timeline on which the feed's LSNs are; None if it is not recorded."""
+        """The timeline on which the stream's LSNs are; None if it is not recorded."""
         timeline: int | None = self.read_newest().get("timeline")
         return timeline
 
