@@ -403,7 +403,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _open_engine_session(self) -> SparkSession:
         """A new session of the warm engine, or the one that this object already has."""
         assert self._engine_use is not None
-        if self._connect_session is None and not self._engine_use.has_same_code:
+        if not self._engine_use.has_same_code:
             ship_by_value()
         # Only the settings of the store are set here; the engine has all others. It does not have these, because they
         # contain secrets, and its settings are in a file of its folder.

@@ -12,7 +12,6 @@ Raises nothing.
 import hashlib
 import os
 import time
-from functools import cache
 from pathlib import Path
 
 import pgsieve
@@ -21,12 +20,12 @@ import pgsieve
 _IMPORTED_AT = time.time_ns()
 
 
-@cache
 def code_digest() -> str:
     """The digest of the package's source files: their paths, sizes, and times of change.
 
-    It is empty if a file was changed after this process had begun, because the process may have the former code.
-    It is also empty if there are no such files, as in an archive.
+    It is empty if a file was changed after this process had begun, because the process may have the former code. So a
+    process that lives on while pgsieve is upgraded (`pgsieve run --follow`) gets another answer from then on, and each
+    call looks at the files again. It is also empty if there are no such files, as in an archive.
     """
     digest, newest, package = hashlib.sha256(), 0, Path(pgsieve.__file__).parent
     for folder, subfolders, names in os.walk(package, followlinks=True):
