@@ -4,9 +4,9 @@ In: the messages of one session. Out: these messages, and the inserted descripti
 
 A description is a Relation message with the Type messages of its columns. A publisher describes a relation once
 per session. But pgsieve divides a session into slices, and each slice is read without the earlier slices. pgsieve
-also moves the messages of streamed and prepared transactions to the position of their commit. So a change could
-follow no description of its relation, or a wrong one. `RelationDescriptions` inserts the valid description before
-such a change. Raises ProtocolError.
+also moves the messages of streamed and prepared transactions to the position of their commit. So
+there could be no description of a change's relation before the change, or a wrong one. `RelationDescriptions` inserts
+the valid description before such a change. Raises ProtocolError.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -48,8 +48,8 @@ class Description:
 class RelationDescriptions:
     """The last description of each relation, and the stale relations: those that must be described again.
 
-    A relation is stale if the output of this slice does not have its last description. It is also stale if the
-    output has an older description of the relation after the last one.
+    A relation is stale if its last description in the output of this slice is not the valid one, or if the output has
+    no description of it.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -118,10 +118,9 @@ class RelationDescriptions:
         yield data.slice(begin) if begin else data
 
     def _find_first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
-        """Find the first message that changes a stale relation.
+        """Find for each stale relation the first message that changes it, and every TRUNCATE of it.
 
-        Maps the position of a message to the stale relations that it changes or truncates. A TRUNCATE counts even
-        if an earlier message changes the relation.
+        Maps the position of each such message to the stale relations that it changes or truncates.
         """
         used_ids_by_index: dict[int, list[int]] = {}
         changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))

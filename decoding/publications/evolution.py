@@ -42,8 +42,8 @@ class LayoutColumn:
     """A column of a table.
 
     - `changed` is the transaction that last altered the column.
-    - `missing` has the value of the column in rows that are older than the column; None is NULL. It has several
-      values if the leaves of a partitioned table have different values.
+    - `missing` has the values that rows older than the column have in it; None is NULL. There are several such values
+      if the leaves of a partitioned table differ.
     - `made` describes the parts of the column's type that decide how its values are printed. Each entry is one of:
 
         ("e", oid, label, ...)              an enum with its labels
@@ -103,7 +103,7 @@ class Layout:
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten_in(self, later_catalog: Catalog) -> bool:
-        """Whether the table was dropped or its files were replaced before a later state of the catalog.
+        """Whether the table was dropped, or its files were replaced, between this state of the catalog and a later state.
 
         A copy of such a table is wrong. After TRUNCATE, or an ALTER TABLE that rewrites the table, an older
         snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
@@ -161,10 +161,10 @@ def _describe_type(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ..
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """A column of the altered replica, and where the rows that the replica already has get its values from.
+    """Says how the rows of a replica get the values of one column when the replica follows its altered table.
 
-    The values come from the replica's present column `former_column`. If `former_column` is None, the column is new, and all of
-    these rows get the same `value` (None is NULL).
+    The replica already has these rows. Their values are those of the column `former_column`, as the replica had it before.
+    If `former_column` is None, the column is new, and all rows get the same `value` (None is NULL).
     """
 
     column: str
@@ -196,9 +196,10 @@ def find_column_sources(
 
 
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
-    """Raise SchemaChangedError if a message between both states can have a name that several columns had.
+    """Raise SchemaChangedError if several columns may have had the same name at some time between both states.
 
-    For example, a column was dropped and one of the same type was added: a message with the new name may come from
+    A message of that time has only the name, which may then mean any of these columns. For example, a column was dropped
+    and one of the same type was added: a message with the new name may come from
     a column that was renamed in between.
     """
     if former.oid != present.oid:
@@ -269,7 +270,8 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
     """Whether a type was altered so that the text of stored values can differ (`LayoutColumn.made`).
 
     New labels at the end of an enum do not change the text. A layout that an earlier version of pgsieve recorded
-    may lack an entry. In that case printed names count as altered, and other parts as not altered.
+    may lack an entry. A missing entry of printed names counts as altered, since these names may have changed meanwhile.
+    Any other missing entry counts as not altered.
     """
     former_entries = {entry[:2]: entry for entry in former}
     return any(
@@ -281,7 +283,7 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
 
 
 def _has_other_files(former: Layout, present: Layout) -> bool:
-    """Whether the table was rewritten, or a leaf of a partitioned table that both states have."""
+    """Whether the table has other files than before. In a partitioned table, whether a leaf that both states have has."""
     files = dict(present.files)
     return any(files.get(oid, file) != file for oid, file in former.files)
 
@@ -308,7 +310,8 @@ def find_present_names(
         names.append(present_column.name if present_column else name)
         numbers.append(column.number)
     if relation_id != present.oid:
-        # A leaf may number its columns differently, so their order cannot show whether names were swapped.
+        # If the numbers do not ascend, columns have exchanged their names. A leaf may number its columns differently than
+        # the root, so for a leaf the order of numbers shows nothing.
         renamed = [
             c
             for c in present.columns

@@ -1,4 +1,4 @@
-"""Starts Spark while a command is still importing its modules, if the sources have much data for it.
+"""Starts Spark while a command is still importing its modules, if the command will have much data to write.
 
 In: the configuration and the selected subscriptions
 Out: a Spark session, which a thread starts. The run finds the session by its settings.
@@ -41,7 +41,10 @@ def start_early(config: Config, subscription_configs: Sequence[SubscriptionConfi
 def _start_for_large_tables(
     config: Config, subscription_configs: Sequence[SubscriptionConfig], engine: SparkEngine, max_bytes: int
 ) -> None:
-    """Start Spark if a table will get more than `max_bytes` bytes, the limit up to which this process writes a table itself."""
+    """Start Spark if a table will get more than `max_bytes` bytes. Up to this limit this process writes a table itself.
+
+    A negative limit always starts Spark.
+    """
     try:
         if max_bytes < 0 or any(
             table_bytes > max_bytes
@@ -55,7 +58,7 @@ def _start_for_large_tables(
 def _expected_bytes(
     config: Config, subscription_configs: Sequence[SubscriptionConfig], max_bytes: int
 ) -> Iterator[int]:
-    """Yields for each slot about how many bytes its largest table will get."""
+    """Yields an estimate for each slot: the bytes that its largest table will get."""
     subscriptions_by_slot = defaultdict(list)
     for subscription_config in subscription_configs:
         subscriptions_by_slot[subscription_config.source, _find_slot(config, subscription_config)].append(

@@ -1,12 +1,12 @@
 """Keeps a Delta table small: deletes rows, joins small files, and removes files that no version needs.
 
 In: a lake, and the path of a table.
-Out: - commits that keep the table's position
+Out: - commits that keep the table's position (the LSN up to which the table has all changes)
      - figures about what was done
 
 delta-rs does this work if it can. Spark does it in lakes that delta-rs cannot reach, and for tables that delta-rs
 cannot maintain: tables with column mapping or other features that delta-rs lacks, and tables of which some version
-has deletion vectors. Each commit is atomic. A file is removed only if no version of the last hours needs it. So
+has deletion vectors. Each commit is atomic. A file is removed only if no version of the retained hours needs it. So
 each operation can be repeated after the process was killed.
 """
 
@@ -69,7 +69,10 @@ class TableMaintenance(Protocol):
     """The operations that keep one table small."""
 
     def last_slice_before(self, time: datetime) -> int:
-        """The last slice before the first slice that has a commit at or after this time. 0 if there is no such slice."""
+        """The LSN of the last slice whose transactions, and those of all earlier slices, were committed before this time.
+
+        A slice is the changes from one position of the slot to another. 0 if there is no such slice.
+        """
 
     def last_lsn_before(self, time: datetime) -> int:
         """The greatest LSN of the rows before this time. 0 if there are no such rows."""
@@ -91,7 +94,7 @@ class TableMaintenance(Protocol):
         """
 
     def vacuum(self, hours: int) -> int:
-        """Remove the files that no version of the last hours needs. Return their number; 0 if Spark removed them."""
+        """Remove the files that no version of the last `hours` hours needs. Return their number; 0 if Spark removed them."""
 
 
 def table_maintenance(lake: Lake, path: str) -> TableMaintenance:
@@ -108,7 +111,7 @@ def table_maintenance(lake: Lake, path: str) -> TableMaintenance:
 
 
 def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The properties that a table must still get, so that the versions of the last hours can be read.
+    """The properties that a table lacks and needs, so that the versions of the last `hours` hours can be read.
 
     The properties also prevent that Delta keeps its log longer than these versions need. Properties that the user
     has set are not changed. Delta must keep the log at least as long as removed files, so the two properties are
@@ -173,7 +176,8 @@ class _DeltaRsMaintenance:
     def vacuum(self, hours: int) -> int:
         table = self.local.open_table(self.path)
         missing_properties = _missing_properties(table.metadata().configuration, hours)
-        # The properties may need Spark. Do not start Spark if they would only shorten the time for which the log is kept.
+        # Some tables get properties only from Spark. Spark is not started if the properties would only make Delta keep its
+        # log for a shorter time.
         if missing_properties and (hours > _DEFAULT_FILES_HOURS or self.local.can_set_properties(self.path)):
             self.lake.set_properties(self.path, missing_properties)
             table = self.local.open_table(self.path)
