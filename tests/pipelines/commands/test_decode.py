@@ -163,7 +163,7 @@ def test_decode_prints_the_same_from_the_change_log_as_from_the_slot(
 
 @pytest.mark.usefixtures("worked")
 def test_json_has_exact_values(decode: Decode) -> None:
-    lines = [json.loads(line) for line in decode(plugin_name="json").stdout.splitlines()]
+    lines = [json.loads(line) for line in decode(plugin="json").stdout.splitlines()]
     assert [line["action"] for line in lines] == [
         *("begin", "insert", "insert", "commit"),
         *("begin", "update", "commit"),
@@ -194,7 +194,7 @@ def test_json_has_exact_values(decode: Decode) -> None:
 
 @pytest.mark.usefixtures("worked")
 def test_pgoutput_prints_the_messages_themselves(decode: Decode) -> None:
-    result = decode("-o", "proto_version=1", plugin_name="pgoutput")
+    result = decode("-o", "proto_version=1", plugin="pgoutput")
     assert result.exit_code == 0
     assert result.stdout_bytes.startswith(b"B")
     assert b"it's \xc3\xa9" in result.stdout_bytes
@@ -231,7 +231,7 @@ def test_pgoutput_prints_the_messages_themselves(decode: Decode) -> None:
 def test_missing_objects_are_refused(
     decode: Decode, arguments: list[str], plugin: str, source: str, message: str
 ) -> None:
-    result = decode(*arguments, plugin_name=plugin, source_name=source)
+    result = decode(*arguments, plugin=plugin, source=source)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(message)
 

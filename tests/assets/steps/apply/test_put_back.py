@@ -86,7 +86,7 @@ def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> N
         put_back()
         return done
 
-    patch.setattr(repair, "_merge", merged)
+    patch.setattr(repair, "_merge_rows", merged)
     # The repair uses the Spark of this process: the one that other tests share, which reaches S3.
     assert engine().session
     shop.cli("check", "--repair", "one")
