@@ -211,7 +211,7 @@ def test_spark_runs_shared_requests_under_the_names_of_all(tmp_path: Path) -> No
         with pytest.raises(Exception, match="bad fails"):
             others[2].result(60)
     assert (sales[0], sorted(stock[0])) == (["sales 0"], ["stock 0", "stock 1"])
-    assert [(w.engine, w.tasks, w.bytes) for _, w in (sales, stock)] == [
+    assert [(w.engine_text, w.task_count, w.written_bytes) for _, w in (sales, stock)] == [
         ("Spark, local", 1, 10),
         ("Spark, local", 2, 20),
     ]

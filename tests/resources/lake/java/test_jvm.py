@@ -38,14 +38,18 @@ def _nameless(_: int) -> None:
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     private_folder()  # As the tests' own environment says.
-    monkeypatch.setattr(os, "environ", {**SHELL, "SPARK_LOCAL_DIRS": str(tmp_path)})
+    # os.environ itself stays: a module that is imported meanwhile would keep another mapping as its environment.
+    for name in tuple(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in {**SHELL, "SPARK_LOCAL_DIRS": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
     return monkeypatch
 
 
 def test_a_shells_environment_does_not_reach_the_jvm(shell: pytest.MonkeyPatch) -> None:
     own = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(private_folder()), "TMPDIR": str(private_folder())}
     kept = {"HADOOP_CONF_DIR": "/etc/hadoop", "PATH": "/bin"}
-    del os.environ["PYTEST_CURRENT_TEST"]
+    shell.delenv("PYTEST_CURRENT_TEST")
     assert make_environment("local[2]") == {**own, **kept, "SPARK_LOCAL_IP": "127.0.0.1"}
     # A cluster's executors must reach the driver, and the user's Spark may have settings for the cluster.
     assert make_environment("yarn") == {**own, **kept, "SPARK_HOME": "/other/spark"}
@@ -57,7 +61,7 @@ def test_a_shells_environment_does_not_reach_the_jvm(shell: pytest.MonkeyPatch) 
 
 def test_a_user_without_a_name_is_called_by_the_number(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shell.setattr(pwd, "getpwuid", _nameless)
-    del os.environ["HOME"]
+    shell.delenv("HOME")
     number = str(os.geteuid())
     assert make_environment("local")["HADOOP_USER_NAME"] == number
     assert make_environment("local")["HOME"] == str(private_folder())
