@@ -40,17 +40,17 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     engine: SparkEngine
     folders: dict[str, str] = Field(default={})
 
-    def open(self, start_session: Callable[[], SparkSession] | None = None) -> Lake:
+    def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
         """Open the lake. Before that, remove commits that were half-written when the power failed.
 
-        `start_session` starts the Spark session of the lake when it is first used. The default is the session of the
+        `session` starts the Spark session of the lake when it is first used. The default is the session of the
         engine.
         """
         if not is_uri(self.uri):
             remove_half_written_commits(self.uri)
         return Lake(
             self.uri,
-            start_session or (lambda: self.engine.session),
+            session or (lambda: self.engine.session),
             make_lake_settings(self.engine),
             template_by_subscription=self.folders,
         )
