@@ -340,7 +340,7 @@ def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
     origin = origin[starts].astype(np.int64)
     last_event = np.append(starts[1:], len(key)) - 1 if len(starts) else starts
     keys, is_ended = key[starts], ends[last_event]
-    return _Tenures(key, place, kind, starts, last_event, origin, keys, _is_new_key(keys), is_ended)
+    return _Tenures(key, place, kind, starts, last_event, origin, keys, is_first[starts], is_ended)
 
 
 def _last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
