@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from pgsieve.assets.encoded_names import TableName, group_by_distinct_names
+from pgsieve.assets.encoded_names import group_by_distinct_names
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
 from pgsieve.assets.outcome import as_step
@@ -27,6 +27,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.decoding.wording import quantity
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 
 Keys = Mapping[dg.AssetKey, TableName]

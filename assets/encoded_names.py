@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
-TableName = tuple[str, str]
+from pgsieve.resources.lake.delta.layout import TableName
 
 #: The characters that are encoded. Dagster forbids most of them, and `-` begins and ends an encoded character.
 _SPECIAL_CHARACTER = re.compile(r"[^A-Za-z0-9_]")

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.encoded_names import TableName, decode_partition_key, encode_partition_key
+from pgsieve.assets.encoded_names import decode_partition_key, encode_partition_key
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
@@ -39,6 +39,7 @@ from pgsieve.assets.translator import (
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measure

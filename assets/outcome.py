@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
-from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, disabled_error
@@ -28,6 +27,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import Work
 

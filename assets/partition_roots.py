@@ -30,7 +30,7 @@ from pgsieve.assets.checks import (
     sync_state_result,
     table_freshness_result,
 )
-from pgsieve.assets.encoded_names import TableName, output_names_by_key
+from pgsieve.assets.encoded_names import output_names_by_key
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
@@ -79,6 +79,7 @@ from pgsieve.assets.translator import (
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError

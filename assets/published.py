@@ -8,10 +8,10 @@ Out: names, publications, and the row filter as text. A row filter that is not k
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.metadata import NO_FILTER
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.resources.lake.delta.layout import TableName
 
 #: The text for a row filter that is not known.
 UNKNOWN_FILTER = "not known before the source has been read"

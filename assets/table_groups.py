@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 import dagster as dg
 
-from pgsieve.assets.encoded_names import TableName
+from pgsieve.resources.lake.delta.layout import TableName
 
 #: The largest number of tables in a group. This many fit on a screen.
 _MAX_TABLES = 30

@@ -15,13 +15,14 @@ from enum import StrEnum
 
 import dagster as dg
 
-from pgsieve.assets.encoded_names import TableName, encode_identifier
+from pgsieve.assets.encoded_names import encode_identifier
 from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.table_groups import GroupPath, nested_group
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
+from pgsieve.resources.lake.delta.layout import TableName
 
 
 class AssetKind(StrEnum):

@@ -17,13 +17,14 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgsieve.assets.encoded_names import TableName, encode_partition_key
+from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import DagsterNames
 from pgsieve.pipelines.jobs import find_slot_problem
+from pgsieve.resources.lake.delta.layout import TableName
 
 #: The sensor starts no second copy while a run that it has requested is copying, but only for this time. Dagster may
 #: never notice that a run was killed, and would show it as running for ever. If the run is alive after all, the second

@@ -22,7 +22,7 @@ from pgsieve.assets.checks import (
     freshness_checks,
     sync_state_checks,
 )
-from pgsieve.assets.encoded_names import TableName, encode_partition_key
+from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
 from pgsieve.assets.lake import PgsieveLake, lake_resources
 from pgsieve.assets.maintenance import slot_stream_maintenance_asset, subscription_maintenance_asset
@@ -48,6 +48,7 @@ from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.jobs import make_jobs
 from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import Published, load_published, recorded_tables, refresh_published
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from dagster import get_dagster_logger
 
-from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.published import PublishedTable, Tables
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
@@ -28,6 +27,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.comments import read_comments
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.present_catalog import present_catalog

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-TableName = tuple[str, str]
+from pgsieve.resources.lake.delta.layout import TableName
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from types import FrameType
 
 import dagster as dg
 
-from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.checks.freshness import Freshness
 from pgsieve.assets.steps.log import no_log
@@ -60,6 +59,7 @@ from pgsieve.pipelines.following.watch import (
 )
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
+from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.session_pool import pool_sessions
 from pgsieve.resources.postgres.waits import are_transactions_open

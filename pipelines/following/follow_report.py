@@ -18,7 +18,6 @@ from functools import reduce
 
 import dagster as dg
 
-from pgsieve.assets.encoded_names import TableName
 from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import split_tables
@@ -34,6 +33,7 @@ from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
+from pgsieve.resources.lake.delta.layout import TableName
 
 #: A report is due this many seconds after the first slice that it reports.
 REPORT_SECONDS = 300.0
