@@ -33,8 +33,16 @@ _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
 _READY_MESSAGE = "ready to use"
-#: A shell script that runs a program until the standard input of the script is closed.
-_RUN_WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
+#: A shell script that runs a program until the standard input of the script is closed. SeaweedFS ends two seconds after SIGTERM,
+#: but sometimes waits ten seconds longer. Its data is in files by then, so the script does not wait for that.
+_RUN_WHILE_OPEN = """
+"$@" </dev/null & server=$!
+read -r _
+kill $server
+(sleep 4; kill -9 $server) 2>/dev/null & timer=$!
+wait $server
+kill $timer
+"""
 
 
 class EmbeddedS3Error(PgsieveError):
