@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import pyarrow as pa
 
@@ -30,9 +29,9 @@ from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.evolution import (
     ColumnSource,
     Layout,
-    LayoutColumn,
     SchemaChangedError,
     find_column_sources,
+    to_json_field,
 )
 from pgsieve.decoding.publications.replica_names import refuse_shared_names, to_snake_case
 from pgsieve.decoding.publications.routing import (
@@ -101,7 +100,7 @@ class SlotStream:
         for name in self.subscriptions[subscription]:
             if name in self.defined and name not in catalog.publications:
                 self.defined[name].resolve(catalog)  # Raises the publication's error.
-        return catalog.select(self.subscriptions[subscription])
+        return catalog.select_publications(self.subscriptions[subscription])
 
     def without_missing_publications(self, catalog: Catalog) -> "SlotStream":
         """The stream without those subscriptions that have missing publications."""
@@ -175,7 +174,7 @@ class Subscription:
         layout = Layout.from_table(table, catalog)
         columns = tuple(replace(c, name=self.replica_name(c.name)) for c in layout.columns)
         entries = [
-            p.table_entry(oid)
+            p.find_table_entry(oid)
             for p in self.slot_stream.publications(catalog, self.name)
             for oid in _tree(table)
         ]
@@ -377,11 +376,11 @@ class Definition:
         return cls(
             columns=_pairs(document["columns"]),
             key=tuple(document["key"]),
-            layout=_layout(document["layout"]),
+            layout=Layout.from_json(document["layout"]),
             listed=document["listed"],
             metadata=_pairs(document.get("metadata", ())),
             former=former
-            and FormerLayout(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
+            and FormerLayout(Layout.from_json(former["layout"]), frozenset(former["key"]), former["until"]),
             history=History(
                 document["history"]["generation"],
                 _pairs(document["history"]["columns"]),
@@ -399,7 +398,7 @@ class Definition:
 
     def to_json(self) -> str:
         """The definition as text."""
-        document = asdict(self)
+        document = asdict(self, dict_factory=lambda fields: dict(map(to_json_field, fields)))
         if not self.metadata:
             del document["metadata"]
         return json.dumps(document, default=sorted)
@@ -432,21 +431,6 @@ class Definition:
     def key_numbers(self) -> frozenset[int]:
         """The column numbers (attnum) of the key."""
         return frozenset(c.number for c in self.layout.columns if c.name in self.key)
-
-
-def _layout(read: Mapping[str, Any]) -> Layout:
-    columns = (
-        LayoutColumn(
-            **{
-                **column,
-                "missing": tuple(column["missing"]),
-                "made": tuple(map(tuple, column.get("made", ()))),
-            }
-        )
-        for column in read["columns"]
-    )
-    files = tuple((oid, file) for oid, file in read["files"])
-    return Layout(read["oid"], tuple(columns), read["columns_ever"], files)
 
 
 def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:

@@ -17,17 +17,17 @@ import pyarrow as pa
 from pgsieve.decoding.errors import ProtocolError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
-Words: TypeAlias = npt.NDArray[np.uint64]
+UnsignedIntegers: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_WORD_BYTES = 8
+_INTEGER_BYTES = 8
 _MAX_BYTES = 2**31 - 1
 
 
 class Octets:
     """The bytes of a binary array: all values in `buffer`, and their positions there in `starts` and `ends`."""
 
-    __slots__ = ("_last_word_position", "_words", "buffer", "ends", "starts")
+    __slots__ = ("_integers", "_last_integer_position", "buffer", "ends", "starts")
 
     def __init__(self, data: pa.Array) -> None:
         if data.null_count:
@@ -44,30 +44,30 @@ class Octets:
         values = data.buffers()[2]
         self.buffer: pa.Buffer = pa.py_buffer(b"") if values is None else values.slice(first, last - first)
         padded_buffer = self.buffer
-        if padded_buffer.size < _WORD_BYTES:
-            padded_buffer = pa.py_buffer(padded_buffer.to_pybytes().ljust(_WORD_BYTES, b"\0"))
-        self._last_word_position = padded_buffer.size - _WORD_BYTES
-        # The element n of this view is the word of eight bytes that begins at byte n. So one lookup in numpy reads the
-        # words at many positions.
-        self._words = np.ndarray(
-            (self._last_word_position + 1,), dtype="<u8", buffer=padded_buffer, strides=(1,)
+        if padded_buffer.size < _INTEGER_BYTES:
+            padded_buffer = pa.py_buffer(padded_buffer.to_pybytes().ljust(_INTEGER_BYTES, b"\0"))
+        self._last_integer_position = padded_buffer.size - _INTEGER_BYTES
+        # Element n of this view is the integer of eight bytes that begins at byte n. So one lookup in numpy reads the
+        # integers at many positions.
+        self._integers = np.ndarray(
+            (self._last_integer_position + 1,), dtype="<u8", buffer=padded_buffer, strides=(1,)
         )
 
     def first_bytes(self) -> npt.NDArray[np.uint8]:
         """Return the first byte of each value, such as the type byte of a message; any byte for an empty value."""
-        return (self.words(self.starts) >> 56).astype(np.uint8)
+        return (self.read_integers(self.starts) >> 56).astype(np.uint8)
 
-    def words(self, positions: Positions) -> Words:
+    def read_integers(self, positions: Positions) -> UnsignedIntegers:
         """Return the eight bytes from each position on, as a big-endian number; bytes beyond the end are zeros."""
-        if not len(positions) or positions.max() <= self._last_word_position:
-            return self._words[positions].byteswap()
-        readable_positions = np.minimum(positions, self._last_word_position)
+        if not len(positions) or positions.max() <= self._last_integer_position:
+            return self._integers[positions].byteswap()
+        readable_positions = np.minimum(positions, self._last_integer_position)
         excess_bytes = positions - readable_positions
-        words: Words = self._words[readable_positions].byteswap() << (
-            np.minimum(excess_bytes, _WORD_BYTES - 1) * 8
+        integers: UnsignedIntegers = self._integers[readable_positions].byteswap() << (
+            np.minimum(excess_bytes, _INTEGER_BYTES - 1) * 8
         ).astype(np.uint64)
-        words[excess_bytes >= _WORD_BYTES] = 0
-        return words
+        integers[excess_bytes >= _INTEGER_BYTES] = 0
+        return integers
 
 
 def value_offsets(values: pa.Array) -> npt.NDArray[Any]:
@@ -139,5 +139,5 @@ def convert_valid(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> 
     if not values.null_count:
         return convert(values)
     is_valid = np.asarray(values.is_valid())
-    places = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
-    return convert(values.drop_null()).take(places)
+    value_indexes = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
+    return convert(values.drop_null()).take(value_indexes)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgsieve.decoding.binary.octets import Octets, Positions, Words
+from pgsieve.decoding.binary.octets import Octets, Positions, UnsignedIntegers
 
 #: One of the three words of each value's state. Their names are `a`, `b` and `c`, as in hashfn.c.
 StateWords: TypeAlias = npt.NDArray[np.uint32]
@@ -26,7 +26,7 @@ _INITIAL_STATE = 0x9E3779B9 + 3923095
 _MIX_ROTATIONS = (4, 6, 8, 16, 19, 4)
 
 
-def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
+def hash_bytes_extended(values: pa.Array, seed: int) -> UnsignedIntegers:
     """Hash binary values, none of them NULL; `seed` is an unsigned number of 64 bits."""
     octets = Octets(values)
     sizes = octets.ends - octets.starts
@@ -93,16 +93,18 @@ def _add_remainder(
     c_words: StateWords,
 ) -> None:
     """Add the bytes after the last full block, at most eleven; the lowest byte of `c_words` is reserved for the length."""
-    words = _keep_first_bytes(octets.words(positions).byteswap(), np.minimum(remaining_byte_counts, 8))
+    words = _keep_first_bytes(
+        octets.read_integers(positions).byteswap(), np.minimum(remaining_byte_counts, 8)
+    )
     a_words += words.astype(np.uint32)
     b_words += (words >> np.uint64(32)).astype(np.uint32)
     words = _keep_first_bytes(
-        octets.words(positions + 8).byteswap(), np.maximum(remaining_byte_counts - 8, 0)
+        octets.read_integers(positions + 8).byteswap(), np.maximum(remaining_byte_counts - 8, 0)
     )
     c_words += (words << np.uint64(8)).astype(np.uint32)
 
 
-def _keep_first_bytes(words: Words, byte_counts: Positions) -> Words:
+def _keep_first_bytes(words: UnsignedIntegers, byte_counts: Positions) -> UnsignedIntegers:
     """Set all bytes of each word except the first `byte_counts` to zero."""
     masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
     return words & masks[byte_counts]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import Mask, Positions, Words
+from pgsieve.decoding.binary.octets import Mask, Positions, UnsignedIntegers
 from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
 
@@ -58,7 +58,7 @@ class RowHash:
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
         )
 
-    def compute_hashes(self, batch: pa.RecordBatch) -> Words:
+    def compute_hashes(self, batch: pa.RecordBatch) -> UnsignedIntegers:
         """Return the hashes of the rows of a batch; the batch has the columns of the table, in the same order."""
         arrays = [
             a if a.type == c.arrow_type else a.cast(c.arrow_type)
@@ -66,7 +66,7 @@ class RowHash:
         ]
         return np.concatenate([self._compute_part_hashes(part) for part in _split_rows(arrays)])
 
-    def _compute_part_hashes(self, arrays: Sequence[pa.Array]) -> Words:
+    def _compute_part_hashes(self, arrays: Sequence[pa.Array]) -> UnsignedIntegers:
         rows = record_send(arrays, self.columns)
         is_long = pc.greater(pc.binary_length(rows), _MAX_HASHED_BYTES)
         if is_long.true_count:
@@ -84,7 +84,7 @@ def hash_expression(value: str, seed: int) -> str:
     return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
 
 
-def hash_values(values: pa.Array, seed: int) -> Words:
+def hash_values(values: pa.Array, seed: int) -> UnsignedIntegers:
     """Return what `hash_expression` computes for binary values, as unsigned numbers.
 
     Source: hash_array_extended() in src/backend/utils/adt/arrayfuncs.c.
@@ -100,7 +100,7 @@ def _split_rows(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
         yield [a.slice(first, step) for a in arrays]
 
 
-def segment_numbers(hashes: Words) -> Numbers:
+def segment_numbers(hashes: UnsignedIntegers) -> Numbers:
     """Return the segment number of each row, given the hashes of the rows."""
     return (hashes & np.uint64(_SEGMENT_MASK)).astype(np.int64)
 
@@ -113,15 +113,15 @@ class Checksums:
     """
 
     row_counts: Numbers = field(default_factory=lambda: np.zeros(SEGMENT_COUNT, np.int64))
-    hash_sums: Words = field(default_factory=lambda: np.zeros(SEGMENT_COUNT, np.uint64))
+    hash_sums: UnsignedIntegers = field(default_factory=lambda: np.zeros(SEGMENT_COUNT, np.uint64))
 
-    def add(self, hashes: Words) -> None:
+    def add(self, hashes: UnsignedIntegers) -> None:
         """Add rows, given their hashes."""
         segments = segment_numbers(hashes)
         self.row_counts[:] += np.bincount(segments, minlength=SEGMENT_COUNT)
         np.add.at(self.hash_sums, segments, hashes)
 
-    def add_sums(self, segments: Positions, row_counts: Numbers, hash_sums: Words) -> None:
+    def add_sums(self, segments: Positions, row_counts: Numbers, hash_sums: UnsignedIntegers) -> None:
         """Add numbers of rows and sums of hashes to segments; `segments` may contain a segment several times."""
         np.add.at(self.row_counts, segments, row_counts)
         np.add.at(self.hash_sums, segments, hash_sums)

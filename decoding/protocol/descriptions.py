@@ -1,12 +1,12 @@
-"""Inserts the descriptions of relations that are missing before a change.
+"""Inserts the description of a relation before a change of the relation, if the description is missing there.
 
 In: the messages of one session. Out: these messages, and the inserted descriptions.
 
 A description is a Relation message with the Type messages of its columns. A publisher describes a relation once
 per session. But pgsieve divides a session into slices, and each slice is read without the earlier slices. pgsieve
-also moves the messages of streamed and prepared transactions to the position of their commit. So
-there could be no description of a change's relation before the change, or a wrong one. `RelationDescriptions` inserts
-the valid description before such a change. Raises ProtocolError.
+also moves the messages of streamed and prepared transactions to the position of their commit. So the last description
+before a change may be missing or outdated. In that case `RelationDescriptions` inserts the valid description before
+the change. Raises ProtocolError.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -30,17 +30,17 @@ _RELATION, _TYPE, _TRUNCATE = b"RYT"
 _CHANGES = np.frombuffer(b"IUD", np.uint8)
 _MIN_CHANGE_BYTES = 5  # bytes: type byte, relation id
 
-Marks: TypeAlias = npt.NDArray[np.uint8]
+TypeBytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
     """The Type messages of a relation's columns, followed by its Relation message.
 
-    `arrival` numbers the descriptions of a session in the order in which they arrived.
+    `arrival_number` numbers the descriptions of a session in the order in which they arrived.
     """
 
-    arrival: int
+    arrival_number: int
     messages: tuple[bytes, ...]
 
 
@@ -87,12 +87,12 @@ class RelationDescriptions:
     def record_replayed_descriptions(self, description_by_relation: Mapping[int, Description]) -> None:
         """Record the descriptions in a streamed or prepared transaction that has just been written to the output.
 
-        Such a transaction is written later than it arrived. So the output may now have an older description after
-        the valid one. The description that arrived last is valid.
+        The description that arrived last is valid. But such a transaction is written later than it arrived. So the
+        last description in the output may be an outdated one, and the relations of the transaction become stale.
         """
         for relation_id, description in description_by_relation.items():
             last_description = self._descriptions.get(relation_id)
-            if last_description is None or last_description.arrival < description.arrival:
+            if last_description is None or last_description.arrival_number < description.arrival_number:
                 self._descriptions[relation_id] = description
         self._stale_ids.update(description_by_relation)
 
@@ -117,16 +117,17 @@ class RelationDescriptions:
                 self._stale_ids.difference_update(descriptions)
         yield data.slice(begin) if begin else data
 
-    def _find_first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
-        """Find for each stale relation the first message that changes it, and every TRUNCATE of it.
+    def _find_first_uses(self, octets: Octets, kind: TypeBytes, data: pa.Array) -> dict[int, list[int]]:
+        """Find the messages before which the description of a stale relation may have to be inserted.
 
-        Maps the position of each such message to the stale relations that it changes or truncates.
+        These are the first change of each stale relation, and each of its TRUNCATEs, which can come before that
+        change. Maps the index of each such message to the stale relations that it changes or truncates.
         """
         used_ids_by_index: dict[int, list[int]] = {}
         changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))
         if (octets.ends[changes] - octets.starts[changes] < _MIN_CHANGE_BYTES).any():
             raise ProtocolError("a change ends before its relation", sqlstate="08P01")
-        relation_ids = octets.words(octets.starts[changes]) >> 24 & 0xFFFFFFFF
+        relation_ids = octets.read_integers(octets.starts[changes]) >> 24 & 0xFFFFFFFF
         changed_ids, first_indexes = np.unique(relation_ids, return_index=True)
         for relation_id, index in zip(changed_ids.tolist(), changes[first_indexes].tolist(), strict=True):
             if relation_id in self._stale_ids:

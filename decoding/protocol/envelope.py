@@ -88,7 +88,7 @@ class PrimaryKeepalive:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """An envelope from the client that says how far it has come.
+    """An envelope from the client: up to which LSNs it has written, flushed and applied the WAL.
 
     `flushed_lsn` is the end LSN of the last commit that the client has stored durably. The slot no longer needs the
     WAL before it.
@@ -190,7 +190,7 @@ def xlog_data_columns(
     parts = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, buffers)
     part_octets = Octets(parts)
     header_starts = part_octets.starts[::2]
-    is_xlog_data = part_octets.words(header_starts) >> 56 == XLogData.tag
-    return part_octets.words(header_starts[is_xlog_data] + 1).view(np.int64), parts.take(
+    is_xlog_data = part_octets.read_integers(header_starts) >> 56 == XLogData.tag
+    return part_octets.read_integers(header_starts[is_xlog_data] + 1).view(np.int64), parts.take(
         pa.array(np.flatnonzero(is_xlog_data) * 2 + 1)
     )

@@ -4,8 +4,7 @@ In: batches of raw messages. Out: columns with which to order and group these me
 
 The scan reads only the type byte, the relation and the transaction of each message, for all messages of a batch at
 once. `pgsieve.decoding.protocol.tuples` decodes the rows later. Raises ProtocolError for messages outside
-transactions. Raises it, too, for messages of streamed and prepared transactions: `transactions` must assemble
-these first.
+transactions, and for messages of streamed and prepared transactions, which `transactions` must assemble first.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol, Logical Replication Message Formats.
 """
@@ -19,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgsieve.decoding.binary.octets import Octets, Words
+from pgsieve.decoding.binary.octets import Octets, UnsignedIntegers
 from pgsieve.decoding.errors import ProtocolError
 
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 _BEGIN, _COMMIT, _MESSAGE = b"BCM"
-# Sizes in bytes. A message with a relation id has at least _RELATION_SIZE bytes, and a logical decoding message has
-# at least _SHORTEST_MESSAGE bytes.
-_BEGIN_SIZE, _COMMIT_SIZE, _RELATION_SIZE = 21, 26, 5
+# Sizes in bytes. A message with a relation id has at least _MIN_RELATION_BYTES bytes, and a logical decoding message has
+# at least _MIN_MESSAGE_BYTES bytes.
+_BEGIN_BYTES, _COMMIT_BYTES, _MIN_RELATION_BYTES = 21, 26, 5
 _MIN_MESSAGE_BYTES = 15
 
 
@@ -88,24 +87,24 @@ class HeaderScanner:
         """Return the headers of the next batch of messages (binary or large_binary)."""
         octets = Octets(data)
         starts, sizes = octets.starts, octets.ends - octets.starts
-        head = octets.words(starts)
-        kind = (head >> 56).astype(np.uint8)
+        first_integers = octets.read_integers(starts)
+        kind = (first_integers >> 56).astype(np.uint8)
         _require((sizes > 0) & _IS_KNOWN[kind], kind, "is not part of a transaction that is sent at commit")
         has_relation = _HAS_RELATION[kind]
-        _require(~has_relation | (sizes >= _RELATION_SIZE), kind, "ends before its relation")
+        _require(~has_relation | (sizes >= _MIN_RELATION_BYTES), kind, "ends before its relation")
 
         begins, commits = np.flatnonzero(kind == _BEGIN), np.flatnonzero(kind == _COMMIT)
-        _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"does not have {_BEGIN_SIZE} bytes")
-        _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"does not have {_COMMIT_SIZE} bytes")
-        _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
+        _require(sizes[begins] == _BEGIN_BYTES, kind[begins], f"does not have {_BEGIN_BYTES} bytes")
+        _require(sizes[commits] == _COMMIT_BYTES, kind[commits], f"does not have {_COMMIT_BYTES} bytes")
+        _require(first_integers[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
         positions = starts[begins]
         # Element 0 of these arrays is the transaction that the previous batch left open. Element n is the n-th
         # transaction that begins in this batch.
-        lsns = np.append(self._open_lsn, _signed(octets.words(positions + 1)))
+        lsns = np.append(self._open_lsn, _to_signed(octets.read_integers(positions + 1)))
         commit_times = np.append(
-            self._open_time, _signed(octets.words(positions + 9)) + _POSTGRES_EPOCH_MICROS
+            self._open_time, _to_signed(octets.read_integers(positions + 9)) + _POSTGRES_EPOCH_MICROS
         )
-        xids = np.append(self._open_xid, _signed(octets.words(positions + 17) >> np.uint64(32)))
+        xids = np.append(self._open_xid, _to_signed(octets.read_integers(positions + 17) >> np.uint64(32)))
         _require(lsns[1:] > 0, kind[begins], "has no final LSN")
         transaction_index = np.cumsum(kind == _BEGIN)
 
@@ -117,22 +116,22 @@ class HeaderScanner:
         _require(open_count >> 1 == 0, kind, "opens or ends a transaction out of turn")
         _require(sizes[outside_messages] >= _MIN_MESSAGE_BYTES, kind[outside_messages], "is too short")
         is_not_transactional = np.zeros(len(kind), np.bool_)
-        is_not_transactional[outside_messages] = (head[outside_messages] >> 48 & 0xFF) == 0
+        is_not_transactional[outside_messages] = (first_integers[outside_messages] >> 48 & 0xFF) == 0
         _require(is_inside | is_not_transactional, kind, "came outside of a transaction")
 
-        commit_lsn, commit_time, xid = (fields[transaction_index] for fields in (lsns, commit_times, xids))
+        commit_lsn, commit_time, xid = (values[transaction_index] for values in (lsns, commit_times, xids))
         end_lsn = np.zeros(len(kind), np.int64)
         positions = starts[commits]
-        begin_lsn = _signed(octets.words(positions + 2))
+        begin_lsn = _to_signed(octets.read_integers(positions + 2))
         _require(begin_lsn == commit_lsn[commits], kind[commits], "does not match its Begin")
-        end_lsn[commits] = _signed(octets.words(positions + 10))
+        end_lsn[commits] = _to_signed(octets.read_integers(positions + 10))
 
         is_change = _IS_CHANGE[kind]
         change_counts = np.cumsum(is_change)
         earlier_change_counts = np.append(-self._open_change_count, change_counts[begins])[transaction_index]
         ordinal = 2 * (change_counts - earlier_change_counts) + ~is_change
         # A message outside transactions has an LSN of its own, and no commit time and transaction id.
-        commit_lsn[is_outside] = _signed(octets.words(starts[is_outside] + 2))
+        commit_lsn[is_outside] = _to_signed(octets.read_integers(starts[is_outside] + 2))
         commit_time[is_outside] = xid[is_outside] = ordinal[is_outside] = 0
 
         if len(kind):
@@ -141,11 +140,11 @@ class HeaderScanner:
                 (int(lsns[-1]), int(commit_times[-1]), int(xids[-1])) if is_open else (0, 0, 0)
             )
             self._open_change_count = int(change_counts[-1] - earlier_change_counts[-1]) if is_open else 0
-        relation_id = np.where(has_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
+        relation_id = np.where(has_relation, first_integers >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
         return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, end_lsn)
 
 
-def begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]]:
+def find_begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]]:
     """Return the xids of the transactions that begin in these messages, and the ids of the relations that change.
 
     A relation changes if one of the messages is an Insert, Update or Delete of the relation.
@@ -153,13 +152,13 @@ def begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]
     octets = Octets(data)
     kind = octets.first_bytes()
     begins, changes = octets.starts[kind == _BEGIN], octets.starts[_IS_ROW_CHANGE[kind]]
-    xids = octets.words(begins + 17) >> np.uint64(32)
-    relations = octets.words(changes) >> np.uint64(24) & np.uint64(0xFFFFFFFF)
+    xids = octets.read_integers(begins + 17) >> np.uint64(32)
+    relations = octets.read_integers(changes) >> np.uint64(24) & np.uint64(0xFFFFFFFF)
     return set(np.unique(xids).tolist()), set(np.unique(relations).tolist())
 
 
-def _signed(words: Words) -> npt.NDArray[np.int64]:
-    return words.view(np.int64)
+def _to_signed(integers: UnsignedIntegers) -> npt.NDArray[np.int64]:
+    return integers.view(np.int64)
 
 
 def _require(condition: npt.NDArray[np.bool_], kind: npt.NDArray[Any], failure: str) -> None:

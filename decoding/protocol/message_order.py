@@ -5,7 +5,7 @@ Raises ProtocolError for these messages. The error says where such a message may
 - a change outside a transaction
 - the begin of a transaction inside another transaction
 - the end of a transaction that is not open
-- a further block of a streamed transaction of which no first block came
+- a later block of a streamed transaction whose first block has not come
 
 PostgreSQL's subscriber checks some of these rules, too (src/backend/replication/logical/worker.c). It does not
 check the others, but pgoutput always follows them.

@@ -6,9 +6,9 @@ names of its columns' types. Raises ProtocolError for a relation without a Relat
 Until a streamed transaction commits, the messages in it are valid only for this transaction. If the transaction
 aborts, they are dropped.
 
-The name of a type that is not built in comes from its Type message. The name is quoted if needed. It has the schema,
-unless the schema is pg_catalog. So it is what format_type() prints with the empty search_path of pg_recvlogical.
-Type messages contain less than the catalog, so two kinds of names are not exact:
+The name of a type that is not built in comes from its Type message. The name is quoted if needed, and includes the
+schema unless the schema is pg_catalog. format_type() prints the same name if search_path is empty, as it is for
+pg_recvlogical. Type messages contain less than the catalog, so two kinds of names are not exact:
 
 - The message for a domain has the name of the base type, such as `int4` instead of integer.
 - The message for an array has the name of the array type, such as `_mood` instead of mood[]. So a type with a
@@ -33,7 +33,7 @@ from pgsieve.decoding.values.catalog_names import TYPE_NAMES
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import quantity
 
-_CATALOG = "pg_catalog"
+_CATALOG_SCHEMA = "pg_catalog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PublishedRelation:
     @property
     def namespace(self) -> str:
         """The name of the schema; messages have an empty name instead of pg_catalog."""
-        return self.message.namespace or _CATALOG
+        return self.message.namespace or _CATALOG_SCHEMA
 
     def check_row_widths(self, change: Insert | Update | Delete) -> None:
         """Raise ProtocolError if a row of a change has more or fewer values than the relation has columns."""
@@ -67,8 +67,8 @@ class PublishedRelation:
 class _Scope:
     """The relations and types described by a session outside of streams, or within one streamed transaction."""
 
-    relations: dict[int, PublishedRelation] = field(default_factory=dict)
-    types: dict[int, Type] = field(default_factory=dict)
+    relation_by_id: dict[int, PublishedRelation] = field(default_factory=dict)
+    type_by_oid: dict[int, Type] = field(default_factory=dict)
 
 
 class RelationCache:
@@ -80,28 +80,28 @@ class RelationCache:
 
     def __init__(self, type_names: Mapping[int, str] = MappingProxyType({})) -> None:
         self._type_names = type_names
-        self._session = _Scope()
-        self._streams: dict[int, _Scope] = {}
+        self._session_scope = _Scope()
+        self._scope_by_stream_xid: dict[int, _Scope] = {}
 
     def add(self, message: Relation | Type, xid: int | None = None) -> None:
         """Add a Relation or Type message; it replaces an earlier message about the same relation or type."""
-        scope = self._session if xid is None else self._streams.setdefault(xid, _Scope())
+        scope = self._session_scope if xid is None else self._scope_by_stream_xid.setdefault(xid, _Scope())
         if isinstance(message, Type):
-            scope.types[message.type_oid] = message
+            scope.type_by_oid[message.type_oid] = message
             return
-        type_messages = {**self._session.types, **scope.types}
+        type_messages = {**self._session_scope.type_by_oid, **scope.type_by_oid}
         type_oids = [column.type_oid for column in message.columns]
-        scope.relations[message.relation_id] = PublishedRelation(
+        scope.relation_by_id[message.relation_id] = PublishedRelation(
             message,
             tuple(type_messages[oid] for oid in dict.fromkeys(type_oids) if oid in type_messages),
-            tuple(self._type_name(oid, type_messages.get(oid)) for oid in type_oids),
+            tuple(self._find_type_name(oid, type_messages.get(oid)) for oid in type_oids),
         )
 
     def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:
         """Return a relation as its last Relation message describes it."""
-        scope = self._streams.get(xid) if xid is not None else None
-        relation = scope.relations.get(relation_id) if scope else None
-        relation = relation or self._session.relations.get(relation_id)
+        scope = self._scope_by_stream_xid.get(xid) if xid is not None else None
+        relation = scope.relation_by_id.get(relation_id) if scope else None
+        relation = relation or self._session_scope.relation_by_id.get(relation_id)
         if relation is None:
             raise ProtocolError(
                 f"no Relation message has described relation {relation_id} before its change",
@@ -115,12 +115,12 @@ class RelationCache:
         If the transaction committed, its Relation and Type messages become valid for the session. Otherwise they
         are dropped.
         """
-        scope = self._streams.pop(xid, None)
+        scope = self._scope_by_stream_xid.pop(xid, None)
         if scope and committed:
-            self._session.relations.update(scope.relations)
-            self._session.types.update(scope.types)
+            self._session_scope.relation_by_id.update(scope.relation_by_id)
+            self._session_scope.type_by_oid.update(scope.type_by_oid)
 
-    def _type_name(self, oid: int, type_message: Type | None) -> str:
+    def _find_type_name(self, oid: int, type_message: Type | None) -> str:
         name = self._type_names.get(oid) or TYPE_NAMES.get(oid)
         if name is not None:
             return name
@@ -128,14 +128,14 @@ class RelationCache:
             raise ProtocolError(
                 f"no Type message has described type {oid} before its relation", sqlstate=PROTOCOL_VIOLATION
             )
-        return _type_name(type_message)
+        return _format_type_name(type_message)
 
 
-def _type_name(type_message: Type) -> str:
-    """The name of a type by its Type message; the name of an array is that of its element type with brackets."""
+def _format_type_name(type_message: Type) -> str:
+    """Return a type's name from its Type message; an array has the name of its element type with `[]` after it."""
     name, brackets = type_message.name, ""
     if len(name) > 1 and name.startswith("_"):
         name, brackets = name[1:], "[]"
-    if type_message.namespace in ("", _CATALOG):
+    if type_message.namespace in ("", _CATALOG_SCHEMA):
         return quote_identifier(name) + brackets
     return quote_qualified(type_message.namespace, name) + brackets

@@ -56,6 +56,7 @@ _BLOCK_KINDS = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stre
 _ORIGIN = ord("O")
 _XID_BYTES = 4  # Bytes of the transaction id, directly after the type byte.
 
+# Maps a type byte to whether such a message begins or ends a streamed block or a streamed or prepared transaction.
 _IS_BOUNDARY = np.zeros(256, np.bool_)
 _IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
@@ -63,7 +64,7 @@ _IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 class Spool(Protocol):
     """Stores the messages of unfinished transactions, as batches of `SPOOL_SCHEMA`.
 
-    The number of a transaction is the assembler's own. It is not the transaction id.
+    `spool_id` is a number that the assembler gives to a transaction. It is not the transaction id.
     """
 
     def append(self, spool_id: int, messages: pa.RecordBatch) -> None:
@@ -149,14 +150,14 @@ class TransactionAssembler:
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
         """Add the session's next messages, and yield the messages of all transactions that are now committed."""
         kind = Octets(data).first_bytes()
-        first = 0
+        part_start = 0
         for index in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
-            if index > first:
-                yield from self._pass_on(data.slice(first, index - first))
+            if index > part_start:
+                yield from self._pass_on(data.slice(part_start, index - part_start))
             yield from self._handle_boundary(data[index].as_py())
-            first = index + 1
-        if first < len(data):
-            yield from self._pass_on(data.slice(first))
+            part_start = index + 1
+        if part_start < len(data):
+            yield from self._pass_on(data.slice(part_start))
 
     def _pass_on(self, data: pa.Array) -> Iterator[pa.Array]:
         """Spool messages within a block or before a Prepare; yield all other messages.
@@ -339,13 +340,13 @@ def _strip_xids(data: pa.Array, top_xid: int) -> tuple[pa.Array, npt.NDArray[np.
     An Origin message has no transaction id. The result has `top_xid` for it, the id of the streamed transaction.
     """
     octets = Octets(data)
-    head = octets.words(octets.starts)
-    kind = (head >> 56).astype(np.uint8)
+    first_integers = octets.read_integers(octets.starts)
+    kind = (first_integers >> 56).astype(np.uint8)
     has_xid = kind != _ORIGIN
     sizes = octets.ends - octets.starts
     if not np.isin(kind, _BLOCK_KINDS).all() or (sizes[has_xid] <= _XID_BYTES).any():
         raise ProtocolError("a message does not belong in a streamed block", sqlstate=PROTOCOL_VIOLATION)
-    xids = np.where(has_xid, head >> 24 & 0xFFFFFFFF, top_xid).astype(np.int64)
+    xids = np.where(has_xid, first_integers >> 24 & 0xFFFFFFFF, top_xid).astype(np.int64)
     if not xids.all():
         raise ProtocolError(
             "a message in a streamed block has no transaction id", sqlstate=PROTOCOL_VIOLATION

@@ -70,15 +70,15 @@ class OldRow:
     columns: TupleData
 
 
-_WITHOUT_CONTENT: dict[int, ColumnValue] = {KIND_NULL: NULL, KIND_UNCHANGED: UNCHANGED}
-_WITH_CONTENT: dict[int, type[Text | Binary]] = {KIND_TEXT: Text, KIND_BINARY: Binary}
-_KIND_BYTES: dict[type[ColumnValue], int] = {
+_CONSTANT_BY_KIND: dict[int, ColumnValue] = {KIND_NULL: NULL, KIND_UNCHANGED: UNCHANGED}
+_CLASS_BY_KIND: dict[int, type[Text | Binary]] = {KIND_TEXT: Text, KIND_BINARY: Binary}
+_KIND_BY_CLASS: dict[type[ColumnValue], int] = {
     Null: KIND_NULL,
     Unchanged: KIND_UNCHANGED,
     Text: KIND_TEXT,
     Binary: KIND_BINARY,
 }
-_OLD_TUPLE_CLASSES: dict[int, type[OldKey | OldRow]] = {OLD_KEY: OldKey, OLD_ROW: OldRow}
+_OLD_TUPLE_CLASS_BY_MARK: dict[int, type[OldKey | OldRow]] = {OLD_KEY: OldKey, OLD_ROW: OldRow}
 
 
 def read_tuple(cursor: Cursor) -> TupleData:
@@ -91,7 +91,7 @@ def write_tuple(writer: Writer, columns: TupleData) -> None:
     """Write one TupleData."""
     writer.i16(len(columns), "number of columns")
     for column in columns:
-        writer.u8(_KIND_BYTES[type(column)], "kind of value")
+        writer.u8(_KIND_BY_CLASS[type(column)], "kind of value")
         if isinstance(column, Text | Binary):
             writer.length_prefixed(column.content, "length of a value")
 
@@ -111,7 +111,7 @@ def write_new(writer: Writer, columns: TupleData) -> None:
 
 def read_old(cursor: Cursor) -> OldKey | OldRow:
     """Read the mark 'K' or 'O', and the old tuple after it."""
-    old_tuple_class = _OLD_TUPLE_CLASSES.get(cursor.u8("'K' or 'O'"))
+    old_tuple_class = _OLD_TUPLE_CLASS_BY_MARK.get(cursor.u8("'K' or 'O'"))
     if old_tuple_class is None:
         cursor.fail("'K' or 'O', the mark of an old key or an old row", bytes_before=1)
     return old_tuple_class(read_tuple(cursor))
@@ -128,7 +128,7 @@ def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]
     mark = cursor.u8("'K', 'O' or 'N'")
     if mark == NEW_TUPLE:
         return None, read_tuple(cursor)
-    old_tuple_class = _OLD_TUPLE_CLASSES.get(mark)
+    old_tuple_class = _OLD_TUPLE_CLASS_BY_MARK.get(mark)
     if old_tuple_class is None:
         cursor.fail("'K', 'O' or 'N', the mark of a tuple", bytes_before=1)
     return old_tuple_class(read_tuple(cursor)), read_new(cursor)
@@ -136,9 +136,9 @@ def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]
 
 def _read_column(cursor: Cursor) -> ColumnValue:
     kind = cursor.u8("kind of value")
-    value_class = _WITH_CONTENT.get(kind)
+    value_class = _CLASS_BY_KIND.get(kind)
     if value_class is not None:
         return value_class(cursor.length_prefixed("value"))
-    if kind not in _WITHOUT_CONTENT:
+    if kind not in _CONSTANT_BY_KIND:
         cursor.fail(f"'n', 'u', 't' or 'b', the kind of a value, not byte 0x{kind:02x}", bytes_before=1)
-    return _WITHOUT_CONTENT[kind]
+    return _CONSTANT_BY_KIND[kind]

@@ -99,8 +99,8 @@ def decode_changes(
 
     `old_columns` and `new_columns` are the columns to decode into `old` and `new`; None means all columns.
 
-    With `fill_unsent`, a value of `new` that was not sent is taken from `old`. A NULL in `old` is not taken. An
-    unsent value is never NULL, so such a column is outside of the old key.
+    With `fill_unsent`, a value of `new` that was not sent is taken from `old`. A NULL in `old` is not taken: an unsent
+    value is never NULL, so this NULL only says that the column is outside of the old key.
     """
     octets, count, column_count = Octets(data), len(data), len(columns.names)
     operations, marks = _read_headers(octets, column_count)
@@ -115,7 +115,7 @@ def decode_changes(
         if any(np.any(cells.has_kind(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
         updates = np.flatnonzero(is_old & (operations == _UPDATE))
-        new_headers = octets.words(positions[updates])
+        new_headers = octets.read_integers(positions[updates])
         _require((new_headers >> 56 == _NEW).all(), "has no new tuple")
         _require((new_headers >> 40 & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
         positions[updates] += _TUPLE_HEADER_BYTES
@@ -136,8 +136,8 @@ def decode_changes(
 
     build_struct = partial(_build_struct, columns, octets.buffer)
     return DecodedChanges(
-        operation=_letter_strings(operations, np.ones(count, np.bool_)),
-        old_kind=_letter_strings(marks, is_old),
+        operation=_build_letter_strings(operations, np.ones(count, np.bool_)),
+        old_kind=_build_letter_strings(marks, is_old),
         old=build_struct(old_indexes, old_cells, is_old),
         new=build_struct(new_indexes, new_cells, is_new),
         unchanged=_list_unchanged_columns(count, [columns.names[index] for index in new_indexes], new_cells),
@@ -149,19 +149,19 @@ def _read_headers(octets: Octets, column_count: int) -> tuple[Marks, Marks]:
 
     Raises ProtocolError if the messages do not all change the same relation with `column_count` columns.
     """
-    words = octets.words(octets.starts)
-    operations, marks = (words >> 56).astype(np.uint8), (words >> 16).astype(np.uint8)
+    first_integers = octets.read_integers(octets.starts)
+    operations, marks = (first_integers >> 56).astype(np.uint8), (first_integers >> 16).astype(np.uint8)
     is_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
     _require(
         ((operations == _INSERT) | (operations == _UPDATE) | (operations == _DELETE)).all(), "is no change"
     )
-    relation_ids = words >> 24 & 0xFFFFFFFF
+    relation_ids = first_integers >> 24 & 0xFFFFFFFF
     _require((relation_ids == relation_ids[:1]).all(), "is of another relation than the first")
     _require(
         (is_old & (operations != _INSERT) | (marks == _NEW) & (operations != _DELETE)).all(),
         "has no tuple that its type allows",
     )
-    _require((words & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
+    _require((first_integers & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
     # A value has at least one byte. Without this check, a short message that claims to have many columns could make
     # pgsieve allocate much memory.
     _require(
@@ -187,11 +187,11 @@ def _walk_tuples(
     """Move over one tuple in each of the messages with the indexes `rows`.
 
     `positions` has the position of the first column of the tuple in each message. Returns the cells of the columns
-    in `column_indexes`, and the positions after the tuples. In the cells, the other messages have empty values at
-    their end, with the mark of NULL.
+    in `column_indexes`, and the positions after the tuples. For a message that is not in `rows`, each cell is an
+    empty value at the end of the message, with the mark of NULL.
     """
     message_count = len(positions)
-    place_by_column = {column: place for place, column in enumerate(column_indexes)}
+    cell_index_by_column = {column: cell_index for cell_index, column in enumerate(column_indexes)}
     is_every_row = len(rows) == message_count
     bounds = np.empty((len(column_indexes), message_count, 2), np.int32)
     if not is_every_row:
@@ -207,15 +207,16 @@ def _walk_tuples(
             batch = rows[batch]
         for column in range(column_count):
             start, end, mark = _locate_values(octets, positions_in_batch)
-            place = place_by_column.get(column)
-            if place is not None:
-                bounds[place, batch, 0] = start
-                bounds[place, batch, 1] = end
-                marks[place] = _add_marks(marks[place], mark, batch, message_count)
+            cell_index = cell_index_by_column.get(column)
+            if cell_index is not None:
+                bounds[cell_index, batch, 0] = start
+                bounds[cell_index, batch, 1] = end
+                marks[cell_index] = _add_marks(marks[cell_index], mark, batch, message_count)
             positions_in_batch = end
         ends[first_row : first_row + _ROWS_PER_WALK] = positions_in_batch
     return [
-        _Cells(bounds[place].reshape(-1), _TEXT if mark is None else mark) for place, mark in enumerate(marks)
+        _Cells(bounds[cell_index].reshape(-1), _TEXT if mark is None else mark)
+        for cell_index, mark in enumerate(marks)
     ], ends
 
 
@@ -236,19 +237,19 @@ def _add_marks(
 def _locate_values(octets: Octets, positions: Positions) -> tuple[Positions, Positions, Marks | int]:
     """Return the start, the end and the mark of the value at each position; one mark if all are the same."""
     # Each value begins with a byte for its kind. If the value was sent, four bytes with its length follow.
-    words = octets.words(positions)
-    first_mark = int(words[0] >> 56) if len(words) else _TEXT
+    first_integers = octets.read_integers(positions)
+    first_mark = int(first_integers[0] >> 56) if len(first_integers) else _TEXT
     if first_mark in (_TEXT, _BINARY):
-        remainder = words - np.uint64(first_mark << 56)
+        remainder = first_integers - np.uint64(first_mark << 56)
         if not len(positions) or remainder.max() >> 56 == 0:
             start = positions + 5
             return start, start + (remainder >> 24).view(np.int64), first_mark
-    marks = (words >> 56).astype(np.uint8)
+    marks = (first_integers >> 56).astype(np.uint8)
     is_sent = (marks == _TEXT) | (marks == _BINARY)
     if not (is_sent | (marks == _NULL) | (marks == _UNCHANGED)).all():
         raise ProtocolError("a value is of a kind that is none of 'n', 'u', 't' and 'b'", sqlstate="08P01")
     start = positions + np.where(is_sent, 5, 1)
-    return start, start + np.where(is_sent, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
+    return start, start + np.where(is_sent, first_integers >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
 
 
 def _fill_unchanged(new_cells: _Cells, old_cells: _Cells | None) -> _Cells:
@@ -300,8 +301,10 @@ def _convert_values(buffer: pa.Buffer, cells: _Cells, column_type: ColumnType, n
             convert_binary(values.filter(pa.array(is_binary)), column_type, name),
         ]
     )
-    places = np.where(is_text, np.cumsum(is_text) - 1, np.count_nonzero(is_text) + np.cumsum(is_binary) - 1)
-    return converted_values.take(pa.array(places, mask=~(is_text | is_binary)))
+    value_indexes = np.where(
+        is_text, np.cumsum(is_text) - 1, np.count_nonzero(is_text) + np.cumsum(is_binary) - 1
+    )
+    return converted_values.take(pa.array(value_indexes, mask=~(is_text | is_binary)))
 
 
 def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
@@ -311,7 +314,7 @@ def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), [pack_bitmap(is_sent), *values.buffers()[1:]])
 
 
-def _letter_strings(letters: Marks, is_present: Mask) -> pa.Array:
+def _build_letter_strings(letters: Marks, is_present: Mask) -> pa.Array:
     """Return an array of strings with one letter each, or empty strings where `is_present` is false."""
     offsets = np.zeros(len(letters) + 1, np.int32)
     np.cumsum(is_present, out=offsets[1:])

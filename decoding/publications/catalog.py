@@ -143,10 +143,13 @@ class PublicationTable:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
+    """A publication.
 
-    `excluded` are the oids of the tables that ALL TABLES excludes (EXCEPT, since version 19), with their
-    partitions. `owner` is the owner's role name, or None for a publication of pgsieve.yaml.
+    - `via_root` is the parameter publish_via_partition_root.
+    - `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
+    - `excluded` are the oids of the tables that ALL TABLES excludes (EXCEPT, since version 19), with their
+      partitions.
+    - `owner` is the owner's role name, or None for a publication of pgsieve.yaml.
     """
 
     name: str
@@ -159,7 +162,7 @@ class Publication:
     owner: str | None = None
     excluded: frozenset[int] = frozenset()
 
-    def table_entry(self, oid: int) -> PublicationTable | None:
+    def find_table_entry(self, oid: int) -> PublicationTable | None:
         """The publication's entry for a table, or None if the publication does not list the table by name."""
         return next((t for t in self.tables if t.oid == oid), None)
 
@@ -170,23 +173,23 @@ class Publication:
         """
         if self.all_tables:
             return self.excluded.isdisjoint({table.oid, *table.ancestors})
-        return table.schema in self.schemas or self.table_entry(table.oid) is not None
+        return table.schema in self.schemas or self.find_table_entry(table.oid) is not None
 
-    def row_filter(self, table: Table) -> str | None:
+    def find_row_filter(self, table: Table) -> str | None:
         """The publication's row filter for a table; None if it sends every row."""
         if self.all_tables or table.schema in self.schemas:
             return None
-        entry = self.table_entry(table.oid)
+        entry = self.find_table_entry(table.oid)
         return entry.where if entry else None
 
     def has_column_list(self, table: Table) -> bool:
         """Whether the publication has a column list for a table."""
-        entry = self.table_entry(table.oid)
+        entry = self.find_table_entry(table.oid)
         return not self.all_tables and entry is not None and entry.columns is not None
 
-    def column_list(self, table: Table) -> tuple[str, ...]:
+    def list_columns(self, table: Table) -> tuple[str, ...]:
         """The columns of a table that the publication sends, in the table's order."""
-        entry = None if self.all_tables or table.schema in self.schemas else self.table_entry(table.oid)
+        entry = None if self.all_tables or table.schema in self.schemas else self.find_table_entry(table.oid)
         if entry and entry.columns is not None:
             return tuple(a.name for a in table.attributes if a.name in entry.columns)
         published_kinds = {"", "s"} if self.generated_columns == "s" else {""}
@@ -215,7 +218,7 @@ class Catalog:
     def __post_init__(self) -> None:
         object.__setattr__(self, "table_by_name", {(t.schema, t.name): t for t in self.tables.values()})
 
-    def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
+    def select_publications(self, names: Sequence[str]) -> tuple[Publication, ...]:
         """Return the named publications that exist.
 
         Raises PublicationError if one does not exist. From version 18 on the server ignores missing publications
@@ -223,18 +226,18 @@ class Catalog:
         raised only if none of the publications exists.
         """
         publications = tuple(self.publications[n] for n in names if n in self.publications)
-        missing = self.missing_publication_error(names)
-        if missing is not None and (self.server_version < 180000 or not publications):
-            raise missing
+        missing_error = self.make_missing_publication_error(names)
+        if missing_error is not None and (self.server_version < 180000 or not publications):
+            raise missing_error
         return publications
 
-    def missing_publication_error(self, names: Iterable[str]) -> PublicationError | None:
+    def make_missing_publication_error(self, names: Iterable[str]) -> PublicationError | None:
         """The error for publications that do not exist, or None if all exist."""
-        missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
-        if not missing:
+        missing_names = ", ".join(f'"{n}"' for n in names if n not in self.publications)
+        if not missing_names:
             return None
         return PublicationError(
-            f"publication {missing} does not exist",
+            f"publication {missing_names} does not exist",
             hint="create it on the publisher, define it in pgsieve.yaml, or take it out of the subscription",
             sqlstate="42704",
         )
@@ -275,9 +278,9 @@ def find_publish_as_relation(
 
 
 def _find_distinct_filters(filters: Iterable[str | None]) -> tuple[str, ...] | None:
-    """Return the distinct row filters, of which one must match; or None if one publication has no filter.
+    """Return the distinct row filters; a row is sent if one of them matches.
 
-    A publication without a row filter sends all rows, whatever the other publications filter.
+    Returns None if one of the publications has no filter. Such a publication sends all rows, whatever the others filter.
     """
     distinct_filters: dict[str, None] = {}
     for row_filter in filters:
@@ -291,9 +294,9 @@ def _require_same_generated_columns(publications: Sequence[Publication], table: 
     """Raise PublicationError as check_and_init_gencol() of pgoutput.c does (since version 18)."""
     if not any(a.generated for a in table.attributes):
         return
-    without_column_list = [p for p in publications if not p.has_column_list(table)]
-    if len({p.generated_columns for p in without_column_list}) > 1:
-        names = ", ".join(f'"{p.name}"' for p in without_column_list)
+    publications_without_column_list = [p for p in publications if not p.has_column_list(table)]
+    if len({p.generated_columns for p in publications_without_column_list}) > 1:
+        names = ", ".join(f'"{p.name}"' for p in publications_without_column_list)
         raise PublicationError(
             "cannot use different values of publish_generated_columns for table"
             f' "{table.qualified_name}" in different publications ({names})',
@@ -303,44 +306,44 @@ def _require_same_generated_columns(publications: Sequence[Publication], table: 
 
 
 def _require_same_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
-    lists = {p.column_list(table) for p in publications}
-    if len(lists) > 1:
+    column_lists = {p.list_columns(table) for p in publications}
+    if len(column_lists) > 1:
         names = ", ".join(f'"{p.name}"' for p in publications)
         raise PublicationError(
             f'cannot use different column lists for table "{table.qualified_name}" in different publications ({names})',
             hint="give the table the same column list in each of them, or subscribe to them separately",
             sqlstate="0A000",
         )
-    return lists.pop()
+    return column_lists.pop()
 
 
 def find_published_relation(
     table: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> PublishedRelation | None:
-    """The part of changes to `table` (a plain table or a leaf) that `publications` together send.
+    """Return the part of the changes to `table` (a plain table or a leaf) that `publications` together send.
 
     Returns None if they send nothing. The publications can name different relations for the changes: the table
     itself or one of its ancestors. The topmost of these relations is sent. Only publications that name this
     relation contribute row filters and column lists. All publications contribute their operations
     (get_rel_sync_entry()). Raises PublicationError if column lists differ.
     """
-    levels = [
+    targets = [
         (p, target)
         for p in publications
         if (target := find_publish_as_relation(p, table, catalog)) is not None
     ]
     # No change has the name of a partitioned table unless the publication has publish_via_partition_root.
-    levels = [(p, target) for p, target in levels if target[0].kind != "p" or p.via_root]
-    if not levels:
+    targets = [(p, target) for p, target in targets if target[0].kind != "p" or p.via_root]
+    if not targets:
         return None
-    top = max(level for _, (_, level) in levels)
-    topmost_targets = [(p, relation) for p, (relation, level) in levels if level == top]
+    topmost_level = max(level for _, (_, level) in targets)
+    topmost_targets = [(p, relation) for p, (relation, level) in targets if level == topmost_level]
     publish_as = topmost_targets[0][1]
     _require_same_generated_columns([p for p, _ in topmost_targets], publish_as)
-    operations = frozenset().union(*(p.operations for p, _ in levels))
+    operations = frozenset().union(*(p.operations for p, _ in targets))
     filters = {
         operation: _find_distinct_filters(
-            p.row_filter(publish_as) for p, _ in topmost_targets if operation in p.operations
+            p.find_row_filter(publish_as) for p, _ in topmost_targets if operation in p.operations
         )
         if any(operation in p.operations for p, _ in topmost_targets)
         else None
@@ -402,19 +405,23 @@ class ReplicatedTable:
     @property
     def _shared_key(self) -> tuple[str, ...]:
         keys = {frozenset(leaf.key) for leaf in self.leaves}
-        shared = keys.pop() if len(keys) == 1 else frozenset()
-        if not self.partition_key_columns <= shared or self.table.unsent_leaves:
+        shared_key = keys.pop() if len(keys) == 1 else frozenset()
+        if not self.partition_key_columns <= shared_key or self.table.unsent_leaves:
             return ()
-        return tuple(a.name for a in self.table.attributes if a.name in shared)
+        return tuple(a.name for a in self.table.attributes if a.name in shared_key)
 
 
 def _find_sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]:
     """The tables whose changes messages can name because of a publication (pg_get_publication_tables())."""
-    members = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
+    contained_tables = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
-        return {oid: t for oid, t in members.items() if not any(a in members for a in t.ancestors)}
-    leaves = {leaf for t in members.values() for leaf in t.leaves}
-    tables = members | {leaf: catalog.tables[leaf] for leaf in leaves if leaf in catalog.tables}
+        return {
+            oid: t
+            for oid, t in contained_tables.items()
+            if not any(a in contained_tables for a in t.ancestors)
+        }
+    leaves = {leaf for t in contained_tables.values() for leaf in t.leaves}
+    tables = contained_tables | {leaf: catalog.tables[leaf] for leaf in leaves if leaf in catalog.tables}
     return {oid: t for oid, t in tables.items() if t.kind != "p"}
 
 
@@ -440,7 +447,7 @@ def find_replicated_tables(
         replicated_table_by_name[table.schema, table.name] = ReplicatedTable(
             table=table,
             columns=_require_same_columns(table_publications, table),
-            row_filters=_find_distinct_filters(p.row_filter(table) for p in table_publications),
+            row_filters=_find_distinct_filters(p.find_row_filter(table) for p in table_publications),
             publications=tuple(p.name for p in table_publications),
             operations=frozenset().union(*(p.operations for p in table_publications)),
             leaves=(leaves := _tables_by_oid(table.leaves, catalog)),

@@ -42,7 +42,11 @@ class DefinedTable:
 
 @dataclass(frozen=True)
 class DefinedPublication:
-    """A publication that pgsieve.yaml defines, and that does not exist on the server."""
+    """A publication that pgsieve.yaml defines, and that does not exist on the server.
+
+    `via_root` is the parameter publish_via_partition_root. `generated_columns` is publish_generated_columns: 'n' (none)
+    or 's' (stored).
+    """
 
     name: str
     tables: tuple[DefinedTable, ...]

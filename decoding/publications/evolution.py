@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
@@ -41,24 +42,34 @@ class SchemaChangedError(PgsieveError):
 class LayoutColumn:
     """A column of a table.
 
-    - `changed` is the transaction that last altered the column.
-    - `missing` has the values that rows older than the column have in it; None is NULL. There are several such values
+    - `changed_xid` is the transaction that last altered the column.
+    - `missing_values` has the column's values in rows that are older than the column; None is NULL. There are several values
       if the leaves of a partitioned table differ.
-    - `made` describes the parts of the column's type that decide how its values are printed. Each entry is one of:
+    - `type_parts` has the parts of the column's type that decide how its values are printed. Each part is one of:
 
         ("e", oid, label, ...)              an enum with its labels
         ("w", oid, transaction, ...)        the transactions that wrote the labels of an enum
         ("c", oid, "number type", ...)      a composite type with its fields
-        ("n", kind of names, digest)        the names that values of the type print, such as those of regclass
+        ("n", kind of names, digest)        a digest of all names that values of the type can show, such as the names
+                                            of all relations for regclass
     """
 
     number: int
     name: str
     type_oid: int
     type_modifier: int
-    changed: int
-    missing: tuple[str | None, ...] = ()
-    made: tuple[tuple[str, ...], ...] = ()
+    changed_xid: int
+    missing_values: tuple[str | None, ...] = ()
+    type_parts: tuple[tuple[str, ...], ...] = ()
+
+
+_JSON_NAME_BY_FIELD = {"changed_xid": "changed", "missing_values": "missing", "type_parts": "made"}
+
+
+def to_json_field(name_and_value: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a field of a layout with the name that it has in JSON, and its value."""
+    name, value = name_and_value
+    return _JSON_NAME_BY_FIELD.get(name, name), value
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +101,30 @@ class Layout:
                 a.type_modifier,
                 a.changed,
                 _find_missing_values(a, tables_with_rows),
-                _describe_type(a.type_oid, catalog),
+                _list_type_parts(a.type_oid, catalog),
             )
             for a in table.attributes
         )
         files = tuple(sorted((part.oid, part.file) for part in tables_with_rows))
         return cls(table.oid, columns, table.columns_ever, files)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Layout:
+        """Return the layout in a JSON document, in which `to_json_field` named the fields."""
+        columns = (
+            LayoutColumn(
+                number=column["number"],
+                name=column["name"],
+                type_oid=column["type_oid"],
+                type_modifier=column["type_modifier"],
+                changed_xid=column["changed"],
+                missing_values=tuple(column["missing"]),
+                type_parts=tuple(map(tuple, column.get("made", ()))),
+            )
+            for column in document["columns"]
+        )
+        files = tuple((oid, file) for oid, file in document["files"])
+        return cls(document["oid"], tuple(columns), document["columns_ever"], files)
 
     @property
     def is_partitioned(self) -> bool:
@@ -103,10 +132,10 @@ class Layout:
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten_in(self, later_catalog: Catalog) -> bool:
-        """Whether the table was dropped, or its files were replaced, between this state of the catalog and a later state.
+        """Whether the later catalog shows that the table was dropped, or that its files were replaced.
 
-        A copy of such a table is wrong. After TRUNCATE, or an ALTER TABLE that rewrites the table, an older
-        snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
+        A copy of such a table by the earlier snapshot is wrong: after TRUNCATE, or an ALTER TABLE that rewrites the
+        table, this snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
         """
         table = later_catalog.tables.get(self.oid)
         return table is None or Layout.from_table(table, later_catalog).files != self.files
@@ -129,8 +158,8 @@ def _find_missing_values(attribute: Attribute, tables_with_rows: Sequence[Table]
     return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
 
 
-def _describe_type(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
-    """Return the value of `LayoutColumn.made` for a type.
+def _list_type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
+    """Return the value of `LayoutColumn.type_parts` for a type.
 
     ALTER TYPE can change these parts, and so the text of stored values, without rewriting a row.
     """
@@ -161,10 +190,10 @@ def _describe_type(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ..
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Says how the rows of a replica get the values of one column when the replica follows its altered table.
+    """Says where the rows that a replica already has get the values of one column from, after the table was altered.
 
-    The replica already has these rows. Their values are those of the column `former_column`, as the replica had it before.
-    If `former_column` is None, the column is new, and all rows get the same `value` (None is NULL).
+    The values come from the replica's column `former_column`. If `former_column` is None, the column is new, and all
+    rows get the same `value` (None is NULL).
     """
 
     column: str
@@ -180,7 +209,7 @@ def find_column_sources(
     *,
     has_column_list: bool,
 ) -> tuple[ColumnSource, ...]:
-    """Return for each present column where the rows that the replica already has get their values from.
+    """Return the source of each present column, for the rows that the replica already has.
 
     `former_columns` and `present_columns` map the names of the published columns to their Spark types.
     `has_column_list` says that a publication has a column list. In that case the stream may lack the values of an
@@ -198,9 +227,9 @@ def find_column_sources(
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
     """Raise SchemaChangedError if several columns may have had the same name at some time between both states.
 
-    A message of that time has only the name, which may then mean any of these columns. For example, a column was dropped
-    and one of the same type was added: a message with the new name may come from
-    a column that was renamed in between.
+    A message of that time has only the column's name, which may mean any of these columns. For example, if column `a`
+    was dropped and column `b` of the same type was added, `a` may have been renamed to `b` for a time before it was
+    dropped. So a message with the name `b` may be about either column.
     """
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
@@ -221,7 +250,7 @@ def _find_column_source(
     former: Layout,
     present: Layout,
     name: str,
-    columns: Mapping[str, str],
+    former_columns: Mapping[str, str],
     spark_type: str,
     *,
     has_column_list: bool,
@@ -233,15 +262,15 @@ def _find_column_source(
         if has_column_list:
             raise SchemaChangedError(f'column "{name}" was added beside a column list')
         return ColumnSource(name, None, find_missing_value(column, former, present))
-    if former_column.name not in columns:
+    if former_column.name not in former_columns:
         raise SchemaChangedError(f'column "{name}" is published now')
-    if columns[former_column.name] != spark_type or not _has_same_text(
+    if former_columns[former_column.name] != spark_type or not _has_same_text(
         former_column.type_oid, column.type_oid
     ):
         raise SchemaChangedError(f'column "{name}" has another type')
-    if _is_altered(former_column.made, column.made):
+    if _is_altered(former_column.type_parts, column.type_parts):
         raise SchemaChangedError(f'the type of column "{name}" was altered, or a name that its values print')
-    if column.changed != former_column.changed and _has_other_files(former, present):
+    if column.changed_xid != former_column.changed_xid and _has_other_files(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
     return ColumnSource(name, former_column.name)
 
@@ -252,11 +281,11 @@ def find_missing_value(column: LayoutColumn, former: Layout, present: Layout) ->
     Raises SchemaChangedError if this value is unknown: because the partitions have different values, or because
     the table was rewritten.
     """
-    if len(column.missing) > 1:
+    if len(column.missing_values) > 1:
         raise SchemaChangedError(
             f'column "{column.name}" was added with different defaults in the partitions'
         )
-    value = column.missing[0] if column.missing else None
+    value = column.missing_values[0] if column.missing_values else None
     if value is None and _has_other_files(former, present):
         raise SchemaChangedError(f'column "{column.name}" was added and the table rewritten')
     return value
@@ -267,23 +296,23 @@ def _has_same_text(former_oid: int, present_oid: int) -> bool:
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether a type was altered so that the text of stored values can differ (`LayoutColumn.made`).
+    """Whether a type was altered so that the text of stored values can differ (`LayoutColumn.type_parts`).
 
-    New labels at the end of an enum do not change the text. A layout that an earlier version of pgsieve recorded
-    may lack an entry. A missing entry of printed names counts as altered, since these names may have changed meanwhile.
-    Any other missing entry counts as not altered.
+    New labels at the end of an enum do not change the text. An earlier version of pgsieve may have recorded `former`
+    without some parts. If the part for printed names is missing, the type counts as altered, because these names may
+    have changed since. Any other missing part counts as not altered.
     """
-    former_entries = {entry[:2]: entry for entry in former}
+    former_parts = {part[:2]: part for part in former}
     return any(
-        (entry[: len(former_entry)] if entry[0] in {"e", "w"} else entry) != former_entry
-        if (former_entry := former_entries.get(entry[:2])) is not None
-        else entry[0] == "n"
-        for entry in present
+        (part[: len(former_part)] if part[0] in {"e", "w"} else part) != former_part
+        if (former_part := former_parts.get(part[:2])) is not None
+        else part[0] == "n"
+        for part in present
     )
 
 
 def _has_other_files(former: Layout, present: Layout) -> bool:
-    """Whether the table has other files than before. In a partitioned table, whether a leaf that both states have has."""
+    """Whether the table's file was replaced, or in a partitioned table the file of a leaf that still exists."""
     files = dict(present.files)
     return any(files.get(oid, file) != file for oid, file in former.files)
 
@@ -310,15 +339,13 @@ def find_present_names(
         names.append(present_column.name if present_column else name)
         numbers.append(column.number)
     if relation_id != present.oid:
-        # If the numbers do not ascend, columns have exchanged their names. A leaf may number its columns differently than
-        # the root, so for a leaf the order of numbers shows nothing.
-        renamed = [
-            c
-            for c in present.columns
-            if (b := former.find_column_by_number(c.number)) and b.changed != c.changed
-        ]
-        if renamed:
-            raise SchemaChangedError(f'column "{renamed[0].name}" was altered')
+        # The message comes from a leaf. Its columns may be numbered differently from the root's, so the check of the
+        # order below would prove nothing. Therefore no column may have been altered.
+        for column in present.columns:
+            former_column = former.find_column_by_number(column.number)
+            if former_column is not None and former_column.changed_xid != column.changed_xid:
+                raise SchemaChangedError(f'column "{column.name}" was altered')
+    # A message lists the columns by ascending number. If the numbers found by name do not ascend, names were exchanged.
     elif any(low >= high for low, high in pairwise(numbers)):
         raise SchemaChangedError("columns exchanged their names")
     return tuple(names)

@@ -39,7 +39,7 @@ _COLLATION_FIELDS: Final = (
     "coalescecollid", "minmaxcollid", "collOid", "inputcollid",
 )  # fmt: skip
 
-_ALLOWED_CONSTRUCTS: Final = (
+_LABEL_REFUSAL_REASON: Final = (
     "Only columns, constants, built-in operators, built-in data types, built-in collations, and immutable built-in"
     " functions are allowed."
 )
@@ -91,7 +91,7 @@ class Expression:
         return frozenset(oid for node in self.iterate_nodes() for oid in _find_operator_oids(node)) - {0}
 
 
-def expression_column_names(expression: Expression, table: Table) -> frozenset[str]:
+def find_expression_columns(expression: Expression, table: Table) -> frozenset[str]:
     """The columns of the table that the expression reads."""
     attribute_numbers = expression.find_column_numbers()
     return frozenset(a.name for a in table.attributes if a.number in attribute_numbers)
@@ -131,7 +131,7 @@ def _find_node_refusal_reason(
 ) -> str | None:
     used_operators = _find_operator_oids(node)
     if node.label not in _ALLOWED_LABELS:
-        return _ALLOWED_CONSTRUCTS
+        return _LABEL_REFUSAL_REASON
     if node.label == "VAR" and node.find_number("varattno") < 0:
         return "System columns are not allowed."
     if any(oid >= FIRST_USER_OID for oid in used_operators):

@@ -26,7 +26,10 @@ from pgsieve.decoding.publications.catalog import (
     find_published_relation,
 )
 
-_COMMANDS: Final = {"update": ("update", "updating"), "delete": ("delete from", "deleting from")}
+_COMMAND_AND_ACTIVITY_BY_OPERATION: Final = {
+    "update": ("update", "updating"),
+    "delete": ("delete from", "deleting from"),
+}
 
 
 class ReplicaIdentityError(PgsieveError):
@@ -42,12 +45,12 @@ def find_publisher_errors(
     the leaf's identity columns.
     """
     target = find_publish_as_relation(publication, table, catalog)
-    operations = [o for o in _COMMANDS if o in publication.operations]
+    operations = [o for o in _COMMAND_AND_ACTIVITY_BY_OPERATION if o in publication.operations]
     if target is None or not operations:
         return
     problem = _find_coverage_problem(table, target[0], publication, catalog.server_version)
     for operation in operations:
-        command, activity = _COMMANDS[operation]
+        command, activity = _COMMAND_AND_ACTIVITY_BY_OPERATION[operation]
         if problem is not None:
             reason, columns, hint = problem
             yield ReplicaIdentityError(
@@ -68,12 +71,12 @@ def find_publisher_errors(
 def _find_coverage_problem(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """The reason why a table's replica identity does not fit a publication; None if it fits.
+    """Return the reason why a table's replica identity does not fit a publication; None if it fits.
 
     Returns the publisher's message, the columns in question, and a hint. The identity does not fit if the row
     filter reads other columns, or if the publication does not send all identity columns.
     """
-    entry = None if publication.all_tables else publication.table_entry(publish_as.oid)
+    entry = None if publication.all_tables else publication.find_table_entry(publish_as.oid)
     is_full = table.replica_identity == "f"
     identity = set(table.identity)
     if (
@@ -114,8 +117,8 @@ def find_subscriber_error(
 ) -> ReplicaIdentityError | None:
     """The error that a subscriber would raise because it cannot find the row of an UPDATE or DELETE, or None.
 
-    Returns None if the root of a partition tree has a key. A subscriber takes this key for the identity of all
-    leaves, and raises no error (`find_leaves_without_root_key` lists the leaves for which that is wrong).
+    Returns None if the root of a partition tree has a key. A subscriber assumes that this key is the identity of all
+    leaves, and raises no error. `find_leaves_without_root_key` lists the leaves for which the assumption is wrong.
     """
     relations = (
         [] if replicated_table.key else _find_relations_without_key(replicated_table, publications, catalog)
@@ -176,6 +179,6 @@ def can_send_updates_or_deletes(
         return False
     refusing_publications = [p for p in publications if any(find_publisher_errors(relation, p, catalog))]
     return bool(
-        (sent_relation.operations & {*_COMMANDS})
+        (sent_relation.operations & {*_COMMAND_AND_ACTIVITY_BY_OPERATION})
         - frozenset().union(*(p.operations for p in refusing_publications))
     )

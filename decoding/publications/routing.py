@@ -25,7 +25,7 @@ from pgsieve.decoding.publications.catalog import (
     find_replicated_tables,
 )
 
-Subscriptions = Mapping[str, Sequence[Publication]]
+PublicationsBySubscription = Mapping[str, Sequence[Publication]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class CapturePublication:
     tables: tuple[Table, ...]
 
 
-def find_changed_relations(catalog: Catalog) -> list[Table]:
-    """The relations that contain rows: plain tables and leaf partitions."""
+def list_relations_with_rows(catalog: Catalog) -> list[Table]:
+    """Return the relations that contain rows: plain tables and leaf partitions."""
     return [t for t in catalog.tables.values() if t.kind == "r"]
 
 
@@ -66,7 +66,9 @@ def _has_uniform_leaves(root: Table, relations: Mapping[int, PublishedRelation],
     )
 
 
-def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
+def plan_capture(
+    catalog: Catalog, subscriptions: PublicationsBySubscription
+) -> tuple[CapturePublication, ...]:
     """Return the capture publications for the subscriptions of one slot.
 
     A partition tree can be captured in two ways:
@@ -113,7 +115,7 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
 
 def _find_captured_roots(
     catalog: Catalog,
-    subscriptions: Subscriptions,
+    subscriptions: PublicationsBySubscription,
     relations_by_subscription: Sequence[Mapping[int, PublishedRelation]],
 ) -> dict[int, tuple[bool, frozenset[str]]]:
     """Find the partitioned tables that a capture publication must list.
@@ -144,12 +146,13 @@ def _find_captured_roots(
     return root_properties
 
 
-def find_leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
-    """The trees for which the messages cannot show whether a user truncated the root or all of its leaves.
+def find_leaf_captured_trees(
+    catalog: Catalog, subscriptions: PublicationsBySubscription
+) -> tuple[frozenset[int], ...]:
+    """Find the partition trees of which a TRUNCATE of the root looks like a TRUNCATE of all leaves.
 
-    Such a tree is published as its root, including TRUNCATE, but captured as its leaves. Each set has the oids of
-    the leaves of one tree. Only the publisher's WAL shows whether a captured TRUNCATE of all these leaves was a
-    TRUNCATE of the root.
+    Such a tree is published as its root, including TRUNCATE, but captured as its leaves. Only the publisher's WAL
+    shows which of the two statements a user ran. Each set in the result has the oids of the leaves of one tree.
     """
     relations = [
         relation
@@ -199,7 +202,7 @@ def _find_published_relations(
     """The relations with rows that these publications publish, by oid."""
     return {
         table.oid: relation
-        for table in find_changed_relations(catalog)
+        for table in list_relations_with_rows(catalog)
         if (relation := find_published_relation(table, publications, catalog))
     }
 

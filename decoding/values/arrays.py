@@ -191,13 +191,13 @@ class ArraySendConverter:
     def _count_elements(self, octets: Octets) -> Positions:
         """Return the number of elements of each array."""
         sizes = octets.ends - octets.starts
-        dimension_counts = octets.words(octets.starts) >> 32
+        dimension_counts = octets.read_integers(octets.starts) >> 32
         is_empty = dimension_counts == 0
         min_sizes = np.where(is_empty, _HEADER_BYTES, _HEADER_BYTES + _DIMENSION_BYTES)
-        element_oids = octets.words(octets.starts + 8) >> 32
+        element_oids = octets.read_integers(octets.starts + 8) >> 32
         if (sizes < min_sizes).any() or (element_oids != self.element_oid).any():
             raise ProtocolError("a value in binary format is not an array of its type", sqlstate="22P03")
-        sizes_and_bounds = octets.words(octets.starts + _HEADER_BYTES)
+        sizes_and_bounds = octets.read_integers(octets.starts + _HEADER_BYTES)
         if (dimension_counts > 1).any() or ((sizes_and_bounds & 0xFFFFFFFF != 1) & ~is_empty).any():
             raise ValueError("not an array that a list holds")
         counts = np.where(is_empty, 0, sizes_and_bounds >> 32).astype(np.int64)
@@ -232,7 +232,7 @@ def _read_elements(octets: Octets, positions: Positions, counts: Positions) -> p
 
 
 def _read_lengths(octets: Octets, positions: Positions) -> Positions:
-    return (octets.words(positions) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
+    return (octets.read_integers(positions) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 def _fill_equal_lengths(

@@ -134,7 +134,7 @@ def _print_groups(binary: pa.Array) -> pa.Array:
 def _read_headers(binary: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
     """Return the bytes and the headers of values."""
     octets = Octets(binary)
-    headers = octets.words(octets.starts)
+    headers = octets.read_integers(octets.starts)
     if (octets.ends - octets.starts != _HEADER_BYTES + 2 * (headers >> 48).astype(np.int64)).any():
         raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
     return octets, headers
@@ -147,7 +147,7 @@ def _iterate_digits(octets: Octets, starts: Positions, count: int) -> Iterator[P
     """
     for place in range(count):
         if place % 4 == 0:
-            words = octets.words(starts + _HEADER_BYTES + 2 * place)
+            words = octets.read_integers(starts + _HEADER_BYTES + 2 * place)
         yield (words >> (48 - 16 * (place % 4)) & 0xFFFF).view(np.int64)
 
 

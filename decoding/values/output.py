@@ -136,7 +136,7 @@ def _print_json(values: pa.Array) -> pa.Array:
 def _print_after_version(binary: pa.Array) -> pa.Array:
     """Print jsonb or jsonpath: a version byte, which must be 1, and the text."""
     octets = Octets(binary)
-    if (octets.words(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
+    if (octets.read_integers(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
         raise ProtocolError("a value in binary format does not have version 1", sqlstate="22P03")
     bounds = np.stack([octets.starts + 1, octets.ends], axis=1).astype(np.int32)
     return gather(octets.buffer, bounds.reshape(-1)).cast(pa.string())

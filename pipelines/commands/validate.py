@@ -44,7 +44,7 @@ from pgsieve.decoding.publications.catalog import (
     Table,
     find_published_relation,
 )
-from pgsieve.decoding.publications.routing import find_changed_relations
+from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.pipelines.commands.refilter import possible_sources
@@ -374,7 +374,7 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
     """
     publications = subscription.slot_stream.publications(catalog, subscription.name)
     changes_by_oid: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
-    for table in sorted(find_changed_relations(catalog), key=lambda table: (table.schema, table.name)):
+    for table in sorted(list_relations_with_rows(catalog), key=lambda table: (table.schema, table.name)):
         if (relation := find_published_relation(table, publications, catalog)) is None:
             continue
         name, filters_by_operation = quote_qualified(table.schema, table.name), _effective_filters(relation)

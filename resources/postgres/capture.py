@@ -116,7 +116,7 @@ def capture_statements(
             statements.append(f"alter publication {quote(name)} set all tables{except_clause}")
         return statements
     missing_tables = [t for t in planned_publication.tables if t.oid not in unrestricted_oids]
-    if any(existing.table_entry(t.oid) for t in missing_tables):
+    if any(existing.find_table_entry(t.oid) for t in missing_tables):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif missing_tables:
         statements.append(

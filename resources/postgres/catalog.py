@@ -23,7 +23,7 @@ from pgsieve.decoding.publications.catalog import (
     PublicationTable,
     Table,
 )
-from pgsieve.decoding.publications.filter_rules import Expression, expression_column_names
+from pgsieve.decoding.publications.filter_rules import Expression, find_expression_columns
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import DerivedType
 from pgsieve.decoding.values.output import PADDED_LSN
@@ -330,7 +330,7 @@ def _read_entries(
                 None if columns is None else frozenset(columns),
                 None
                 if filter_tree is None or oid not in tables
-                else expression_column_names(Expression(parse_expression(filter_tree)), tables[oid]),
+                else find_expression_columns(Expression(parse_expression(filter_tree)), tables[oid]),
             )
         )
     return entries, excluded

@@ -105,7 +105,9 @@ def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset
 
     It is the same in all publications, because pgoutput refuses to decode a table with different column lists.
     """
-    column_lists = [entry.columns for p in publications if (entry := p.table_entry(table.oid)) is not None]
+    column_lists = [
+        entry.columns for p in publications if (entry := p.find_table_entry(table.oid)) is not None
+    ]
     return None if not column_lists or None in column_lists else column_lists[0]
 
 

@@ -23,7 +23,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
 from pgsieve.decoding.publications.filter_rules import (
     Expression,
-    expression_column_names,
+    find_expression_columns,
     find_refusal_reason,
 )
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
@@ -99,7 +99,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
         raise _rejection_error(table, where, message, error.diag.message_detail, error.sqlstate) from None
     if reason is not None:
         raise _rejection_error(table, where, "invalid publication WHERE expression", reason, "0A000")
-    return expression_column_names(expression, table)
+    return find_expression_columns(expression, table)
 
 
 def _analyse_filter(

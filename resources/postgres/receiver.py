@@ -282,7 +282,7 @@ class Receiver:
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
         self._octets, self._lengths = bytearray(), array("i")
         messages = Octets(data)
-        end_lsns = lsns[np.isin(messages.words(messages.starts) >> 56, _TRANSACTION_END_TAGS)]
+        end_lsns = lsns[np.isin(messages.read_integers(messages.starts) >> 56, _TRANSACTION_END_TAGS)]
         self._position_lsn = int(end_lsns.max(initial=self._position_lsn))
         batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGE_SCHEMA)
         self._queued_bytes += batch.nbytes

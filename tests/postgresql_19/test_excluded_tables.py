@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.decoding.publications.catalog import find_published_relation, find_replicated_tables
-from pgsieve.decoding.publications.routing import find_changed_relations
+from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
@@ -136,7 +136,7 @@ def test_every_combination_of_publications_sends_and_copies_the_servers_tables(
             for size in range(1, 5)
             for chosen in itertools.combinations(("p0", "p1", "p2", "p3"), size)
         ]:
-            publications = catalog.select(names)
+            publications = catalog.select_publications(names)
             copied = database.execute(
                 "SELECT DISTINCT relid::bigint FROM pg_get_publication_tables(VARIADIC %s::text[])",
                 [list(names)],
@@ -150,7 +150,7 @@ def test_every_combination_of_publications_sends_and_copies_the_servers_tables(
             )
             sent = Counter(int.from_bytes(data[1:5]) for (data,) in messages if data[:1] == b"I")
             relations = [
-                find_published_relation(t, publications, catalog) for t in find_changed_relations(catalog)
+                find_published_relation(t, publications, catalog) for t in list_relations_with_rows(catalog)
             ]
             assert sent == Counter(r.publish_as.oid for r in relations if r is not None), names
 

@@ -32,7 +32,7 @@ from pgsieve.decoding.publications.definition import DefinedPublication, Defined
 from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.generated_columns import expand_unsent_columns
 from pgsieve.decoding.publications.replica_identity import find_publisher_errors
-from pgsieve.decoding.publications.routing import find_changed_relations
+from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import UncheckedFilterError
@@ -139,7 +139,7 @@ class Database:
         """By table and operation, the publisher's errors for an UPDATE and a DELETE of each table."""
         refused = {}
         for schema, name in [
-            (t.schema, t.name) for t in find_changed_relations(read_catalog(self.connection))
+            (t.schema, t.name) for t in list_relations_with_rows(read_catalog(self.connection))
         ]:
             for operation, change in (("update", "UPDATE {} SET c = c"), ("delete", "DELETE FROM {}")):
                 try:
@@ -159,7 +159,7 @@ def refusal_of(error: psycopg.Error) -> tuple[str | None, str]:
 def refused_by_pgsieve(catalog: Catalog, name: str) -> dict[tuple[str, str], tuple[str | None, str]]:
     """The same errors as pgsieve predicts them, for one publication of the catalog."""
     refused = {}
-    for table in find_changed_relations(catalog):
+    for table in list_relations_with_rows(catalog):
         for error in find_publisher_errors(table, catalog.publications[name], catalog):
             operation = "update" if error.message.startswith("cannot update") else "delete"
             message = error.message.split(" (publication")[0].replace(table.qualified_name, table.name)
@@ -257,7 +257,7 @@ def test_random_publications_are_refused_where_the_server_refuses_them(database:
 
 
 def test_a_change_that_the_identity_does_not_cover_is_refused(database: Database) -> None:
-    tables = [t for t in find_changed_relations(read_catalog(database.connection)) if t.schema == "public"]
+    tables = [t for t in list_relations_with_rows(read_catalog(database.connection)) if t.schema == "public"]
     wheres, lists = (None, "a > 1", "b > 1"), (None, ("a",), ("a", "b"))
     counts: Counter[tuple[str | None, ...]] = Counter()
     for where, columns in itertools.product(wheres, lists):
@@ -334,7 +334,9 @@ def test_publications_must_agree_on_generated_columns(database: Database) -> Non
 def combined(catalog: Catalog, table: str) -> tuple[str | None, str] | None:
     """pgsieve's error for the publications n and s together."""
     try:
-        find_published_relation(catalog.table_by_name["public", table], catalog.select("ns"), catalog)
+        find_published_relation(
+            catalog.table_by_name["public", table], catalog.select_publications("ns"), catalog
+        )
     except PublicationError as error:
         return error.sqlstate, error.message.split(" (")[0]
     return None

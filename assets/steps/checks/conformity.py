@@ -29,7 +29,7 @@ from pgsieve.decoding.changes.metadata_columns import select_living
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, find_published_relation
 from pgsieve.decoding.publications.filters import parse_table_filter
-from pgsieve.decoding.publications.routing import find_changed_relations
+from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
@@ -71,7 +71,7 @@ def find_applicable_filters(
     publications = subscription.slot_stream.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated_table.row_filters]
-    for relation in find_changed_relations(catalog):
+    for relation in list_relations_with_rows(catalog):
         published = find_published_relation(relation, publications, catalog)
         if published is not None and published.publish_as.oid == replicated_table.table.oid:
             sources += [

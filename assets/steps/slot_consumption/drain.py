@@ -58,5 +58,5 @@ def drain(
 def warn_of_missing(slot_stream: SlotStream, catalog: Catalog, log: Log) -> None:
     """Log which subscribed publications do not exist. The others are replicated without them."""
     for subscription, names in slot_stream.subscriptions.items():
-        if error := catalog.missing_publication_error(names):
+        if error := catalog.make_missing_publication_error(names):
             log(f"{subscription}: {error.message}; the others are replicated without it")

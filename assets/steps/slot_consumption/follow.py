@@ -38,7 +38,7 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
-from pgsieve.decoding.protocol.headers import begun_xids_and_changed_relations
+from pgsieve.decoding.protocol.headers import find_begun_xids_and_changed_relations
 from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
@@ -314,7 +314,7 @@ class WaitingTransactions:
         """Add messages that have arrived."""
         kind = Octets(messages).first_bytes()
         self.truncates |= bool(np.any(kind == Truncate.tag))
-        xids, relation_ids = begun_xids_and_changed_relations(messages)
+        xids, relation_ids = find_begun_xids_and_changed_relations(messages)
         self.transactions |= xids
         self.relations |= relation_ids
         commits = np.flatnonzero(kind == Commit.tag)

@@ -31,7 +31,7 @@ from pgsieve.decoding.publications.catalog import (
 from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.filters import has_unsent_columns, parse_table_filter
 from pgsieve.decoding.publications.replica_identity import find_publisher_errors, find_subscriber_error
-from pgsieve.decoding.publications.routing import find_changed_relations
+from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.letter_case import MappingRequests
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.catalog import missing_relation_error
@@ -146,12 +146,12 @@ class Examination:
         if any(name in self._slot_stream.defined and name not in catalog.publications for name in names):
             return  # The problems of the publication are in `refusals`.
         try:
-            publications = catalog.select(names)
+            publications = catalog.select_publications(names)
             find_replicated_tables(publications, catalog)
         except PublicationError as error:
             yield error
             return
-        for table in find_changed_relations(catalog):
+        for table in list_relations_with_rows(catalog):
             try:
                 find_published_relation(table, publications, catalog)
             except PublicationError as error:
@@ -182,14 +182,14 @@ class Examination:
         """Yields the publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
         for name in self._slot_stream.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
-                for table in find_changed_relations(self.catalog):
+                for table in list_relations_with_rows(self.catalog):
                     for error in find_publisher_errors(table, publication, self.catalog):
                         yield publication, error
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields all problems of a subscription, each once."""
         names = self._slot_stream.subscriptions[subscription]
-        missing_error = self.catalog.missing_publication_error(
+        missing_error = self.catalog.make_missing_publication_error(
             name for name in names if name not in self._slot_stream.defined
         )
         problems = [
@@ -213,7 +213,7 @@ def unevaluable_filters(
     if slot_stream.filtered:
         return
     publications = slot_stream.publications(catalog, subscription)
-    for table in find_changed_relations(catalog):
+    for table in list_relations_with_rows(catalog):
         with suppress(PublicationError):
             published = find_published_relation(table, publications, catalog)
             if published is not None and published.publish_as.oid not in catalog.locked:

@@ -21,7 +21,7 @@ def test_values_are_contiguous_whatever_slice_is_taken() -> None:
 
 def test_a_word_is_eight_bytes_from_any_position_on_with_zeros_beyond_the_end() -> None:
     octets = Octets(pa.array([b"\x01\x02\x03\x04\x05\x06\x07\x08\x09"], pa.binary()))
-    words = octets.words(np.array([0, 1, 2, 8, 9, 100]))
+    words = octets.read_integers(np.array([0, 1, 2, 8, 9, 100]))
     assert [f"{word:016x}" for word in words.tolist()] == [
         "0102030405060708",
         "0203040506070809",

@@ -33,7 +33,7 @@ def test_an_old_definition_without_types_has_none() -> None:
     for column in written["layout"]["columns"]:
         del column["made"]
     read = Definition.from_json(json.dumps(written))
-    assert [column.made for column in read.layout.columns] == [(), ()]
+    assert [column.type_parts for column in read.layout.columns] == [(), ()]
     # The next run adds the present types, and copies nothing.
     assert [source.former_column for source in planned_sources(read, MADE)] == ["a", "ß"]
 

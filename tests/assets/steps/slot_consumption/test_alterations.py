@@ -204,7 +204,9 @@ def test_a_recorded_catalog_decides_as_the_catalog_itself(published) -> None:
     catalog = read_catalog(published.run.connection)
     recorded = catalog_from_json(catalog_to_json(catalog, ["p", "q"]))
     for names in (["p"], ["q"]):
-        assert find_routes(recorded, recorded.select(names)) == find_routes(catalog, catalog.select(names))
+        assert find_routes(recorded, recorded.select_publications(names)) == find_routes(
+            catalog, catalog.select_publications(names)
+        )
     # The catalog has no labels and fields, because they are in the layouts; it decodes no values.
     assert recorded.types.keys() == catalog.types.keys()
     assert all(

@@ -30,7 +30,7 @@ def lacking(owner: psycopg.Connection, role: str) -> list[tuple[str, str | None]
     owner.execute(f"set role {role}")
     try:
         catalog = read_catalog(owner)
-        tables = find_replicated_tables(catalog.select(["p"]), catalog).values()
+        tables = find_replicated_tables(catalog.select_publications(["p"]), catalog).values()
         return [(error.message, error.hint) for error in missing_rights(owner, tables)]
     finally:
         owner.execute("reset role")
