@@ -239,7 +239,7 @@ class Materializer:
         paths = [record_type(self.lake, name).path for record_type in (Cuts, TransformedSlices, TableStates)]
         with self.lake.consistent_read(*paths):
             changed_names = (
-                ReplicaProgress(self.subscription, self.lake).tables_beyond_cut()
+                ReplicaProgress(self.subscription, self.lake).find_tables_beyond_cut()
                 | self._tables_newly_set_aside()
             )
         if not changed_names:

@@ -55,7 +55,7 @@ def find_moment(config: Config, subscription_config: SubscriptionConfig, moment_
     else:
         moment = Moment.from_user_input(lake, subscription_config.name, moment_text)
     progress = ReplicaProgress(subscription, lake)
-    return replace(moment, complete_lsn=progress.complete_up_to(progress.transformed_up_to()))
+    return replace(moment, complete_lsn=progress.find_complete_lsn(progress.read_transformed_lsn()))
 
 
 def moment_report(moment: Moment, tables: Sequence[TableVersion], folder: str | None = None) -> MomentReport:

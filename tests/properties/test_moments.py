@@ -94,7 +94,7 @@ def rows_at(
 def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
     """Compare the tables at a moment, and return their number. If the workload alters tables, copied ones may be refused."""
     position = TransformedSlices(replica.lake, "sub").position()
-    complete = ReplicaProgress(replica.subscription, replica.lake).complete_up_to(position)
+    complete = ReplicaProgress(replica.subscription, replica.lake).find_complete_lsn(position)
     # The log ends there: the last transactions changed none of these tables.
     lsn = min(seen.lsn, complete)
     try:

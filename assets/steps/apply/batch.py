@@ -16,17 +16,17 @@ from pgsieve.assets.steps.apply.by_files import (
     KEY_BYTES,
     FilesWriter,
     ManyChanges,
-    many_changes,
-    stored_batch,
-    with_net_change,
+    add_net_change,
+    find_many_changes,
+    find_stored_changes,
 )
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
-from pgsieve.assets.steps.apply.damaged_tables import altered_columns
-from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
+from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
+from pgsieve.assets.steps.apply.in_process import FewChangesWriter, read_few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, heads
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, read_heads
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.history.shared_rows import SHARED_BYTES, SharedRows
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error_fully, is_damage
@@ -46,89 +46,91 @@ _LARGE_APPLY = Lock()
 LARGE_BYTES = 64 * 1024 * 1024
 
 
-def lacking_changes(
+def find_lacking_changes(
     changes: Sequence[TableChanges], state: TableState, head: TableHead
 ) -> list[TableChanges]:
     """The changes of a table that its replica lacks."""
-    since = max(state.lsn, head.position or 0)
-    return [change for change in changes if change.slice_end > since]
+    since_lsn = max(state.lsn, head.position or 0)
+    return [change for change in changes if change.slice_end > since_lsn]
 
 
 @dataclass(frozen=True)
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `is_examined` is True if `Batch.examine` has searched the changes and found no key conflict. `decided` has the net
-    change that this search computed. It is None without a search, or if the net change does not fit in memory.
+    `is_examined` is True if `Batch.examine` has searched the changes and found no key conflict. `examined_changes` are
+    the changes with the net change that this search computed. It is None without a search, or if the net change does
+    not fit in memory.
     """
 
     pending: PendingChanges
     state: TableState
     is_examined: bool = False
-    decided: ManyChanges | None = None
+    examined_changes: ManyChanges | None = None
 
 
 @dataclass(frozen=True)
-class DecidedKeys:
-    """The changes by key that the apply of a replica used, and rows that the apply wrote or removed.
+class AppliedChanges:
+    """The changes that the apply of a replica used, by key, and the rows that the apply wrote or removed.
 
-    `slices` are the ends of the slices that have the changes; only changes from the LSN `since` on are included.
+    `slice_ends` are the ends of the slices that have the changes. Changes before the LSN `since_lsn` are left out, as the
+    replica had them already.
     """
 
-    slices: Sequence[int]
-    since: int
-    keyed: KeyedChanges
-    rows: SharedRows = field(default_factory=lambda: SharedRows(0))
+    slice_ends: Sequence[int]
+    since_lsn: int
+    keyed_changes: KeyedChanges
+    shared_rows: SharedRows = field(default_factory=lambda: SharedRows(0))
 
 
-class DecidedTables:
-    """Keeps the `DecidedKeys` of a batch's tables, as far as they fit in memory.
+class AppliedChangesByTable:
+    """Keeps the `AppliedChanges` of a batch's tables, as far as they fit in memory.
 
-    Several threads apply tables at the same time, so access is locked.
+    Several threads apply tables at the same time, so a lock guards each access.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._rows, self._keys = list[SharedRows](), dict[Name, DecidedKeys]()
+        self._row_stores, self._changes_by_table = list[SharedRows](), dict[Name, AppliedChanges]()
 
-    def room(self) -> SharedRows:
-        """Return an empty store for the rows of one more table, which may use the memory that other tables left."""
+    def make_row_store(self) -> SharedRows:
+        """Return an empty store for the rows of one more table. It may use the memory that the other tables have left."""
         with self._lock:
-            self._rows.append(SharedRows(SHARED_BYTES - sum(rows.nbytes for rows in self._rows)))
-            return self._rows[-1]
+            self._row_stores.append(SharedRows(SHARED_BYTES - sum(rows.nbytes for rows in self._row_stores)))
+            return self._row_stores[-1]
 
-    def add(self, name: Name, decided_keys: DecidedKeys) -> None:
+    def add(self, name: Name, applied_changes: AppliedChanges) -> None:
         """Add the changes of a table, unless the changes of all tables would take more than `KEY_BYTES`."""
         with self._lock:
-            size = sum(keys.keyed.nbytes for keys in self._keys.values())
-            if size + decided_keys.keyed.nbytes <= KEY_BYTES:
-                self._keys[name] = decided_keys
+            size = sum(changes.keyed_changes.nbytes for changes in self._changes_by_table.values())
+            if size + applied_changes.keyed_changes.nbytes <= KEY_BYTES:
+                self._changes_by_table[name] = applied_changes
 
-    def get(self, name: Name) -> DecidedKeys | None:
+    def get(self, name: Name) -> AppliedChanges | None:
         """The changes of a table; None if they are not in memory."""
         with self._lock:
-            return self._keys.get(name)
+            return self._changes_by_table.get(name)
 
 
 @dataclass(frozen=True)
 class Batch:
     """The changes in consecutive slices up to `end`, by table, oldest first.
 
-    `shared` are the tables with versions of rows (`history: scd2`). The apply of such a table adds its changes by key
-    to `decided` if they fit in memory, so that the versions of rows need not read them again.
+    `versioned_tables` are the tables with versions of rows (`history: scd2`). The apply of such a table keeps the changes
+    in `applied_changes` if they fit in memory, so that they need not be read again for the versions of rows.
     """
 
     subscription: str
     lake: Lake
     end: int
     changes: Sequence[TableChanges]
-    shared: Collection[Name] = ()
-    decided: DecidedTables = field(default_factory=DecidedTables, compare=False)
+    versioned_tables: Collection[Name] = ()
+    applied_changes: AppliedChangesByTable = field(default_factory=AppliedChangesByTable, compare=False)
 
     def plan(
-        self, restricted_to: Collection[Name] | None
+        self, only_tables: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
-        """Plan the apply of the batch to its tables, or to those in `restricted_to`.
+        """Plan the apply of the batch to its tables, or to those in `only_tables`.
 
         Out: - the plans of the tables whose replicas lack changes
              - the heads of the replicas that have some of the batch's slices already, for example because an earlier
@@ -136,55 +138,58 @@ class Batch:
              - the states of all tables
         """
         lake, name = self.lake, self.subscription
-        tables: dict[Name, list[TableChanges]] = {}
+        changes_by_table: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
-            tables.setdefault(change.name, []).append(change)
+            changes_by_table.setdefault(change.name, []).append(change)
         # The heads are read before the states. A process that changes a state writes to the replica afterwards. So if
         # a state changes after its head was read, the head's version is outdated, and the commit of this plan fails.
-        present_heads = heads(lake, name, tables)
-        states = TableStates(lake, name).newest()
-        plans, advanced = [], {}
-        for table, changes in tables.items():
-            state, head = states.get(table), present_heads[table]
+        head_by_table = read_heads(lake, name, changes_by_table)
+        state_by_table = TableStates(lake, name).newest()
+        plans, head_by_advanced_table = [], {}
+        for table, changes in changes_by_table.items():
+            state, head = state_by_table.get(table), head_by_table[table]
             if state is None or not state.is_applied or changes[-1].slice_end <= state.lsn:
                 continue
-            missing_changes = lacking_changes(changes, state, head)
+            missing_changes = find_lacking_changes(changes, state, head)
             if len(missing_changes) < len([c for c in changes if c.slice_end > state.lsn]):
-                advanced[table] = head
-            if missing_changes and (restricted_to is None or table in restricted_to):
+                head_by_advanced_table[table] = head
+            if missing_changes and (only_tables is None or table in only_tables):
                 plans.append(Plan(PendingChanges(missing_changes, head), state))
-        return plans, advanced, states
+        return plans, head_by_advanced_table, state_by_table
 
     def apply(self, plans: Sequence[Plan]) -> list[TableResult]:
         """Apply the plans; the result of a table that fails has the problem."""
         if not plans:
             return []
-        lake, applied = self.lake, list[TableResult]()
-        paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in plans}
-        with lake.consistent_read(*paths.values()):
-            sizes = {name: lake.records.size_bytes(path) for name, path in paths.items()}
-        for large in (False, True):
-            chosen = [p for p in plans if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            outcomes = lake.map_in_parallel(self._apply_in_process, chosen)
-            applied += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
-            remaining = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
-            if remaining and large:
-                for plan in remaining:
-                    lake.enable_deletion_vectors(paths[plan.pending.name])
-                remaining, _, _ = self.plan([p.pending.name for p in remaining])
-            if remaining:
-                with lake.idempotent_writes(self.end, can_mark_rows=large):
-                    outcomes = lake.map_in_parallel(self._apply_in_process_or_by_spark, remaining)
-                    applied += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
-        return [*self._apply_before_conflicts(applied), *applied]
+        lake, results = self.lake, list[TableResult]()
+        path_by_table = {
+            p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in plans
+        }
+        with lake.consistent_read(*path_by_table.values()):
+            bytes_by_table = {name: lake.records.size_bytes(path) for name, path in path_by_table.items()}
+        for is_large in (False, True):
+            plans_of_size = [p for p in plans if (bytes_by_table[p.pending.name] >= LARGE_BYTES) == is_large]
+            outcomes = lake.map_in_parallel(self._apply_in_process, plans_of_size)
+            results += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
+            plans_for_spark = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+            if plans_for_spark and is_large:
+                for plan in plans_for_spark:
+                    lake.enable_deletion_vectors(path_by_table[plan.pending.name])
+                plans_for_spark, _, _ = self.plan([p.pending.name for p in plans_for_spark])
+            if plans_for_spark:
+                with lake.idempotent_writes(self.end, can_mark_rows=is_large):
+                    outcomes = lake.map_in_parallel(self._apply_in_process_or_by_spark, plans_for_spark)
+                    results += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
+        return [*self._apply_before_conflicts(results), *results]
 
-    def _apply_before_conflicts(self, applied: Sequence[TableResult]) -> list[TableResult]:
+    def _apply_before_conflicts(self, results: Sequence[TableResult]) -> list[TableResult]:
         """For each table with a key conflict, apply the slices before the conflict.
 
-        Otherwise it would depend on where the batch begins, up to which slice the replica has changes.
+        Without this, a replica would keep the changes of earlier batches only, so its rows would depend on where the
+        batch begins.
         """
-        earlier: list[TableResult] = []
-        for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in applied):
+        earlier_results: list[TableResult] = []
+        for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in results):
             changes = [
                 change
                 for change in self.changes
@@ -192,8 +197,8 @@ class Batch:
             ]
             if changes:
                 batch = replace(self, end=changes[-1].slice_end, changes=changes)
-                earlier += batch.apply(batch.plan([name])[0])
-        return earlier
+                earlier_results += batch.apply(batch.plan([name])[0])
+        return earlier_results
 
     def examine(
         self, plans_to_examine: Sequence[Plan]
@@ -206,24 +211,24 @@ class Batch:
 
         def examine_plan(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
-                decided = _refuse_conflicts(_conflict_search(self.subscription, self.lake, plan))
+                changes = _refuse_conflicts(_make_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
-                # If another process has applied the same change, the row with this key is its row: no conflict.
+                # If another process has applied the same change, the change itself has made the row: no conflict.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
                 return plan, None  # The apply fails too, and reports it.
-            if decided is not None and decided.nbytes > KEY_BYTES // len(plans_to_examine):
-                decided = None
-            return replace(plan, is_examined=True, decided=decided), None
+            if changes is not None and changes.nbytes > KEY_BYTES // len(plans_to_examine):
+                changes = None
+            return replace(plan, is_examined=True, examined_changes=changes), None
 
         outcomes = self.lake.map_in_parallel(examine_plan, plans_to_examine)
         plans = [plan for plan, _ in outcomes]
         conflicts = [(error, plan) for plan, error in outcomes if error]
         if not conflicts:
             return plans, None
-        error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
-        return plans, (error, _conflict_result(plan.pending.name, error))
+        error, plan = min(conflicts, key=lambda pair: pair[0].commit_lsn)
+        return plans, (error, _make_conflict_result(plan.pending.name, error))
 
     def _apply_in_process(self, plan: Plan) -> TableResult | Plan:
         """Apply a plan by this process; returns the plan if only Spark can commit to the table."""
@@ -231,12 +236,14 @@ class Batch:
 
     def _apply_in_process_or_by_spark(self, plan: Plan) -> TableResult | Plan:
         """Apply a plan by a commit of this process, or by a commit of Spark if this process cannot commit."""
-        return self._apply_plan(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
+        return self._apply_plan(
+            plan, lambda *arguments: self._commit(*arguments) or _commit_by_spark(*arguments)
+        )
 
     def _apply_plan(
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], TableResult | None]
     ) -> TableResult | Plan:
-        """Apply a plan by the function `commit`; returns the plan if that function returns None.
+        """Apply a plan by the function `commit`. If that function returns None, this returns the plan.
 
         If another process commits to the replica first, the changes that the replica still lacks are planned again.
         """
@@ -250,12 +257,12 @@ class Batch:
                 # Another process has applied the changes, or is about to copy the table.
                 head = self.lake.records.head(path)
                 return TableResult(*name, head=head, overtaken=(head.position or 0) < self.end)
-            current = plans.pop()
+            present_plan = plans.pop()
             try:
-                search = _conflict_search(self.subscription, self.lake, current)
-                return commit(search, current, self.end) or current
+                search = _make_conflict_search(self.subscription, self.lake, present_plan)
+                return commit(search, present_plan, self.end) or present_plan
             except TABLE_ERRORS as error:
-                if is_overtaken(self.lake, path, current.pending.head):
+                if is_overtaken(self.lake, path, present_plan.pending.head):
                     raise OvertakenError(path) from error
                 raise
 
@@ -263,60 +270,74 @@ class Batch:
             with name_jobs(self.subscription, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
                 return retry_after_conflict(attempt)()
         except KeyConflictError as error:
-            return _conflict_result(name, error)
+            return _make_conflict_result(name, error)
         except TABLE_ERRORS as error:
             problem, is_damaged = describe_error_fully(self.lake, error, name), is_damage(error)
             # Engines report missing columns in different words. This message names them.
-            if not is_damaged and definition and (altered := altered_columns(self.lake, path, definition)):
+            if (
+                not is_damaged
+                and definition
+                and (altered := describe_missing_columns(self.lake, path, definition))
+            ):
                 problem, is_damaged = altered, True
             return TableResult(*name, problem=problem, damaged=is_damaged)
 
     def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | None:
         """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-        arguments, changes = (lake, path, search.log, definition, pending), plan.decided
+        arguments, changes = (lake, path, search.changes_path, definition, pending), plan.examined_changes
         with _large_apply_lock(search):
-            if changes is None and (stored := stored_batch(*arguments)) is not None:
-                if pending.name not in self.shared:
-                    result = KeyPartsWriter(*arguments, end).apply(stored)
+            if changes is None and (stored_changes := find_stored_changes(*arguments)) is not None:
+                if pending.name not in self.versioned_tables:
+                    result = KeyPartsWriter(*arguments, end).apply(stored_changes)
                     if result is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
                         return result
-                changes = with_net_change(*arguments, stored)
+                changes = add_net_change(*arguments, stored_changes)
             if changes is not None:
-                if changes.net is not None and not plan.is_examined:
-                    search.refuse_change(changes.net.conflict)
+                if changes.net_change is not None and not plan.is_examined:
+                    search.refuse_change(changes.net_change.conflict)
                 with lake.access.translate_errors(path):
-                    rows = self._shared_rows(pending, changes)
-                    if (result := FilesWriter(lake, path, pending, end, rows).apply(changes)) is not None:
+                    shared_rows = self._make_row_store(pending, changes)
+                    if (
+                        result := FilesWriter(lake, path, pending, end, shared_rows).apply(changes)
+                    ) is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
-                        self._share(pending, changes, rows)
+                        self._keep_applied_changes(pending, changes, shared_rows)
         if changes is None or result is None:
-            with lake.consistent_read(path, search.log):
-                few_rows = few_changes(lake, path, search.log, definition, pending)
-            if few_rows is None:
+            with lake.consistent_read(path, search.changes_path):
+                few_changes = read_few_changes(lake, path, search.changes_path, definition, pending)
+            if few_changes is None:
                 return None
             if not plan.is_examined:
-                search.refuse(few_rows)
+                search.refuse(few_changes)
             with lake.access.translate_errors(path):
-                result = FewChangesWriter(lake, few_rows, path, definition, pending, end).apply()
+                result = FewChangesWriter(lake, few_changes, path, definition, pending, end).apply()
                 reach(Failpoint.REPLICA_COMMITTED)
         return result
 
-    def _shared_rows(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
-        """A store for the rows that the apply adds and removes; None if the table has no versions of rows to share with."""
-        if changes.net is None or pending.name not in self.shared:
+    def _make_row_store(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
+        """Make a store for the rows that the apply adds and removes; None if the table has no versions of rows."""
+        if changes.net_change is None or pending.name not in self.versioned_tables:
             return None
-        return self.decided.room()
+        return self.applied_changes.make_row_store()
 
-    def _share(self, pending: PendingChanges, changes: ManyChanges, rows: SharedRows | None) -> None:
-        keyed = changes.net.keyed if changes.net is not None and rows is not None else None
-        if keyed is not None and rows is not None:
-            self.decided.add(pending.name, DecidedKeys(pending.slice_ends, pending.since, keyed, rows))
+    def _keep_applied_changes(
+        self, pending: PendingChanges, changes: ManyChanges, shared_rows: SharedRows | None
+    ) -> None:
+        keyed = (
+            changes.net_change.keyed_changes
+            if changes.net_change is not None and shared_rows is not None
+            else None
+        )
+        if keyed is not None and shared_rows is not None:
+            self.applied_changes.add(
+                pending.name, AppliedChanges(pending.slice_ends, pending.since_lsn, keyed, shared_rows)
+            )
 
 
-def _conflict_result(name: Name, error: KeyConflictError) -> TableResult:
-    is_insert = error.conflict == INSERT_EXISTS
+def _make_conflict_result(name: Name, error: KeyConflictError) -> TableResult:
+    is_insert = error.conflict_name == INSERT_EXISTS
     return TableResult(
         *name,
         problem=error.message,
@@ -326,12 +347,12 @@ def _conflict_result(name: Name, error: KeyConflictError) -> TableResult:
     )
 
 
-def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearch:
+def _make_conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearch:
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
     path = lake.paths.replica(subscription, *pending.name)
-    log = lake.paths.change_history(subscription, *pending.name, definition.history.generation)
-    return ConflictSearch(lake, path, log, definition, pending)
+    changes_path = lake.paths.change_history(subscription, *pending.name, definition.history.generation)
+    return ConflictSearch(lake, path, changes_path, definition, pending)
 
 
 def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
@@ -348,9 +369,11 @@ def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
     Otherwise return the changes with their net change; None if they cannot be applied by writing files.
     """
     with _large_apply_lock(search):
-        changes = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
-    if changes is not None and changes.net is not None:
-        search.refuse_change(changes.net.conflict)
+        changes = find_many_changes(
+            search.lake, search.path, search.changes_path, search.definition, search.pending
+        )
+    if changes is not None and changes.net_change is not None:
+        search.refuse_change(changes.net_change.conflict)
     else:
         search.refuse()
     return changes
@@ -358,16 +381,16 @@ def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
 
 def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
     """The lock that large applies hold one at a time. For few changes, a context manager that does nothing."""
-    return nullcontext() if search.lake.policy.is_small(search.pending.size) else _LARGE_APPLY
+    return nullcontext() if search.lake.policy.is_small(search.pending.size_bytes) else _LARGE_APPLY
 
 
 def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult:
     """Apply a plan by a commit of Spark."""
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-    changes = SparkChanges(lake, path, search.log, definition, pending)
-    size = lake.records.size_bytes(path) + pending.size
+    changes = SparkChanges(lake, path, search.changes_path, definition, pending)
+    size = lake.records.size_bytes(path) + pending.size_bytes
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.is_examined else search)
     with lake.access.translate_errors(path):
-        applied = writer.apply_by_key(changes) if definition.key else writer.apply_by_row(changes)
+        result = writer.apply_by_key(changes) if definition.key else writer.apply_by_row(changes)
         reach(Failpoint.REPLICA_COMMITTED)
-    return applied
+    return result

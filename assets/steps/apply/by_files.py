@@ -16,21 +16,21 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.chosen_rows import ChosenRows
-from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions, net_rows
-from pgsieve.assets.steps.apply.ended_rows import EndedRows, Endings
+from pgsieve.assets.steps.apply.completion import Completion, NetRows, find_net_rows, read_completions
+from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings
 from pgsieve.assets.steps.apply.keyed_changes import (
     KeyConflict,
     KeyedChanges,
-    keyed_changes,
-    stored_changes,
+    make_keyed_changes,
+    read_changes,
 )
-from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, first_matches, stored_digests
+from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, read_digests, select_first_matches
+from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import (
     PendingChanges,
     TableResult,
-    batch_result,
-    former_key_until,
+    find_key_alteration_lsn,
+    make_batch_result,
 )
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
@@ -63,7 +63,7 @@ class ReplicaChange:
     - `conflict`: the first key conflict; None if there is none
     - `ended_metadata`: in a replica that keeps deleted rows, the metadata of new rows that the batch deletes again
     - `ended_rows`: in such a replica, the removed rows that are written again, marked as deleted
-    - `keyed`: the changes by key; None for a table without a key
+    - `keyed_changes`: the changes by key; None for a table without a key
     """
 
     new_rows: NetRows
@@ -73,12 +73,12 @@ class ReplicaChange:
     conflict: KeyConflict | None = None
     ended_metadata: Sequence[Completion] = ()
     ended_rows: Sequence[EndedRows] = ()
-    keyed: KeyedChanges | None = None
+    keyed_changes: KeyedChanges | None = None
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        keyed = 0 if self.keyed is None else self.keyed.nbytes
+        keyed = 0 if self.keyed_changes is None else self.keyed_changes.nbytes
         return (
             self.deleted_rows.nbytes
             + self.new_rows.nbytes
@@ -94,67 +94,85 @@ class ManyChanges:
     - `committer`: commits files to the replica
     - `groups`: the row groups of the change history that have the changes
     - `schema`: the replica's columns
-    - `net`: the net change; None if it is not computed yet, or if a table without a key has only INSERTs
+    - `net_change`: the net change; None if it is not computed yet, or if a table without a key has only INSERTs
     - `empties_replica`: True if no row that the replica has now stays
-    - `stamp`: the name of the column with the time of the apply; None if the replica has no such column
+    - `stamp_column`: the name of the column with the time of the apply; None if the replica has no such column
     """
 
     committer: FileCommitter
     groups: Sequence[RowGroup]
     schema: pa.Schema
-    net: ReplicaChange | None
+    net_change: ReplicaChange | None
     empties_replica: bool = False
-    stamp: str | None = None
+    stamp_column: str | None = None
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return 0 if self.net is None else self.net.nbytes
+        return 0 if self.net_change is None else self.net_change.nbytes
 
 
-def many_changes(
-    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
+def find_many_changes(
+    lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
-    """A batch's changes, if they can be applied by writing files; otherwise None.
+    """Find the changes of a batch and compute their net change; None if they cannot be applied by writing files.
 
-    `path` is the replica, `log` its change history.
+    `path` is the replica, `changes_path` its change history.
     """
-    stored = stored_batch(lake, path, log, definition, pending)
-    return None if stored is None else with_net_change(lake, path, log, definition, pending, stored)
+    stored_changes = find_stored_changes(lake, path, changes_path, definition, pending)
+    return (
+        None
+        if stored_changes is None
+        else add_net_change(lake, path, changes_path, definition, pending, stored_changes)
+    )
 
 
-def with_net_change(
-    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges, stored: ManyChanges
+def add_net_change(
+    lake: Lake,
+    path: str,
+    changes_path: str,
+    definition: Definition,
+    pending: PendingChanges,
+    stored_changes: ManyChanges,
 ) -> ManyChanges | None:
-    """A batch's changes with their net change; the parameters and the result are those of `many_changes`."""
+    """Compute the net change of changes; the parameters and the result are those of `find_many_changes`."""
     if not (definition.key or pending.count("update", "delete")):
-        return stored
-    decider = _Decider(lake, stored.committer, path, log, definition, pending, stored.groups, stored.schema)
-    net = decider.decide_by_key() if definition.key else decider.decide_by_row()
-    return None if net is None else replace(stored, net=net)
+        return stored_changes
+    decider = _Decider(
+        lake,
+        stored_changes.committer,
+        path,
+        changes_path,
+        definition,
+        pending,
+        stored_changes.groups,
+        stored_changes.schema,
+    )
+    net_change = decider.decide_by_key() if definition.key else decider.decide_by_row()
+    return None if net_change is None else replace(stored_changes, net_change=net_change)
 
 
-def stored_batch(
-    lake: Lake, path: str, log: str, definition: Definition, pending: PendingChanges
+def find_stored_changes(
+    lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
-    """A batch's changes before their net change is computed; None if the replica cannot be written as files.
+    """Find the changes of a batch, without their net change; None if pgsieve cannot write files of the replica.
 
-    Also None if some changes may be from before the table's key was altered: several of their rows may have the same
-    value of the present key.
+    Also None if some changes may be from before the table's key was altered: several rows of these changes may have the
+    same value of the present key.
     """
-    if pending.since < former_key_until(definition):
+    if pending.since_lsn < find_key_alteration_lsn(definition):
         return None
-    stored = lake.find_stored_slices(log, pending.slice_ends, must_exist=True)
-    if stored is None:
+    stored_slices = lake.find_stored_slices(changes_path, pending.slice_ends, must_exist=True)
+    if stored_slices is None:
         return None
-    rows = stored.schema.field("new").type
-    schema = pa.schema([rows.field(name) for name in definition.names])
-    empties = empties_replica(definition, pending)
-    committer = lake.policy.choose_file_committer(path, schema, overwrite=empties)
+    row_type = stored_slices.schema.field("new").type
+    schema = pa.schema([row_type.field(name) for name in definition.names])
+    is_emptied = empties_replica(definition, pending)
+    committer = lake.policy.choose_file_committer(path, schema, overwrite=is_emptied)
     if committer is None:
         return None
-    stamp = definition.metadata_column(APPLIED_AT)
-    return ManyChanges(committer, stored.row_groups, schema, None, empties, stamp)
+    stamp_column = definition.metadata_column(APPLIED_AT)
+    return ManyChanges(committer, stored_slices.row_groups, schema, None, is_emptied, stamp_column)
 
 
 @dataclass(frozen=True)
@@ -167,64 +185,77 @@ class _Decider:
     lake: Lake
     committer: FileCommitter
     path: str
-    log: str
+    changes_path: str
     definition: Definition
     pending: PendingChanges
     groups: Sequence[RowGroup]
     schema: pa.Schema
 
     def decide_by_key(self) -> ReplicaChange | None:
-        """The net change of a table with a key. It is also None if the keys take more than `KEY_BYTES`."""
+        """Compute the net change of a table with a key. It is also None if the keys take more than `KEY_BYTES`."""
         pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
-        keys = pa.schema([self.schema.field(name) for name in self.definition.key])
-        with lake.access.translate_errors(self.log):
-            files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
-            stored = stored_changes(lake.store, files, keys, unsent, soft_delete_columns)
-            keyed = keyed_changes(stored, keys, unsent, pending.extent, KEY_BYTES, soft_delete_columns)
-        matches = None if keyed is None else self._matching_rows(keyed)
-        if keyed is None or matches is None:
+        key_schema = pa.schema([self.schema.field(name) for name in self.definition.key])
+        with lake.access.translate_errors(self.changes_path):
+            files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unsent_columns)
+            change_tables = read_changes(lake.store, files, key_schema, unsent, soft_delete_columns)
+            keyed_changes = make_keyed_changes(
+                change_tables, key_schema, unsent, pending.extent, KEY_BYTES, soft_delete_columns
+            )
+        matches = None if keyed_changes is None else self._find_matching_rows(keyed_changes)
+        if keyed_changes is None or matches is None:
             return None
-        living = self._living_rows(matches) if soft_delete_columns else matches
-        empties = empties_replica(self.definition, pending)
-        decided = keyed.decide((match.key_indices for match in living), empties=empties)
-        net, had_row, remains = decided.net, decided.before, decided.remains
-        if empties:
+        living_rows = self._find_living_rows(matches) if soft_delete_columns else matches
+        is_emptied = empties_replica(self.definition, pending)
+        outcome = keyed_changes.decide(
+            (match.key_indices for match in living_rows), empties_replica=is_emptied
+        )
+        net, had_row, has_row = outcome.net, outcome.had_row, outcome.has_row
+        if is_emptied:
             matches = []
         # In a replica that keeps deleted rows, a row leaves its file only if the batch writes another row of its key.
         is_replaced = np.zeros_like(had_row)
-        is_replaced[net.keys[remains] if soft_delete_columns else net.keys] = True
-        leaving = [
+        is_replaced[net.keys[has_row] if soft_delete_columns else net.keys] = True
+        removed_rows = [
             match.select_keys(is_replaced) for match in matches if is_replaced[match.key_indices].any()
         ]
         ended_rows, ended_metadata = list[EndedRows](), list[Completion]()
         if soft_delete_columns:
-            endings = Endings(keyed, net, remains, self._truncated_rows(keyed))
-            (leaving, ended_rows), ended_metadata = (
-                endings.split_rows(leaving),
-                endings.completions(self.schema),
+            endings = RowEndings(keyed_changes, net, has_row, self._find_truncated_rows(keyed_changes))
+            (removed_rows, ended_rows), ended_metadata = (
+                endings.split_rows(removed_rows),
+                endings.make_completions(self.schema),
             )
-        deletion = self._deletion.decide(leaving)
-        if deletion is None:
+        deleted_rows = self._deletion.decide(removed_rows)
+        if deleted_rows is None:
             return None
-        totals = pending.row_counts(net.counts(had_row))
-        has_changes = decided.changes_rows or pending.truncated_at is not None
-        new_rows = net_rows(keyed.places[keyed.first_effective :], net, remains & (net.last != NONE))
+        counts = pending.adjust_row_counts(net.counts(had_row))
+        has_changes = outcome.has_row_changes or pending.truncated_at is not None
+        new_rows = find_net_rows(
+            keyed_changes.places[keyed_changes.first_effective_index :], net, has_row & (net.last != NONE)
+        )
         return ReplicaChange(
-            new_rows, deletion, totals, has_changes, decided.conflict, ended_metadata, ended_rows, keyed
+            new_rows,
+            deleted_rows,
+            counts,
+            has_changes,
+            outcome.conflict,
+            ended_metadata,
+            ended_rows,
+            keyed_changes,
         )
 
-    def _living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
-        """The rows that are not marked as deleted: those in `matches`, or all of the replica if `matches` is None."""
-        deleted = self.definition.deleted_column
-        assert deleted is not None
-        return self.committer.find_flagged_rows(self.path, Flag(deleted, is_set=False), matches)
+    def _find_living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
+        """Find the rows among `matches` that are not marked as deleted. None stands for all rows of the replica."""
+        deleted_column = self.definition.deleted_column
+        assert deleted_column is not None
+        return self.committer.find_flagged_rows(self.path, Flag(deleted_column, is_set=False), matches)
 
-    def _truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
-        """The rows that a TRUNCATE marks as deleted, which are all living ones; empty if the batch has no TRUNCATE."""
-        return () if keyed.truncated_metadata is None else self._living_rows(None)
+    def _find_truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
+        """Find the rows that a TRUNCATE marks as deleted: all living rows. Empty if the batch has no TRUNCATE."""
+        return () if keyed.truncated_metadata is None else self._find_living_rows(None)
 
     def decide_by_row(self) -> ReplicaChange | None:
-        """The net change of a table without a key."""
+        """Compute the net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
         def count_rows(sought: WantedDigests) -> Numbers:
@@ -236,32 +267,38 @@ class _Decider:
                 counts += np.bincount(match.key_indices, minlength=len(sought))
             return counts
 
-        with lake.access.translate_errors(self.log):
-            digests = stored_digests(
-                lake.store, self.groups, self.schema, lake.policy.choose_runner(pending.size)
+        with lake.access.translate_errors(self.changes_path):
+            digests = read_digests(
+                lake.store, self.groups, self.schema, lake.policy.choose_runner(pending.size_bytes)
             )
-        changes = KeylessChanges.of(digests, pending.extent)
-        outcome = changes.net_change(count_rows)
-        net = outcome.net
-        deletion = self._deletion.decide(first_matches(matches, net.deleted[outcome.looked_up]))
-        if deletion is None:
+        changes = KeylessChanges.from_digests(digests, pending.extent)
+        outcome = changes.compute_net_change(count_rows)
+        net = outcome.net_change
+        deleted_rows = self._deletion.decide(
+            select_first_matches(matches, net.deleted[outcome.looked_up_rows])
+        )
+        if deleted_rows is None:
             return None
-        places, deleted = changes.places[net.inserted], int(net.deleted.sum())
-        counts = {"inserted": len(places), "deleted": deleted, "missing": net.missing}
-        is_changed = bool(len(places) or deleted or pending.truncated_at is not None)
-        return ReplicaChange(NetRows(places, {}, np.full(len(places), NONE)), deletion, counts, is_changed)
+        places, deleted_count = changes.places[net.inserted], int(net.deleted.sum())
+        counts = {"inserted": len(places), "deleted": deleted_count, "missing": net.missing}
+        has_changes = bool(len(places) or deleted_count or pending.truncated_at is not None)
+        return ReplicaChange(
+            NetRows(places, {}, np.full(len(places), NONE)), deleted_rows, counts, has_changes
+        )
 
-    def _matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
+    def _find_matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows with these keys.
 
         None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
         """
         max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-        return self.committer.find_key_matches(self.path, keyed.keys, keyed.lookups, max_bytes)
+        return self.committer.find_key_matches(self.path, keyed.keys, keyed.lookup_masks, max_bytes)
 
     @cached_property
     def _deletion(self) -> RowDeletion:
-        return RowDeletion(self.lake, self.committer, self.path, self.definition.names, self.pending.size)
+        return RowDeletion(
+            self.lake, self.committer, self.path, self.definition.names, self.pending.size_bytes
+        )
 
 
 def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
@@ -273,144 +310,163 @@ def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
 class FilesWriter:
     """Writes the net change of a batch to one replica table, in one commit.
 
-    If this process writes the files itself, it adds the new and the removed rows to `shared`.
+    If this process writes the files itself, it adds the new and the removed rows to `shared_rows`.
     """
 
     lake: Lake
     path: str
     pending: PendingChanges
     end: int
-    shared: SharedRows | None = None
+    shared_rows: SharedRows | None = None
 
     def apply(self, changes: ManyChanges) -> TableResult | None:
         """Apply changes that have no conflict; None if removed rows have to be marked as deleted, but cannot be."""
-        lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
-        marked = None
-        if net is not None and net.has_changes and net.deleted_rows.are_marked:
-            marked = changes.committer.prepare_marked_files(
-                path, net.deleted_rows.matches, pending.head.version
+        lake, path, pending, end, net_change = (
+            self.lake,
+            self.path,
+            self.pending,
+            self.end,
+            changes.net_change,
+        )
+        marked_files = None
+        if net_change is not None and net_change.has_changes and net_change.deleted_rows.are_marked:
+            marked_files = changes.committer.prepare_marked_files(
+                path, net_change.deleted_rows.matches, pending.head.version
             )
-            if marked is None:
+            if marked_files is None:
                 return None
-        if net is None:
-            return batch_result(lake, path, pending, end, inserted=self._commit(changes, None))
-        if net.has_changes:
-            self._commit(changes, marked)
-        return batch_result(lake, path, pending, end, **net.counts)
+        if net_change is None:
+            return make_batch_result(lake, path, pending, end, inserted=self._commit(changes, None))
+        if net_change.has_changes:
+            self._commit(changes, marked_files)
+        return make_batch_result(lake, path, pending, end, **net_change.counts)
 
-    def _commit(self, changes: ManyChanges, marked: Sequence[MarkedFile] | None) -> int:
+    def _commit(self, changes: ManyChanges, marked_files: Sequence[MarkedFile] | None) -> int:
         """Write the files and commit them; returns the number of rows in the new files.
 
-        `marked` are the replica's files with their new deletion vectors. It is None if no rows are marked: then files
-        with removed rows are rewritten.
+        `marked_files` are the replica's files with their new deletion vectors. It is None if no rows are marked. In that
+        case the files with removed rows are rewritten.
         """
-        lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
-        base = self.pending.head.version
-        rewritten = net.deleted_rows.rewritten_files if net is not None else ()
-        replica_schema, size = committer.table_schema(path), committer.target_file_bytes(path, {})
-        runner = lake.policy.choose_runner(self.pending.size)
-        ended_rows = net.ended_rows if net is not None else ()
+        lake, path, committer, net_change = self.lake, self.path, changes.committer, changes.net_change
+        base_version = self.pending.head.version
+        files_to_rewrite = net_change.deleted_rows.rewritten_files if net_change is not None else ()
+        replica_schema, target_file_bytes = (
+            committer.table_schema(path),
+            committer.target_file_bytes(path, {}),
+        )
+        runner = lake.policy.choose_runner(self.pending.size_bytes)
+        ended_rows = net_change.ended_rows if net_change is not None else ()
 
         def write_parts() -> pa.Table:
-            files, rewritten_files = [], rewritten
+            files, rewritten_files = [], files_to_rewrite
             # Each part of the work writes at least one file, so no more parts are made than can run at once.
             ended_parts = [
                 part
-                for number in range(runner.parallelism)
-                if (part := ended_rows[number :: runner.parallelism])
+                for first in range(runner.parallelism)
+                if (part := ended_rows[first :: runner.parallelism])
             ]
-            for chosen_rows in self._chosen_rows(changes):
+            for row_selection in self._select_new_rows(changes):
                 parts = divide_groups(changes.groups, runner.parallelism)
-                task = RowsTask(
+                task = FilesTask(
                     lake.store,
                     path,
                     changes.schema,
                     replica_schema,
-                    size,
+                    target_file_bytes,
                     rewritten_files,
                     ended_parts,
                     parts,
-                    chosen_rows,
+                    row_selection,
                 )
                 files.append(runner.run(task, len(rewritten_files) + len(ended_parts) + len(parts)))
                 rewritten_files, ended_parts = (), []
             return pa.concat_tables(files)
 
-        if marked is not None:
-            files = committer.commit_marked(write_parts, path, marked, self.end, base)
+        if marked_files is not None:
+            files = committer.commit_marked(write_parts, path, marked_files, self.end, base_version)
         else:
-            commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base)
-            removed = {match.log_path: match.size_bytes for match in rewritten}
-            files = committer.commit(write_parts, path, changes.schema, commit, removed)
+            commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base_version)
+            bytes_by_removed_path = {match.log_path: match.size_bytes for match in files_to_rewrite}
+            files = committer.commit(write_parts, path, changes.schema, commit, bytes_by_removed_path)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _chosen_rows(self, changes: ManyChanges) -> Iterator[ChosenRows]:
-        """Yield the choice of the changes that have the new rows.
+    def _select_new_rows(self, changes: ManyChanges) -> Iterator[RowSelection]:
+        """Yield selections of the changes that have the new rows.
 
-        There are several parts if the values that changes left out (unchanged TOAST values) do not fit in memory at once.
+        There are several selections if the values that changes did not send (unchanged TOAST values) do not fit in memory
+        at once.
         """
-        pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
-        if net is None:
-            yield ChosenRows(pending.extent, stamp)
+        pending, net_change, stamp = self.pending, changes.net_change, Stamp(changes.stamp_column)
+        if net_change is None:
+            yield RowSelection(pending.extent, stamp)
             return
-        read = self.lake.store, self.path, changes.groups, pending.slice_ends, net.deleted_rows.matches
-        for places, values in completions(*read, net.new_rows, changes.schema):
-            columns = [*values, *net.ended_metadata]
-            yield ChosenRows(pending.extent, stamp, places, columns, shared=self.shared)
+        sources = (
+            self.lake.store,
+            self.path,
+            changes.groups,
+            pending.slice_ends,
+            net_change.deleted_rows.matches,
+        )
+        for places, completions in read_completions(*sources, net_change.new_rows, changes.schema):
+            all_completions = [*completions, *net_change.ended_metadata]
+            yield RowSelection(pending.extent, stamp, places, all_completions, shared_rows=self.shared_rows)
 
 
 @dataclass(frozen=True)
-class RowsTask:
+class FilesTask:
     """Writes the files of a batch, part by part. The task is sent to executors.
 
     Parts are numbered in this order:
-    1. `rewritten`: a file of the replica per part, written again without its removed rows
+    1. `files_to_rewrite`: a file of the replica per part, written again without its removed rows
     2. `ended_rows`: rows that are written again, marked as deleted
-    3. `parts`: row groups of the change history; `chosen` picks the new rows from them
+    3. `group_parts`: row groups of the change history; `row_selection` picks the new rows from them
 
-    `schema` has the columns of new rows, `replica_schema` all columns of the replica. `size` is the size in bytes at
-    which a new file begins.
+    `schema` has the columns of new rows, `replica_schema` all columns of the replica. `target_file_bytes` is the size
+    in bytes at which a new file begins.
     """
 
     store: Store
     path: str
     schema: pa.Schema
     replica_schema: pa.Schema
-    size: int
-    rewritten: Sequence[FileMatches]
+    target_file_bytes: int
+    files_to_rewrite: Sequence[FileMatches]
     ended_rows: Sequence[Sequence[EndedRows]]
-    parts: Sequence[Sequence[RowGroup]]
-    chosen: ChosenRows
+    group_parts: Sequence[Sequence[RowGroup]]
+    row_selection: RowSelection
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write one part; yields a row (`FILE_SCHEMA`) per file."""
-        if number < len(self.rewritten):
-            match = self.rewritten[number]
+        if number < len(self.files_to_rewrite):
+            match = self.files_to_rewrite[number]
             batches = self.store.read_batches(join_path(self.path, match.name), self.replica_schema)
             rows, schema = (
                 remove_rows(batches, match.row_numbers, self._share_deleted_rows(match)),
                 self.replica_schema,
             )
-        elif (part := number - len(self.rewritten)) < len(self.ended_rows):
-            rows, schema = self._ended_batches(self.ended_rows[part]), self.replica_schema
+        elif (later_number := number - len(self.files_to_rewrite)) < len(self.ended_rows):
+            rows, schema = self._read_ended_rows(self.ended_rows[later_number]), self.replica_schema
         else:
-            rows = self._new_batches(self.parts[part - len(self.ended_rows)])
-            schema = self.chosen.schema(self.schema)
-        return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
+            rows = self._read_new_rows(self.group_parts[later_number - len(self.ended_rows)])
+            schema = self.row_selection.make_file_schema(self.schema)
+        return write_files(self.path, schema, guard(rows), store=self.store, size=self.target_file_bytes)
 
     def _share_deleted_rows(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
-        """A function that adds rows removed from a file to the shared rows; None if no rows are shared."""
-        if (shared := self.chosen.shared) is None:
+        """Return a function that adds the rows removed from a file to the shared rows; None if no rows are shared."""
+        if (shared := self.row_selection.shared_rows) is None:
             return None
         return lambda part, rows: shared.add_removed_rows(match.key_indices[part], rows)
 
-    def _ended_batches(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
+    def _read_ended_rows(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for file_rows in rows:
-            yield from file_rows.batches(self.store, self.path, self.replica_schema, self.chosen.stamp)
+            yield from file_rows.read_batches(
+                self.store, self.path, self.replica_schema, self.row_selection.stamp
+            )
 
-    def _new_batches(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
-        kind, store = pa.struct(self.schema), self.store
+    def _read_new_rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
+        row_type, store = pa.struct(self.schema), self.store
         with store.prefetch(
-            groups, (self.chosen.rows(read, kind) for _, read in store.group_readers(groups))
-        ) as read:
-            yield from (rows for rows in read if rows is not None)
+            groups,
+            (self.row_selection.read_rows(batches, row_type) for _, batches in store.group_readers(groups)),
+        ) as batches:
+            yield from (rows for rows in batches if rows is not None)

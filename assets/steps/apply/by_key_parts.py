@@ -1,4 +1,6 @@
-"""Applies very many changes to one replica table. The keys are divided into parts, and tasks decide each part.
+"""Applies very many changes to one replica table. The keys are divided into parts, and a task decides each part.
+
+A task decides a part: it computes from the changes of these keys which rows come and go.
 
 In: a batch's changes in the files of the change history. Out: `TableResult`, after one commit; None if the table or the
 changes cannot be divided by keys. In that case `by_files` applies them, with all keys in the memory of this process.
@@ -21,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.by_files import ManyChanges, RowsTask
-from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, is_in
-from pgsieve.assets.steps.apply.keyed_changes import ChangesOfKeys, changes_of_keys, join_changes
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
+from pgsieve.assets.steps.apply.by_files import FilesTask, ManyChanges
+from pgsieve.assets.steps.apply.keyed_changes import UnorderedChanges, extract_changes, join_changes
+from pgsieve.assets.steps.apply.row_selection import RowSelection, is_in
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
@@ -48,16 +50,16 @@ from pgsieve.resources.parts import Guard, Message, Receivers, make_message
 
 #: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
 _PART_CHANGES = 125_000
-#: The most rows of the replica per change. If the replica's files have more, `by_files` applies the batch: it looks the
-#: keys up in each file, which takes less time per row than to divide the rows by keys.
-_MOST_ROWS = 16
+#: If the replica's files have more rows per change, `by_files` applies the batch. It looks the keys up in each file, and
+#: this takes less time per row than to divide the rows by keys.
+_MAX_ROWS_PER_CHANGE = 16
 
 #: The columns that tasks return: a row per new file, or a row with only `result`, a JSON text (counts, changed files).
-_RESULT = FILE_SCHEMA.append(pa.field("result", pa.string()))
+_RESULT_SCHEMA = FILE_SCHEMA.append(pa.field("result", pa.string()))
 _NO_ROWS = np.empty(0, np.int64)
 #: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
-_TRUNCATES = -1
-_PLACES = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
+_TRUNCATES_SENDER = -1
+_TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,14 @@ class ReplicaFile:
     """A file of the replica: its name in the table's folder, its path in the log, its bytes, and its deletion vector."""
 
     name: str
-    path: str
-    size: int
-    vector: Action | None = None
+    log_path: str
+    size_bytes: int
+    deletion_vector: Action | None = None
 
 
 @dataclass(frozen=True)
 class KeyPartsWriter:
-    """Applies a batch to one replica table at `path` by parts of its keys; `changes_path` has the transformed changes."""
+    """Applies a batch to one replica table at `path` by parts of its keys; `changes_path` is its change history."""
 
     lake: Lake
     path: str
@@ -81,85 +83,113 @@ class KeyPartsWriter:
     pending: PendingChanges
     end: int
 
-    def apply(self, stored: ManyChanges) -> TableResult | None:
+    def apply(self, stored_changes: ManyChanges) -> TableResult | None:
         """Apply the changes; None if there is a key conflict, or if the batch cannot be divided by keys."""
         if not self._is_divisible:
             return None
         with self.lake.access.translate_errors(self.path):
-            return self._write(stored)
+            return self._write(stored_changes)
 
     @property
     def _is_divisible(self) -> bool:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
-        An UPDATE that moves a row to another key concerns two keys. An unsent TOAST value may come from another change.
+        Two kinds of batches cannot be divided. An UPDATE that moves a row to another key concerns two keys, which may
+        be in different parts. A TOAST value that a change did not send has to be read from another change or from the
+        replica.
         """
         pending, definition = self.pending, self.definition
         return (
             _count_changes(pending) >= self.lake.policy.min_parted_changes
             and bool(definition.key)
             and not definition.soft_delete_columns
-            and not (pending.unchanged or pending.key_changes)
+            and not (pending.unsent_columns or pending.key_change_count)
         )
 
-    def _plan(self, stored: ManyChanges, keys: pa.Schema) -> "_Plan | None":
-        """The replica's files that may have one of the keys, and how to remove rows from them.
+    def _plan(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> "_FilesPlan | None":
+        """Find the replica's files that may have one of the keys, and decide how to remove rows from them.
 
         None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
         """
-        path, pending, columns, committer = self.path, self.pending, self.definition.names, stored.committer
+        path, pending, columns, committer = (
+            self.path,
+            self.pending,
+            self.definition.names,
+            stored_changes.committer,
+        )
         with self.lake.access.translate_errors(self.changes_path):
-            files_of_changes = dict.fromkeys(group.file for group in stored.groups)
-            bounds = [_read_bounds(committer.local.store, file, keys) for file in files_of_changes]
-        table, max_rows = committer.local.open_table(path), _MOST_ROWS * _count_changes(pending)
+            change_files = dict.fromkeys(group.file for group in stored_changes.groups)
+            bounds = [_read_bounds(committer.local.store, file, key_schema) for file in change_files]
+        table, max_rows = committer.local.open_table(path), _MAX_ROWS_PER_CHANGE * _count_changes(pending)
         files = find_stored_files(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
         if sum(file.row_count or 0 for file in files) > max_rows:
             return None
-        deletion = RowDeletion(self.lake, committer, path, columns, pending.size)
-        removes_rows = not stored.empties_replica and pending.count("update", "delete") > 0
-        is_small = not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
-        if not files or (is_small and committer.can_rewrite_files(path, columns)):
-            return _Plan([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
+        deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
+        removes_rows = not stored_changes.empties_replica and pending.count("update", "delete") > 0
+        is_cheap_to_rewrite = (
+            not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
+        )
+        if not files or (is_cheap_to_rewrite and committer.can_rewrite_files(path, columns)):
+            return _FilesPlan([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.local.has_deletion_vectors(path)):
             return None
-        added = committer.find_markable_files(path, {file.name for file in files}, pending.head.version)
-        vectors = [] if added is None else [added[file.name].get("deletionVector") for file in files]
-        if added is None or any(vector and parse_vector_file(vector) is None for vector in vectors):
+        add_action_by_name = committer.find_markable_files(
+            path, {file.name for file in files}, pending.head.version
+        )
+        vectors = (
+            []
+            if add_action_by_name is None
+            else [add_action_by_name[file.name].get("deletionVector") for file in files]
+        )
+        if add_action_by_name is None or any(
+            vector and parse_vector_file(vector) is None for vector in vectors
+        ):
             return None
-        return _Plan(
+        return _FilesPlan(
             [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
-            added,
+            add_action_by_name,
         )
 
-    def _write(self, stored: ManyChanges) -> TableResult | None:
+    def _write(self, stored_changes: ManyChanges) -> TableResult | None:
         """Let tasks decide the changes and write files, and commit the files; None if there is a conflict."""
-        path, pending, committer, schema = self.path, self.pending, stored.committer, stored.schema
-        keys = pa.schema([schema.field(name) for name in self.definition.key])
-        plan = self._plan(stored, keys)
+        path, pending, committer, schema = (
+            self.path,
+            self.pending,
+            stored_changes.committer,
+            stored_changes.schema,
+        )
+        key_schema = pa.schema([schema.field(name) for name in self.definition.key])
+        plan = self._plan(stored_changes, key_schema)
         if plan is None:
             return None
-        runner, store, files = self.lake.policy.choose_runner(pending.size), self.lake.store, plan.files
-        parts = divide_groups(stored.groups, runner.parallelism)
+        runner, store, files = self.lake.policy.choose_runner(pending.size_bytes), self.lake.store, plan.files
+        group_parts = divide_groups(stored_changes.groups, runner.parallelism)
         key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
         file_part_count = min(len(files), 2 * runner.parallelism)
-        batch = _BatchOfKeys(keys, pending.extent, len(parts), len(files))
-        chosen = ChosenRows(pending.extent, Stamp(stored.stamp))
-        replica_schema, size = committer.local.arrow_schema(path), committer.target_file_bytes(path, {})
-        writes = RowsTask(store, path, schema, replica_schema, size, (), (), (), chosen)
-        rows = runner.exchange(
-            _Reader(batch, store, path, parts, files, file_part_count, key_part_count),
-            len(parts) + file_part_count,
-            [
-                Receivers(key_part_count, _Decider(batch, stored.empties_replica)),
-                Receivers(batch.target_count, _Writer(batch, writes, parts, files, plan.added is not None)),
-            ],
-            _RESULT,
+        batch_parts = _BatchParts(key_schema, pending.extent, len(group_parts), len(files))
+        selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
+        replica_schema, target_file_bytes = (
+            committer.local.arrow_schema(path),
+            committer.target_file_bytes(path, {}),
         )
-        return self._commit(stored, plan, rows)
+        files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
+        rows = runner.exchange(
+            _Reader(batch_parts, store, path, group_parts, files, file_part_count, key_part_count),
+            len(group_parts) + file_part_count,
+            [
+                Receivers(key_part_count, _Decider(batch_parts, stored_changes.empties_replica)),
+                Receivers(
+                    batch_parts.writer_count,
+                    _Writer(batch_parts, files_task, group_parts, files, plan.add_action_by_name is not None),
+                ),
+            ],
+            _RESULT_SCHEMA,
+        )
+        return self._commit(stored_changes, plan, rows)
 
-    def _commit(self, stored: ManyChanges, plan: "_Plan", rows: pa.Table) -> TableResult | None:
-        path, pending, base = self.path, self.pending, self.pending.head.version
+    def _commit(self, stored_changes: ManyChanges, plan: "_FilesPlan", rows: pa.Table) -> TableResult | None:
+        path, pending, base_version = self.path, self.pending, self.pending.head.version
         results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
         counts = sum((Counter(result["counts"]) for result in results if "counts" in result), Counter[str]())
         if counts["conflicts"]:
@@ -168,130 +198,143 @@ class KeyPartsWriter:
         changed_files = [
             (plan.files[result["file"]], result.get("vector")) for result in results if "file" in result
         ]
-        if plan.added is not None and changed_files:
-            marked_files = [MarkedFile(plan.added[file.name], None, vector) for file, vector in changed_files]
-            stored.committer.commit_marked(lambda: new_files, path, marked_files, self.end, base)
+        if plan.add_action_by_name is not None and changed_files:
+            marked_files = [
+                MarkedFile(plan.add_action_by_name[file.name], None, vector) for file, vector in changed_files
+            ]
+            stored_changes.committer.commit_marked(
+                lambda: new_files, path, marked_files, self.end, base_version
+            )
         elif counts["changes"] or pending.truncated_at is not None:
-            removed = {file.path: file.size for file, _ in changed_files}
-            commit = Commit(self.end, overwrite=stored.empties_replica, expected_version=base)
-            stored.committer.commit(lambda: new_files, path, stored.schema, commit, removed)
-        return batch_result(self.lake, path, pending, self.end, **pending.row_counts(counts))
+            bytes_by_removed_path = {file.path: file.size for file, _ in changed_files}
+            commit = Commit(self.end, overwrite=stored_changes.empties_replica, expected_version=base_version)
+            stored_changes.committer.commit(
+                lambda: new_files, path, stored_changes.schema, commit, bytes_by_removed_path
+            )
+        return make_batch_result(self.lake, path, pending, self.end, **pending.adjust_row_counts(counts))
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _FilesPlan:
     """The replica's files that may have keys of the batch.
 
-    If rows are marked in deletion vectors, `added` maps the name of each file to its `add` action in the Delta log. It
-    is None if the files are rewritten instead.
+    If rows are marked in deletion vectors, `add_action_by_name` maps the name of each file to its `add` action in the
+    Delta log. It is None if the files are rewritten instead.
     """
 
     files: Sequence[ReplicaFile]
-    added: Mapping[str, Action] | None = None
+    add_action_by_name: Mapping[str, Action] | None = None
 
 
 def _count_changes(pending: PendingChanges) -> int:
     return pending.count("insert", "update", "delete")
 
 
-def _read_bounds(store: Store, file: str, keys: pa.Schema) -> dict[str, Bounds] | None:
-    """The lowest and highest value of each key column in a file of the change history; None if the file has no keys."""
-    # Statistics are found by a path such as `new.id`. If the column's name has a dot, the path may be of another column.
-    kinds = {key.name: key.type for key in keys if "." not in key.name and has_bounds(key.type)}
-    stored = store.row_group_bounds(
-        file, {f"{side}.{name}": kind for side in SIDES for name, kind in kinds.items()}
+def _read_bounds(store: Store, file: str, key_schema: pa.Schema) -> dict[str, Bounds] | None:
+    """Map each key column to its lowest and highest value in a file of the change history; None if it has no keys."""
+    # Statistics are found by a path such as `new.id`. If a column's name has a dot, its path may be that of another one.
+    type_by_column = {
+        key.name: key.type for key in key_schema if "." not in key.name and has_bounds(key.type)
+    }
+    stored_bounds = store.row_group_bounds(
+        file,
+        {f"{side}.{name}": column_type for side in SIDES for name, column_type in type_by_column.items()},
     )
     bounds = dict[str, Bounds]()
-    for name, kind in kinds.items():
-        all_bounds = [bound for side in SIDES for bound in stored.get(f"{side}.{name}", [None])]
+    for name, column_type in type_by_column.items():
+        all_bounds = [bound for side in SIDES for bound in stored_bounds.get(f"{side}.{name}", [None])]
         if not all_bounds:
             return None
         known_bounds = [bound for bound in all_bounds if bound is not None]
         if len(known_bounds) == len(all_bounds):
-            extremes = pc.min_max(pa.array([value for bound in known_bounds for value in bound], kind))
+            extremes = pc.min_max(pa.array([value for bound in known_bounds for value in bound], column_type))
             bounds[name] = extremes["min"], extremes["max"]
     return bounds
 
 
 @dataclass(frozen=True)
-class _BatchOfKeys:
-    """What all tasks of a batch know: the key's columns, and the extent of the changes.
+class _BatchParts:
+    """What all tasks of a batch know: the key's columns, which changes the batch has, and the numbers of parts.
 
-    `parts` is the number of parts of the changes, `files` the number of files of the replica. The receivers that write
-    are numbered in this order: one per part of the changes, which writes the new rows of the part; one per file of the
-    replica; and one that sums up the counts.
+    `group_part_count` is the number of parts of the changes, `file_count` the number of files of the replica. The
+    receivers that write are numbered in this order: one per part of the changes, which writes the new rows of the part;
+    one per file of the replica; and one that sums up the counts.
     """
 
-    keys: pa.Schema
+    key_schema: pa.Schema
     extent: Extent
-    parts: int
-    files: int
+    group_part_count: int
+    file_count: int
 
     @property
-    def target_count(self) -> int:
+    def writer_count(self) -> int:
         """The number of receivers that write."""
-        return self.parts + self.files + 1
+        return self.group_part_count + self.file_count + 1
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the keys of the changes and of the replica's files, and sends each key to the part that decides it.
+    """Reads the keys of the changes and of the replica's files, and sends each key to the `_Decider` of its part.
 
-    `file_task_count` is the number of tasks that read files of the replica. `key_part_count` is the number of parts of the keys.
+    `file_task_count` is the number of tasks that read files of the replica. `key_part_count` is the number of parts of
+    the keys.
     """
 
-    batch: _BatchOfKeys
+    batch_parts: _BatchParts
     store: Store
     path: str
-    parts: Sequence[Sequence[RowGroup]]
+    group_parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
     file_task_count: int
     key_part_count: int
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Send the changes of a part, or the rows of some files."""
-        if number < len(self.parts):
+        if number < len(self.group_parts):
             yield from guard(self._send_changes(number))
         else:
-            for place in range(number - len(self.parts), len(self.files), self.file_task_count):
+            for place in range(number - len(self.group_parts), len(self.files), self.file_task_count):
                 yield from guard(self._send_rows(place))
 
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
-        batch = self.batch
-        names = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in SIDES for name in batch.keys.names)]
-        for _, read in self.store.group_readers(self.parts[number]):
-            changes = changes_of_keys(read(names), batch.keys, (), batch.extent)
+        batch_parts = self.batch_parts
+        names = [
+            *PLACE_COLUMNS,
+            *(f"{side}.{name}" for side in SIDES for name in batch_parts.key_schema.names),
+        ]
+        for _, read in self.store.group_readers(self.group_parts[number]):
+            changes = extract_changes(read(names), batch_parts.key_schema, (), batch_parts.extent)
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
-                    yield make_message(part, _TRUNCATES, _pack(changes.truncates))
+                    yield make_message(part, _TRUNCATES_SENDER, _pack(changes.truncates))
             rows = _label_keys(changes.keys).append_column("place", pa.array(changes.places))
             rows = rows.append_column("operation", pa.array(changes.operations))
-            if batch.extent.truncated_at is not None:
+            if batch_parts.extent.truncated_at is not None:
                 rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
-            yield from self._messages(number, changes.keys, rows)
+            yield from self._make_messages(number, changes.keys, rows)
 
     def _send_rows(self, number: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[number], 0
-        deleted = read_vector(self.store, self.path, file.vector)
-        for batch in self.store.read_batches(join_path(self.path, file.name), self.batch.keys):
-            rows = np.arange(begin, begin + batch.num_rows)
+        deleted_numbers = read_vector(self.store, self.path, file.deletion_vector)
+        for batch in self.store.read_batches(join_path(self.path, file.name), self.batch_parts.key_schema):
+            row_numbers = np.arange(begin, begin + batch.num_rows)
             keys, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
-            if (is_deleted := is_in(rows, deleted)).any():
-                keys, rows = keys.filter(pa.array(~is_deleted)), rows[~is_deleted]
-            labelled_rows = _label_keys(keys).append_column("row", pa.array(rows))
-            yield from self._messages(len(self.parts) + number, keys, labelled_rows)
+            if (is_deleted := is_in(row_numbers, deleted_numbers)).any():
+                keys, row_numbers = keys.filter(pa.array(~is_deleted)), row_numbers[~is_deleted]
+            labelled_rows = _label_keys(keys).append_column("row", pa.array(row_numbers))
+            yield from self._make_messages(len(self.group_parts) + number, keys, labelled_rows)
 
-    def _messages(self, number: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Messages with the rows of each part of the keys."""
+    def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Yield a message for each part of the keys, which has the rows of this part."""
         # NumPy sorts numbers of two bytes without comparing them.
-        key_part = key_parts(keys, self.key_part_count).astype(np.uint16)
-        order = np.argsort(key_part, kind="stable")
+        parts_of_rows = key_parts(keys, self.key_part_count).astype(np.uint16)
+        order = np.argsort(parts_of_rows, kind="stable")
         rows = rows.take(pa.array(order)).combine_chunks()
-        ends = np.cumsum(np.bincount(key_part, minlength=self.key_part_count)).tolist()
+        ends = np.cumsum(np.bincount(parts_of_rows, minlength=self.key_part_count)).tolist()
         for receiver, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
-                yield make_message(receiver, number, _pack(rows.slice(begin, end - begin)))
+                yield make_message(receiver, sender, _pack(rows.slice(begin, end - begin)))
 
 
 @dataclass(frozen=True)
@@ -302,7 +345,7 @@ class _Decider:
     rows. `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
     """
 
-    batch: _BatchOfKeys
+    batch_parts: _BatchParts
     empties_replica: bool
 
     def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -310,38 +353,50 @@ class _Decider:
         yield from guard(self._decide(messages))
 
     def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-        batch, received = self.batch, defaultdict[int, list[pa.Table]](list)
+        batch_parts, tables_by_sender = self.batch_parts, defaultdict[int, list[pa.Table]](list)
         for sender, content in messages:
-            received[sender].append(_unpack(content))
-        truncates = pa.concat_tables([_PLACES.empty_table(), *received.pop(_TRUNCATES, [])])
+            tables_by_sender[sender].append(_unpack(content))
+        truncates = pa.concat_tables(
+            [_TRUNCATE_SCHEMA.empty_table(), *tables_by_sender.pop(_TRUNCATES_SENDER, [])]
+        )
         changes = [
-            (sender, table) for sender, tables in received.items() if sender < batch.parts for table in tables
+            (sender, table)
+            for sender, tables in tables_by_sender.items()
+            if sender < batch_parts.group_part_count
+            for table in tables
         ]
         if not changes:
             return
-        keyed = join_changes([_unpack_changes([table for _, table in changes], truncates)])
-        sought, matches = SoughtKeys.of(_label_keys(keyed.keys)), dict[int, tuple[Numbers, Numbers]]()
-        for sender, tables in received.items():
-            if sender >= batch.parts:
+        keyed_changes = join_changes([_unpack_changes([table for _, table in changes], truncates)])
+        sought_keys, matches = (
+            SoughtKeys.of(_label_keys(keyed_changes.keys)),
+            dict[int, tuple[Numbers, Numbers]](),
+        )
+        for sender, tables in tables_by_sender.items():
+            if sender >= batch_parts.group_part_count:
                 table = pa.concat_tables(tables)
-                row, key = sought.within(table.drop_columns("row"))
-                matches[sender] = np.asarray(table["row"])[row], key
-        decided = keyed.decide((key for _, key in matches.values()), empties=self.empties_replica)
-        net, remains = decided.net, decided.remains
-        new_places = keyed.places[keyed.first_effective :][net.last[remains & (net.last != NONE)]]
+                row_indices, key_indices = sought_keys.within(table.drop_columns("row"))
+                matches[sender] = np.asarray(table["row"])[row_indices], key_indices
+        outcome = keyed_changes.decide(
+            (key_indices for _, key_indices in matches.values()), empties_replica=self.empties_replica
+        )
+        net_change, has_row = outcome.net, outcome.has_row
+        new_places = keyed_changes.places[keyed_changes.first_effective_index :][
+            net_change.last[has_row & (net_change.last != NONE)]
+        ]
         receivers = _find_parts(new_places, changes)
         for receiver in np.unique(receivers).tolist():
             yield make_message(receiver, 0, new_places[receivers == receiver].tobytes())
-        is_replaced = np.zeros_like(decided.before)
-        is_replaced[net.keys] = not self.empties_replica
-        for receiver, (row, key) in matches.items():
-            if len(removed := row[is_replaced[key]]):
-                yield make_message(receiver, 0, removed.tobytes())
-        counts = net.counts(decided.before) | {
-            "conflicts": int(decided.conflict is not None),
-            "changes": int(decided.changes_rows),
+        is_replaced = np.zeros_like(outcome.had_row)
+        is_replaced[net_change.keys] = not self.empties_replica
+        for receiver, (row_indices, key_indices) in matches.items():
+            if len(removed_row_numbers := row_indices[is_replaced[key_indices]]):
+                yield make_message(receiver, 0, removed_row_numbers.tobytes())
+        counts = net_change.counts(outcome.had_row) | {
+            "conflicts": int(outcome.conflict is not None),
+            "changes": int(outcome.has_row_changes),
         }
-        yield make_message(batch.target_count - 1, 0, json.dumps(counts).encode())
+        yield make_message(batch_parts.writer_count - 1, 0, json.dumps(counts).encode())
 
 
 @dataclass(frozen=True)
@@ -349,65 +404,68 @@ class _Writer:
     """Writes what a receiver was sent; see `_BatchOfKeys` for the receivers.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
-    removed rows, or writes a deletion vector if `can_mark_rows` is True. The last receiver sums up the counts. `write_task` is the
-    task that writes files, before its rows are chosen.
+    removed rows, or writes a deletion vector if `can_mark_rows` is True. The last receiver sums up the counts.
+    `files_task` writes files once it has the rows to write.
     """
 
-    batch: _BatchOfKeys
-    write_task: RowsTask
-    parts: Sequence[Sequence[RowGroup]]
+    batch_parts: _BatchParts
+    files_task: FilesTask
+    group_parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
     can_mark_rows: bool
 
-    def __call__(self, number: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+    def __call__(self, receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write what a receiver was sent."""
-        if number == self.batch.target_count - 1:
+        if receiver == self.batch_parts.writer_count - 1:
             counts = sum(
                 (Counter(json.loads(content.to_pybytes())) for _, content in messages), Counter[str]()
             )
-            yield _result({"counts": counts})
+            yield _make_result({"counts": counts})
             return
         numbers = np.sort(
-            np.concatenate([_NO_ROWS, *(np.frombuffer(each, np.int64) for _, each in messages)])
+            np.concatenate([_NO_ROWS, *(np.frombuffer(content, np.int64) for _, content in messages)])
         )
-        if number < len(self.parts):
-            chosen = replace(self.write_task.chosen, kept=numbers)
-            yield from _results(replace(self.write_task, parts=[self.parts[number]], chosen=chosen), guard)
+        if receiver < len(self.group_parts):
+            selection = replace(self.files_task.row_selection, places=numbers)
+            yield from _write_files(
+                replace(self.files_task, group_parts=[self.group_parts[receiver]], row_selection=selection),
+                guard,
+            )
             return
-        place = number - len(self.parts)
-        file = self.files[place]
+        file_index = receiver - len(self.group_parts)
+        file = self.files[file_index]
         if not self.can_mark_rows:
-            match = FileMatches(file.name, file.path, file.size, numbers, _NO_ROWS, _NO_ROWS)
-            yield from _results(replace(self.write_task, rewritten=[match]), guard)
-            yield _result({"file": place})
+            match = FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS)
+            yield from _write_files(replace(self.files_task, files_to_rewrite=[match]), guard)
+            yield _make_result({"file": file_index})
             return
-        store, path = self.write_task.store, self.write_task.path
-        deleted = np.sort(np.concatenate([read_vector(store, path, file.vector), numbers]))
-        yield _result({"file": place, "vector": write_vector(store, path, deleted)})
+        store, path = self.files_task.store, self.files_task.path
+        deleted_numbers = np.sort(np.concatenate([read_vector(store, path, file.deletion_vector), numbers]))
+        yield _make_result({"file": file_index, "vector": write_vector(store, path, deleted_numbers)})
 
 
-def _results(writes: RowsTask, guard: Guard) -> Iterator[pa.RecordBatch]:
-    for rows in writes(0, guard):
-        texts = pa.nulls(rows.num_rows, pa.string())
-        yield pa.RecordBatch.from_arrays([*rows.columns, texts], schema=_RESULT)
+def _write_files(files_task: FilesTask, guard: Guard) -> Iterator[pa.RecordBatch]:
+    for rows in files_task(0, guard):
+        no_results = pa.nulls(rows.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([*rows.columns, no_results], schema=_RESULT_SCHEMA)
 
 
-def _result(result: Mapping[str, object]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"result": json.dumps(result)}], _RESULT)
+def _make_result(result: Mapping[str, object]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"result": json.dumps(result)}], _RESULT_SCHEMA)
 
 
 def _find_parts(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
-    """The number of the part of the changes that each of `places` is in."""
+    """For each of `places`, find the number of the part of the changes that has it."""
     all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
     parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
     order = np.argsort(all_places)
     return np.asarray(parts[order][np.searchsorted(all_places[order], places)])
 
 
-def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesOfKeys:
-    """The changes that `_Reader` has sent.
+def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> UnorderedChanges:
+    """Unpack the changes that `_Reader` has sent.
 
-    Without a TRUNCATE, `_Reader` leaves out LSN and ordinal: they only tell whether a change is before the TRUNCATE.
+    Without a TRUNCATE, `_Reader` sends no LSN and no ordinal: they only tell whether a change is before the TRUNCATE.
     """
     rows = pa.concat_tables(tables)
     keys = rows.select([name for name in rows.column_names if name.startswith("k")])
@@ -417,7 +475,9 @@ def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> ChangesO
     )
     places, operations = np.asarray(rows["place"]), np.asarray(rows["operation"])
     no_keys = keys.slice(0, 0)
-    return ChangesOfKeys(places, lsns, ordinals, operations, keys, _NO_ROWS, no_keys, (), no_keys, truncates)
+    return UnorderedChanges(
+        places, lsns, ordinals, operations, keys, _NO_ROWS, no_keys, (), no_keys, truncates
+    )
 
 
 def _label_keys(keys: pa.Table) -> pa.Table:

@@ -17,37 +17,37 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: A replica at this version was never put back: its first copy created it empty (version 0), and then filled it.
+#: A replica at this version was never put back: its first copy created it empty (version 0), and then filled it (1).
 _FIRST_COPY_VERSION = 1
 
 
-def set_aside_damaged(
-    subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
+def set_aside_damaged_tables(
+    subscription: Subscription, lake: Lake, cut: Cut | None, tables_to_change: Collection[Name]
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return the states of all tables.
 
-    Only tables to which changes are applied are searched: a table that is no longer published keeps its state. `changed`
-    are the tables that the apply is about to write; the Delta logs of their replicas are read. For other tables the
-    search only looks for commits after the cut.
+    Only tables to which changes are applied are searched: a table that is no longer published keeps its state. The apply
+    is about to write the replicas of `tables_to_change`, so their Delta logs are read. For other tables the search only
+    looks for commits after the cut.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
         cut.refuse_earlier(record)
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
     states = record.newest()
-    applied = [state for state in states.values() if state.is_applied]
+    applied_states = [state for state in states.values() if state.is_applied]
 
     def find_damage(state: TableState) -> str | None:
-        return _find_damage(subscription, lake, state, cut, read=state.name in changed)
+        return _find_damage(subscription, lake, state, cut, must_read_log=state.name in tables_to_change)
 
     if is_uri(lake.uri) and not lake.is_reached_by_spark_only:
         # Each check of a replica waits for an answer of the object store, so the checks run in parallel.
-        problems = lake.map_in_parallel(find_damage, applied)
+        problems = lake.map_in_parallel(find_damage, applied_states)
     else:
-        problems = list(map(find_damage, applied))
+        problems = list(map(find_damage, applied_states))
     damaged_states = [
         state.with_problem(subscription.name, problem)
-        for state, problem in zip(applied, problems, strict=True)
+        for state, problem in zip(applied_states, problems, strict=True)
         if problem is not None
     ]
     record.append(damaged_states)
@@ -58,23 +58,24 @@ def set_aside_damaged(
 class IntactVersions:
     """Remembers, for each table, the last Delta version that is known to have all applied changes.
 
-    This is the version that an apply wrote, that the cut names, or that a copy after the cut wrote. `path_of` returns
+    This is the version that an apply wrote, that the cut names, or that a copy after the cut wrote. `find_path` returns
     the path of a table's replica, or of the versions of its rows. `versions` are the Delta versions that the cut names.
 
-    `set_aside_damaged` checks only the version that it reads at the start of the step. If another process commits a later
-    version, the apply looks for a RESTORE among the commits in between, before it continues from the later version. The
-    next cut will name the later version, and no later check reads commits from before a cut.
+    `set_aside_damaged` checks only the version that it reads at the start of the step. If another process commits
+    a later version, the apply looks for a RESTORE among the commits in between, before it continues from the later
+    version. No later check would find this RESTORE: the next cut names the later version, and checks read only commits
+    after a cut.
     """
 
     lake: Lake
     cut: Cut | None
-    path_of: Callable[[TableState], str]
+    find_path: Callable[[TableState], str]
     versions: Mapping[Name, int]
-    _last: dict[tuple[Name, int], int] = field(default_factory=dict)
+    _last_versions: dict[tuple[Name, int], int] = field(default_factory=dict)
 
     def record(self, state: TableState, version: int) -> None:
         """Record that a Delta version of the table has all applied changes."""
-        self._last[state.name, state.version] = version
+        self._last_versions[state.name, state.version] = version
 
     def advance(self, state: TableState, former_head: TableHead | None, head: TableHead) -> bool:
         """Check and record a later version; returns False if the table was put back since the last recorded version.
@@ -82,27 +83,27 @@ class IntactVersions:
         `former_head` is the table's head when the batch began. A single commit that advances the position is the commit
         of an apply, and needs no check.
         """
-        intact_version = self._intact_version(state, former_head, head)
+        intact_version = self._find_intact_version(state, former_head, head)
         if intact_version is not None and intact_version not in {-1, head.version}:
-            advanced = (
+            is_own_commit = (
                 former_head is not None
                 and (former_head.version, head.version) == (intact_version, intact_version + 1)
                 and (head.position or 0) > (former_head.position or 0)
             )
-            if not advanced and self.lake.records.is_restored(self.path_of(state), intact_version):
+            if not is_own_commit and self.lake.records.is_restored(self.find_path(state), intact_version):
                 return False
         self.record(state, head.version)
         return True
 
-    def _intact_version(
+    def _find_intact_version(
         self, state: TableState, former_head: TableHead | None, head: TableHead
     ) -> int | None:
         # If another process has copied the table, nothing is recorded yet for its newer state.
-        if (known_version := self._last.get((state.name, state.version))) is not None:
+        if (known_version := self._last_versions.get((state.name, state.version))) is not None:
             return known_version
         if (version := find_version_in_cut(self.cut, self.versions, state)) is not None:
             return version
-        path = self.path_of(state)
+        path = self.find_path(state)
         copied_version = (
             self.lake.records.version_of_position(path, state.lsn)
             if head.version > _FIRST_COPY_VERSION
@@ -125,27 +126,30 @@ def is_put_back(
 
 
 def _find_damage(
-    subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
+    subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, must_read_log: bool
 ) -> str | None:
-    """Describe the damage of a table's replica; None if there is none. `read` requires to read its Delta log."""
+    """Describe the damage of a table's replica; None if there is none.
+
+    If `must_read_log` is False, the Delta log is read only if it has commits after the cut.
+    """
     path = lake.paths.replica(subscription.name, *state.name)
     version = find_version_in_cut(cut, cut.tables if cut is not None else {}, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None
     try:
-        is_read = read or version is None
-        if is_read and not lake.records.exists(path):
-            return _gone_problem(path)
+        reads_log = must_read_log or version is None
+        if reads_log and not lake.records.exists(path):
+            return _describe_missing_replica(path)
         # The position of a ready replica is never below its copy's LSN.
-        if is_put_back(lake, path, version, state.lsn if is_read else None, entry_bytes):
-            return put_back_problem(path)
+        if is_put_back(lake, path, version, state.lsn if reads_log else None, entry_bytes):
+            return describe_put_back_replica(path)
     except LakeError as error:
         problem = describe_error(lake, error)
-        return problem if lake.records.exists(path) else _gone_problem(path)
+        return problem if lake.records.exists(path) else _describe_missing_replica(path)
     return None
 
 
-def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None:
-    """A text that names the columns that another writer has dropped or renamed; None if the replica has all."""
+def describe_missing_columns(lake: Lake, path: str, definition: Definition) -> str | None:
+    """Name the columns that another writer has dropped or renamed, in a text; None if the replica has all columns."""
     try:
         columns = lake.columns(path)
     except LakeError:
@@ -156,10 +160,10 @@ def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None
     return f'its replica "{path}" no longer has the {"columns" if len(missing_columns) > 1 else "column"} {names}'
 
 
-def _gone_problem(path: str) -> str:
+def _describe_missing_replica(path: str) -> str:
     return f'its replica "{path}" is gone'
 
 
-def put_back_problem(path: str) -> str:
-    """The damage of a replica that was put back."""
+def describe_put_back_replica(path: str) -> str:
+    """Say in a text that a replica was put back."""
     return f'its replica "{path}" was put back to an earlier version'

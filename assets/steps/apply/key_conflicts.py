@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.in_process import FewChanges
-from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, make_keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges, former_key_until
+from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
 from pgsieve.assets.steps.records.failures import name_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
@@ -43,21 +43,21 @@ class KeyConflictError(PgsieveError):
     """A change gives a row a key that the replica has already.
 
     - `table`: the schema and the name of the table
-    - `conflict`: PostgreSQL's name of the conflict, `insert_exists` or `update_exists`
+    - `conflict_name`: PostgreSQL's name of the conflict, `insert_exists` or `update_exists`
     - `key`: maps each column of the key to its value, as PostgreSQL prints it
     - `commit_lsn`: the commit LSN (position in the WAL) of the transaction that contains the change
     """
 
     def __init__(
-        self, table: tuple[str, str], conflict: str, key: Mapping[str, str], commit_lsn: int
+        self, name: tuple[str, str], conflict_name: str, key: Mapping[str, str], commit_lsn: int
     ) -> None:
         columns, values = ", ".join(key), ", ".join(key.values())
         problem = (
-            f'conflict detected on relation "{".".join(table)}": conflict={conflict}:'
+            f'conflict detected on relation "{".".join(name)}": conflict={conflict_name}:'
             f" Key already exists in the replica, Key ({columns})=({values})"
         )
         super().__init__(name_transaction(problem, commit_lsn), sqlstate="23505")
-        self.conflict = conflict
+        self.conflict_name = conflict_name
         self.commit_lsn = commit_lsn
 
 
@@ -66,7 +66,7 @@ class ConflictSearch:
     """The search for the first conflict of a batch.
 
     - `path`: the path of the replica
-    - `log`: the path of the table's change history, which contains the changes of the batch
+    - `changes_path`: the path of the table's change history, which contains the changes of the batch
     - `definition`: the columns and the key of the replica. A table without a key has no conflicts.
     - `pending`: which changes the batch contains
 
@@ -77,7 +77,7 @@ class ConflictSearch:
 
     lake: Lake
     path: str
-    log: str
+    changes_path: str
     definition: Definition
     pending: PendingChanges
 
@@ -88,7 +88,7 @@ class ConflictSearch:
         """
         if not self._can_conflict:
             return
-        with self._unless_applied():
+        with self._ignore_applied_changes():
             changes = self._read_few_changes() if few_changes is None else few_changes
             self._refuse(self._find_by_spark() if changes is None else self._find_in_process(changes))
 
@@ -98,22 +98,22 @@ class ConflictSearch:
         Also does nothing if another run has applied the changes in the meantime.
         """
         if self._can_conflict:
-            with self._unless_applied():
+            with self._ignore_applied_changes():
                 self._refuse(conflict)
 
     def _refuse(self, conflict: KeyConflict | None) -> None:
-        if conflict is not None and conflict.first_lsn >= former_key_until(self.definition):
+        if conflict is not None and conflict.first_lsn >= find_key_alteration_lsn(self.definition):
             values = (list_texts(column)[0] for column in conflict.key.columns)
             key = dict(zip(self.definition.key, values, strict=True))
-            kind = INSERT_EXISTS if conflict.inserts else UPDATE_EXISTS
-            raise KeyConflictError(self.pending.name, kind, key, conflict.commit_lsn)
+            conflict_name = INSERT_EXISTS if conflict.is_insert else UPDATE_EXISTS
+            raise KeyConflictError(self.pending.name, conflict_name, key, conflict.commit_lsn)
 
     @property
     def _can_conflict(self) -> bool:
-        return bool(self.definition.key and (self.pending.count("insert") or self.pending.key_changes))
+        return bool(self.definition.key and (self.pending.count("insert") or self.pending.key_change_count))
 
     @contextmanager
-    def _unless_applied(self) -> Iterator[None]:
+    def _ignore_applied_changes(self) -> Iterator[None]:
         try:
             yield
         except KeyConflictError:
@@ -126,28 +126,32 @@ class ConflictSearch:
 
     def _read_few_changes(self) -> FewChanges | None:
         """Read the changes of the batch. None if they are many, or if this process cannot read the replica's keys."""
-        lake, size = self.lake, self.pending.size
+        lake, size = self.lake, self.pending.size_bytes
         committer = lake.policy.choose_in_process_committer(self.path, self.definition.names, size)
         if committer is None:
             return None
         rows = lake.read_slice_rows(
-            self.log, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, must_exist=True
+            self.changes_path, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, must_exist=True
         )
         return None if rows is None else FewChanges(rows, committer)
 
     def _find_in_process(self, changes: FewChanges) -> KeyConflict | None:
-        """The first conflict of few changes, found in this process."""
+        """Search few changes in this process; returns the first conflict, or None."""
         key, row_type = self.definition.key, changes.rows["new"].type
-        key_columns = pa.schema([row_type.field(row_type.get_field_index(name)) for name in key])
-        keyed = keyed_changes([changes.rows], key_columns, (), self.pending.extent)
-        assert keyed is not None
-        deleted = self.definition.deleted_column
-        present = keyed.present(lambda keys: changes.present_keys(self.path, keys, deleted))
-        return keyed.decide([present.living], empties=False).conflict
+        key_schema = pa.schema([row_type.field(row_type.get_field_index(name)) for name in key])
+        keyed_changes = make_keyed_changes([changes.rows], key_schema, (), self.pending.extent)
+        assert keyed_changes is not None
+        deleted_column = self.definition.deleted_column
+        present_keys = keyed_changes.find_present_keys(
+            lambda keys: changes.find_present_keys(self.path, keys, deleted_column)
+        )
+        return keyed_changes.decide([present_keys.living], empties_replica=False).conflict
 
     def _find_by_spark(self) -> KeyConflict | None:
         """Search the changes of the batch by Spark; returns the first conflict, or None."""
         with self.lake.access.translate_errors(self.path):
-            changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
-            keyed = changes.keyed_changes()
-            return keyed.decide([changes.present(keyed).living], empties=False).conflict
+            changes = SparkChanges(self.lake, self.path, self.changes_path, self.definition, self.pending)
+            keyed_changes = changes.read_keyed_changes()
+            return keyed_changes.decide(
+                [changes.find_present_keys(keyed_changes).living], empties_replica=False
+            ).conflict

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
@@ -33,19 +33,23 @@ from pgsieve.resources.parts import Guard
 RowCounter = Callable[[WantedDigests], Numbers]
 
 
-def change_columns(row: pa.DataType) -> pa.Schema:
-    """The columns to read from the change history; `row` is the type of a row, or of a row's digest."""
-    kinds = dict.fromkeys(PLACE_COLUMNS, pa.int64()) | {"operation": pa.string()}
-    return pa.schema(kinds | dict.fromkeys(SIDES, row))
+def make_change_schema(row_type: pa.DataType) -> pa.Schema:
+    """Make the schema to read from the change history; `row_type` is the type of a row, or of a row's digest."""
+    types = dict.fromkeys(PLACE_COLUMNS, pa.int64()) | {"operation": pa.string()}
+    return pa.schema(types | dict.fromkeys(SIDES, row_type))
 
 
-DIGEST_COLUMNS = change_columns(pa.struct(DIGEST_SCHEMA))
+DIGESTED_CHANGE_SCHEMA = make_change_schema(pa.struct(DIGEST_SCHEMA))
 
 
-def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
-    """The changes in some row groups of a change history, with digests of their rows; `rows` is the rows' schema."""
-    parts = divide_groups(groups, runner.parallelism)
-    return runner.run(_DigestTask(store, parts, rows), len(parts), schema=DIGEST_COLUMNS)
+def read_digests(
+    store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema, runner: Executors
+) -> pa.Table:
+    """Read the changes in some row groups of a change history, with digests instead of rows (`row_schema`)."""
+    group_parts = divide_groups(groups, runner.parallelism)
+    return runner.run(
+        _DigestTask(store, group_parts, row_schema), len(group_parts), schema=DIGESTED_CHANGE_SCHEMA
+    )
 
 
 @dataclass(frozen=True)
@@ -53,58 +57,64 @@ class _DigestTask:
     """Reads changes, part by part, and replaces their rows by digests. The task is sent to executors."""
 
     store: Store
-    parts: Sequence[Sequence[RowGroup]]
-    rows: pa.Schema
+    group_parts: Sequence[Sequence[RowGroup]]
+    row_schema: pa.Schema
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        schema = change_columns(pa.struct(self.rows))
-        for _, read in self.store.group_readers(self.parts[number]):
+        schema = make_change_schema(pa.struct(self.row_schema))
+        for _, read in self.store.group_readers(self.group_parts[number]):
             changes = conform(read(schema.names), schema).to_batches()
-            yield from (digest_sides(batch, self.rows.names) for batch in guard(changes))
+            yield from (digest_sides(batch, self.row_schema.names) for batch in guard(changes))
 
 
 @dataclass(frozen=True)
 class KeylessChanges:
     """The changes of a batch to a table without a key.
 
-    Distinct rows are numbered: row i of `rows.keys` is the digest of the row with the number i.
+    Distinct rows are numbered. `keyed_changes` takes a row's digest for its key: `keyed_changes.keys[i]` is the digest of
+    the row with the number i.
     """
 
-    rows: KeyedChanges
+    keyed_changes: KeyedChanges
 
     @classmethod
-    def of(cls, digests: pa.Table, extent: Extent) -> "KeylessChanges":
-        """The changes of a change history within an extent."""
-        keyed = keyed_changes([digests], DIGEST_SCHEMA, (), extent)
+    def from_digests(cls, digests: pa.Table, extent: Extent) -> "KeylessChanges":
+        """Make them from digests that `read_digests` has read; `extent` tells which changes belong to the batch."""
+        keyed = make_keyed_changes([digests], DIGEST_SCHEMA, (), extent)
         assert keyed is not None
         return cls(keyed)
 
     @property
     def places(self) -> Numbers:
         """The place of each change after the last TRUNCATE."""
-        return self.rows.places[self.rows.first_effective :]
+        return self.keyed_changes.places[self.keyed_changes.first_effective_index :]
 
-    def net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
-        """The net change of the multiset.
+    def compute_net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
+        """Compute the net change of the multiset.
 
-        First only those rows are looked up that the replica must have. If one of them is missing, the changes are
-        replayed one by one, and this needs to know about all old rows: these are looked up in a second pass.
+        The first pass looks up only the rows that the replica must have. If one of them is missing, the changes have to
+        be replayed one by one. For this replay a second pass looks up the old rows of all changes.
         """
-        changes, count = self.rows.since_truncate, self.rows.keys.num_rows
+        changes, row_count = self.keyed_changes.effective_changes, self.keyed_changes.keys.num_rows
         old_rows = rows_before_and_after(changes)[0]
-        for looked_up in (np.flatnonzero(needed_rows(changes, count)), np.unique(old_rows[old_rows != NONE])):
-            counts = np.zeros(count, np.int64)
+        for looked_up in (
+            np.flatnonzero(needed_rows(changes, row_count)),
+            np.unique(old_rows[old_rows != NONE]),
+        ):
+            counts = np.zeros(row_count, np.int64)
             if len(looked_up):
-                counts[looked_up] = count_rows(WantedDigests(self.rows.keys.take(pa.array(looked_up))))
+                counts[looked_up] = count_rows(
+                    WantedDigests(self.keyed_changes.keys.take(pa.array(looked_up)))
+                )
             net = multiset_change(changes, counts)
             if not net.missing:
                 break
         return MultisetOutcome(net, counts, looked_up)
 
-    def places_of_old(self, rows: Numbers) -> Numbers:
-        """For each of these row numbers, the place of a change that removes the row."""
-        old_rows = rows_before_and_after(self.rows.since_truncate)[0]
-        places = np.full(self.rows.keys.num_rows, NONE)
+    def find_delete_places(self, rows: Numbers) -> Numbers:
+        """For each of these row numbers, find the place of a change that removes the row."""
+        old_rows = rows_before_and_after(self.keyed_changes.effective_changes)[0]
+        places = np.full(self.keyed_changes.keys.num_rows, NONE)
         places[old_rows[old_rows != NONE]] = self.places[old_rows != NONE]
         return places[rows]
 
@@ -113,24 +123,24 @@ class KeylessChanges:
 class MultisetOutcome:
     """The net change of a multiset.
 
-    `looked_up` are the numbers of the rows that were looked up in the replica. For each row number, `counts` has how
+    `looked_up_rows` are the numbers of the rows that were looked up in the replica. For each row number, `counts` has how
     often the replica has the row; 0 if it was not looked up.
     """
 
-    net: MultisetChange
+    net_change: MultisetChange
     counts: Numbers
-    looked_up: Numbers
+    looked_up_rows: Numbers
 
 
-def first_matches(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
-    """The first matches of each row number; `counts` has for each row number how many are wanted."""
-    remaining, first = counts.copy(), list[FileMatches]()
+def select_first_matches(matches: Sequence[FileMatches], wanted_counts: Numbers) -> list[FileMatches]:
+    """Select the first matches of each row number; `wanted_counts` has for each row number how many to select."""
+    remaining_counts, first_matches = wanted_counts.copy(), list[FileMatches]()
     for match in matches:
-        is_first = mask_first(match.key_indices, remaining)
+        is_first = mask_first(match.key_indices, remaining_counts)
         if is_first.any():
-            first.append(
+            first_matches.append(
                 replace(
                     match, row_numbers=match.row_numbers[is_first], key_indices=match.key_indices[is_first]
                 )
             )
-    return first
+    return first_matches

@@ -27,24 +27,24 @@ def follow_layout(
 ) -> dict[TableName, tuple[int, int]]:
     """Set the properties of the replicas if the layout has changed.
 
-    Maps each table with a changed replica to the Delta versions before and after the change.
+    Maps each table whose replica was changed to the Delta versions before and after the change.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
     state, properties_json = record.read_state(), layout.properties_json()
     if state.properties == properties_json:
         return {}
-    versions = {}
+    versions_by_table = {}
     # A property that pgsieve.yaml no longer sets gets its default value.
-    defaults = {name: _default_value(name) for name in parse_recorded_properties(state.properties)}
+    default_by_property = {name: _default_value(name) for name in parse_recorded_properties(state.properties)}
     for table_state in states:
         path = lake.paths.replica(subscription.name, *table_state.name)
         if table_state.is_applied and lake.records.exists(path):
-            properties = {**defaults, **layout.table_layout(table_state.name).delta_properties()}
+            properties = {**default_by_property, **layout.table_layout(table_state.name).delta_properties()}
             old_version = retry_after_conflict(lake.set_properties)(path, properties)
             if old_version is not None:
-                versions[table_state.name] = old_version, lake.records.version(path)
+                versions_by_table[table_state.name] = old_version, lake.records.version(path)
     record.write_state(replace(state, properties=properties_json))
-    return versions
+    return versions_by_table
 
 
 def _default_value(name: str) -> str:

@@ -17,45 +17,45 @@ from pgsieve.resources.lake.version_guard import add_version_guard
 from pgsieve.resources.work import add_costs, name_engine
 
 
-def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
-    """The clauses for a table without a key. In `source`, `action` is delete or insert, and `row` the row.
+def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
+    """Make the clauses for a table without a key. In `source`, the column `action` is delete or insert, `row` the row.
 
     The clauses delete all rows of the table that equal a row with the action delete. The caller has decided which rows
     get this action, by digests (`pgsieve.decoding.changes.digests`) and by counts.
     """
-    kind = source.schema["row"].dataType
-    assert isinstance(kind, StructType)
+    row_type = source.schema["row"].dataType
+    assert isinstance(row_type, StructType)
     conditions = []
-    for each in kind:
-        sides = [f"{side}.{quote_name(each.name)}" for side in ("t", "s.row")]
+    for column in row_type:
+        sides = [f"{side}.{quote_name(column.name)}" for side in ("t", "s.row")]
         # Spark takes 0.0 and -0.0 for equal. Their texts differ, so the texts are compared.
-        if (text := _as_text(each.dataType)) is not None:
+        if (text := _find_text_type(column.dataType)) is not None:
             sides = [f"cast({side} as {text})" for side in sides]
         conditions.append(" <=> ".join(sides))
     return keyless_clauses(" and ".join(conditions) or "true", columns)
 
 
-def _as_text(kind: DataType) -> str | None:
-    """The SQL type to which floating-point numbers and arrays of them are cast; None for other types."""
-    if isinstance(kind, FloatType | DoubleType):
+def _find_text_type(column_type: DataType) -> str | None:
+    """Find the SQL type to which floating-point numbers and arrays of them are cast; None for other types."""
+    if isinstance(column_type, FloatType | DoubleType):
         return "string"
-    if isinstance(kind, ArrayType) and _as_text(kind.elementType):
+    if isinstance(column_type, ArrayType) and _find_text_type(column_type.elementType):
         return "array<string>"
     return None
 
 
 def merge_by_spark(
-    lake: Lake, path: str, source: DataFrame, clauses: Clauses, base: int
+    lake: Lake, path: str, source: DataFrame, clauses: Clauses, base_version: int
 ) -> Mapping[str, int]:
-    """Run a MERGE that was planned for the version `base`.
+    """Run a MERGE that was planned for the Delta version `base_version`.
 
-    Maps the kinds of changes (inserted, updated, deleted) to numbers of rows. The map is empty if Delta skips the MERGE
-    because the table has the position already. Raises LakeError if the table has a column with a name that the MERGE
-    reserves.
+    Maps the kinds of changes (inserted, updated, deleted) to numbers of rows. The map is empty if Delta leaves out the
+    MERGE because the table has its position already. Raises LakeError if a column of the table has one of the names that
+    the MERGE uses itself.
     """
     refuse_reserved_columns(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"
-    add_version_guard(source, path, base, lake.store).createOrReplaceTempView(view)
+    add_version_guard(source, path, base_version, lake.store).createOrReplaceTempView(view)
     session = lake.spark
     add_costs(name_engine(session), 1, 0)
     result = session.sql(clauses.statement(f"delta.{quote_name(path)}", view)).collect()

@@ -14,8 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pgsieve.assets.steps.apply.batch import Batch, DecidedTables, Plan
-from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, put_back_problem, set_aside_damaged
+from pgsieve.assets.steps.apply.batch import AppliedChangesByTable, Batch, Plan
+from pgsieve.assets.steps.apply.damaged_tables import (
+    IntactVersions,
+    describe_put_back_replica,
+    set_aside_damaged_tables,
+)
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.row_versions import VersionsDuringApply
@@ -43,7 +47,7 @@ BATCH_CHANGES = 4_000_000
 
 @dataclass
 class ApplyResult:
-    """The result of an apply for each table with changes, and the newest cut, None if there is none yet.
+    """The result of an apply for each table with changes, and the newest cut (None if there is none yet).
 
     `sent_as` counts the changes of each table since the previous cut, by two operations: the one that the source sent, and
     the one that the row filters made of it. For example, an UPDATE that moves a row out of the filter becomes a DELETE. A
@@ -55,18 +59,16 @@ class ApplyResult:
     sent_as: dict[Name, SentCounts] = field(default_factory=dict)
 
 
-def slice_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
+def divide_slices(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     """Divide slices, given by their ends, into batches."""
     return [ends[first : first + BATCH_SLICES] for first in range(0, len(ends), BATCH_SLICES)]
 
 
-def batches_in_memory(
-    ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]
-) -> list[Sequence[int]]:
+def divide_batch(ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]) -> list[Sequence[int]]:
     """Divide a batch into smaller ones, so that no table has more than `BATCH_CHANGES` changes in a batch.
 
-    `ends` are the ends of the batch's slices, `slices` the changes by the ends of their slices. A slice is never divided: a
-    batch of a single slice may have more changes.
+    `ends` are the ends of the batch's slices, and `slices` maps the end of each slice to its changes. A slice is never
+    divided, so a batch of a single slice may have more changes.
     """
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
@@ -83,67 +85,69 @@ def apply(
     subscription: Subscription,
     lake: Lake,
     log: Log,
-    only: Sequence[Name] | None = None,
+    only_tables: Sequence[Name] | None = None,
     *,
-    divide: Callable[[Sequence[int]], Iterable[Sequence[int]]] = slice_batches,
+    divide: Callable[[Sequence[int]], Iterable[Sequence[int]]] = divide_slices,
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only` restricts the apply to some tables. In this case no cut is written, since the other tables lack changes.
-    `divide` divides the slices into batches. The replicas' last rows do not depend on this division.
+    `only_tables` restricts the apply to some tables. In this case no cut is written, since the other tables lack changes.
+    `divide` divides the slices into batches. The division does not change which rows the replicas have in the end.
     """
     lake.access.begin_writing()
     with subscription.slot_stream.source.hold_lock(subscription.name):
-        applying = _Apply(subscription, lake, log, only)
-        applying.run(divide)
-        return applying.result
+        subscription_apply = _Apply(subscription, lake, log, only_tables)
+        subscription_apply.run(divide)
+        return subscription_apply.result
 
 
 class _Apply:
     """An apply: the transformed slices, the replicas, and the results so far."""
 
-    def __init__(self, subscription: Subscription, lake: Lake, log: Log, only: Sequence[Name] | None) -> None:
-        self._subscription, self._lake, self._log, self._only = subscription, lake, log, only
+    def __init__(
+        self, subscription: Subscription, lake: Lake, log: Log, only_tables: Sequence[Name] | None
+    ) -> None:
+        self._subscription, self._lake, self._log, self._only_tables = subscription, lake, log, only_tables
         self.result = ApplyResult(cut=Cuts(lake, subscription.name).last())
         record = TransformedSlices(lake, subscription.name)
-        self._transformed = record.position()
+        self._transformed_lsn = record.position()
         self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
-        # If another process makes a table ready during this apply, the table stays left out: earlier batches of this
-        # apply did not include it.
+        # If another process makes a table ready during this apply, the apply goes on without this table: the table would
+        # lack the earlier batches.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
-        self._can_cut = only is None and not _is_copied_by_others(states, self._tables)
+        self._can_cut = only_tables is None and not _is_copied_by_others(states, self._tables)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
         #: The tables whose replicas may lack something of the batch.
-        self._behind = set[Name]()
+        self._lagging_tables = set[Name]()
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
         """Read up to which position the versions of rows reach; for repaired replicas, begin them anew."""
         replicas, subscription = self._replicas, self._subscription.name
-        for name in self._repaired:
+        for name in self._repaired_tables:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
             replicas.advance(name, None, head)
-        self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
+        self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired_tables))
 
     def _prepare_replicas(self) -> dict[Name, TableState]:
         """Check the replicas for damage and repairs, and set the Delta properties of their layout.
 
         Returns the states of all tables.
         """
-        changed = {
+        changed_tables = {
             change.name for changes in self._slices.values() for change in changes if change.has_changes
         }
         cut = self.result.cut
-        states = set_aside_damaged(self._subscription, self._lake, cut, changed)
-        self._repaired = find_repaired_tables(self._subscription, self._lake, states, cut)
+        states = set_aside_damaged_tables(self._subscription, self._lake, cut, changed_tables)
+        self._repaired_tables = find_repaired_tables(self._subscription, self._lake, states, cut)
         if record_partial_histories(
-            self._subscription.name, self._lake, [states[name] for name in self._repaired], self._log
+            self._subscription.name, self._lake, [states[name] for name in self._repaired_tables], self._log
         ):
             states = TableStates(self._lake, self._subscription.name).newest()
-        if altered := follow_layout(self._subscription, self._lake, states.values()):
+        if versions_by_table := follow_layout(self._subscription, self._lake, states.values()):
             # Only properties have changed: the new versions have the same rows as the cut's.
             versions = cut.tables if cut else {}
             renew_cut(
@@ -151,7 +155,7 @@ class _Apply:
                 self._subscription,
                 {
                     name: new_version
-                    for name, (old_version, new_version) in altered.items()
+                    for name, (old_version, new_version) in versions_by_table.items()
                     if (versions.get(name), new_version) == (old_version, old_version + 1)
                 },
             )
@@ -173,7 +177,7 @@ class _Apply:
         of a change.
         """
         slices = self._slices
-        batches = deque(part for ends in divide(list(slices)) for part in batches_in_memory(ends, slices))
+        batches = deque(part for ends in divide(list(slices)) for part in divide_batch(ends, slices))
         while batches:
             ends = batches.popleft()
             changes = [
@@ -182,8 +186,8 @@ class _Apply:
                 for change in slices[end]
                 if change.has_changes and change.name in self._tables
             ]
-            versioned = self._replicas.row_versions.position_by_table
-            batch = Batch(self._subscription.name, self._lake, ends[-1], changes, versioned)
+            versioned_tables = self._replicas.row_versions.position_by_table
+            batch = Batch(self._subscription.name, self._lake, ends[-1], changes, versioned_tables)
             plans = self._plan(batch)
             if self._subscription.disable_on_error:
                 plans, failure = batch.examine(plans)
@@ -192,30 +196,30 @@ class _Apply:
                     if earlier := [end for end in ends if end <= conflict.commit_lsn]:
                         batches.extendleft([[end for end in ends if end not in earlier], earlier])
                         continue
-                    self._count(failed_result)
-                    self._disable(conflict.message)
+                    self._count_result(failed_result)
+                    self._disable_subscription(conflict.message)
                     return
             self._apply_batch(batch, plans)
             if self._is_disabled():
-                return  # Each replica has all or nothing of the batch, and no cut is written.
-            self._follow_versions(changes, batch.decided)
+                return  # Some replicas have the batch, others have nothing of it. So no cut is written.
+            self._follow_versions(changes, batch.applied_changes)
             tables = f"{quantity(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
-            self._replicas.note_histories(changes)
+            self._replicas.record_history_positions(changes)
             self._write_cut(batch.end)
         progress = ReplicaProgress(self._subscription, self._lake)
-        self._write_cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
+        self._write_cut(progress.find_complete_lsn(max(self._transformed_lsn, *slices, 0)))
 
     def _plan(self, batch: Batch) -> list[Plan]:
         """Plan a batch. A table whose replica was put back to an earlier version meanwhile is set aside."""
-        plans, advanced, states = batch.plan(self._only)
+        plans, head_by_advanced_table, states = batch.plan(self._only_tables)
         self._replicas.states = states
         self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
         put_back_tables = {
-            name for name, head in advanced.items() if self._replicas.advance(name, None, head)
+            name for name, head in head_by_advanced_table.items() if self._replicas.advance(name, None, head)
         }
-        left_out = {n for n in states if self._only is not None and n not in self._only}
-        self._behind = put_back_tables | left_out
+        skipped_tables = {n for n in states if self._only_tables is not None and n not in self._only_tables}
+        self._lagging_tables = put_back_tables | skipped_tables
         return [plan for plan in plans if plan.pending.name not in put_back_tables]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
@@ -224,36 +228,38 @@ class _Apply:
         A table that fails is set aside. With `disable_on_error`, its error disables the subscription instead.
         """
         former_heads = {plan.pending.name: plan.pending.head for plan in plans}
-        for applied in batch.apply(plans):
-            outcome = applied
-            if applied.problem is None:
-                problem = self._replicas.advance(applied.name, former_heads[applied.name], applied.head)
-                outcome = replace(applied, problem=problem, damaged=problem is not None)
-                self._can_cut = self._can_cut and not applied.overtaken
-            elif self._subscription.disable_on_error and not applied.damaged:
-                self._disable(applied.problem)
+        for result in batch.apply(plans):
+            outcome = result
+            if result.problem is None:
+                problem = self._replicas.advance(result.name, former_heads[result.name], result.head)
+                outcome = replace(result, problem=problem, damaged=problem is not None)
+                self._can_cut = self._can_cut and not result.overtaken
+            elif self._subscription.disable_on_error and not result.damaged:
+                self._disable_subscription(result.problem)
             else:
-                self._replicas.set_aside(applied.name, applied.problem)
-            if outcome.problem is not None or applied.overtaken:
-                self._behind.add(applied.name)
-            self._count(outcome)
+                self._replicas.set_aside(result.name, result.problem)
+            if outcome.problem is not None or result.overtaken:
+                self._lagging_tables.add(result.name)
+            self._count_result(outcome)
 
-    def _follow_versions(self, changes: Sequence[TableChanges], decided: DecidedTables) -> None:
+    def _follow_versions(
+        self, changes: Sequence[TableChanges], applied_changes: AppliedChangesByTable
+    ) -> None:
         """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
         row_versions, states = self._replicas.row_versions, self._replicas.states
-        self._set_aside(row_versions.follow(states, changes, self._behind, decided))
+        self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
 
     def _set_aside(self, problems: Mapping[Name, str]) -> None:
         """Set aside the tables whose versions of rows have problems."""
         for name, problem in problems.items():
             self._replicas.set_aside(name, problem)
-            self._count(TableResult(*name, problem=problem, damaged=True))
+            self._count_result(TableResult(*name, problem=problem, damaged=True))
 
-    def _count(self, applied: TableResult) -> None:
+    def _count_result(self, result: TableResult) -> None:
         tables = self.result.tables
-        tables[applied.name] = _combine(tables.get(applied.name), applied)
+        tables[result.name] = _combine_table_results(tables.get(result.name), result)
 
-    def _disable(self, problem: str) -> None:
+    def _disable_subscription(self, problem: str) -> None:
         SubscriptionRecord(self._lake, self._subscription.name).disable(problem)
 
     def _is_disabled(self) -> bool:
@@ -283,10 +289,12 @@ class _Replicas:
         self.states = states
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
-        self._intact_versions = IntactVersions(lake, cut, self._path, cut.tables if cut else {})
+        self._intact_versions = IntactVersions(lake, cut, self._find_path, cut.tables if cut else {})
         #: The positions that the change histories have reached; tables that were copied since the cut are missing.
         histories = cut.histories.items() if cut else ()
-        self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
+        self._position_by_history = {
+            n: at for n, at in histories if n in states and cut and cut.is_after(states[n])
+        }
         self.row_versions = VersionsDuringApply(subscription, lake, cut, log)
         #: The greatest position of the replicas that were read.
         self._max_position = 0
@@ -296,31 +304,31 @@ class _Replicas:
 
         If the replica was put back to an earlier version, set the table aside and return the problem; otherwise None.
         """
-        problem = self._problem(name, former_head, head)
-        self._continue(name, head, problem)
+        problem = self._find_problem(name, former_head, head)
+        self._record_head(name, head, problem)
         return problem
 
-    def _problem(self, name: Name, former_head: TableHead | None, head: TableHead) -> str | None:
+    def _find_problem(self, name: Name, former_head: TableHead | None, head: TableHead) -> str | None:
         state = self.states[name]
         return (
             None
             if self._intact_versions.advance(state, former_head, head)
-            else put_back_problem(self._path(state))
+            else describe_put_back_replica(self._find_path(state))
         )
 
-    def _path(self, state: TableState) -> str:
+    def _find_path(self, state: TableState) -> str:
         return self._lake.paths.replica(self._subscription.name, *state.name)
 
-    def _continue(self, name: Name, head: TableHead, problem: str | None) -> None:
+    def _record_head(self, name: Name, head: TableHead, problem: str | None) -> None:
         if problem is not None:
             self.set_aside(name, problem)
             return
         self._versions[name] = head.version
         self._max_position = max(self._max_position, head.position or 0)
 
-    def note_histories(self, changes: Sequence[TableChanges]) -> None:
+    def record_history_positions(self, changes: Sequence[TableChanges]) -> None:
         """Record that the change histories have the changes of a batch."""
-        self._histories |= {change.name: change.slice_end for change in changes}
+        self._position_by_history |= {change.name: change.slice_end for change in changes}
 
     def set_aside(self, name: Name, problem: str) -> None:
         """Set a table aside, so that nothing more is applied to it."""
@@ -329,16 +337,16 @@ class _Replicas:
 
     def write_cut(self, result: ApplyResult, lsn: int) -> None:
         """Write a cut at an LSN, unless a table is beyond it."""
-        copied = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
-        if max(copied, self._max_position) <= lsn and self._read_copied_versions(lsn):
-            ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
-            tables = {name: self._versions[name] for name in ready}
+        max_copy_lsn = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
+        if max(max_copy_lsn, self._max_position) <= lsn and self._read_copied_versions(lsn):
+            ready_tables = [name for name, state in self.states.items() if state.state == SyncState.READY]
+            tables = {name: self._versions[name] for name in ready_tables}
             states_version = newest_version(self.states.values())
             versioned, scd2 = (
                 {name: number for name, number in numbers.items() if name in tables}
                 for numbers in (self.row_versions.position_by_table, self.row_versions.version_by_table)
             )
-            time, histories = datetime.now(UTC), dict(self._histories)
+            time, histories = datetime.now(UTC), dict(self._position_by_history)
             cut = Cut(lsn, tables, time, states_version, histories=histories, versioned=versioned, scd2=scd2)
             _write_cut(self._lake, self._subscription, result, cut)
             self._cut = result.cut
@@ -348,23 +356,25 @@ class _Replicas:
 
         Returns False if the replica of one has a position beyond the LSN.
         """
-        versions = self._cut.tables if self._cut else {}
-        paths = {}
+        cut_versions = self._cut.tables if self._cut else {}
+        path_by_table = {}
         for name, state in self.states.items():
             if state.state != SyncState.READY:
                 continue
             is_copied = self._cut is None or not self._cut.is_after(state)
-            if name not in self._versions or (is_copied and self._versions[name] == versions.get(name)):
-                paths[name] = self._lake.paths.replica(self._subscription.name, *name)
-        heads = dict(zip(paths, self._lake.read_heads(list(paths.values())), strict=True))
-        if any((head.position or 0) > lsn for head in heads.values()):
+            if name not in self._versions or (is_copied and self._versions[name] == cut_versions.get(name)):
+                path_by_table[name] = self._lake.paths.replica(self._subscription.name, *name)
+        head_by_table = dict(
+            zip(path_by_table, self._lake.read_heads(list(path_by_table.values())), strict=True)
+        )
+        if any((head.position or 0) > lsn for head in head_by_table.values()):
             return False
         # Each check waits for an answer of the store, so the checks run in parallel.
         problems = self._lake.map_in_parallel(
-            lambda name: self._problem(name, None, heads[name]), list(heads)
+            lambda name: self._find_problem(name, None, head_by_table[name]), list(head_by_table)
         )
-        for name, problem in zip(heads, problems, strict=True):
-            self._continue(name, heads[name], problem)
+        for name, problem in zip(head_by_table, problems, strict=True):
+            self._record_head(name, head_by_table[name], problem)
         return True
 
 
@@ -379,12 +389,12 @@ def _is_copied_by_others(states: Mapping[Name, TableState], applied_tables: Coll
 
 def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_cut: Cut) -> None:
     """Write a cut, unless the newest one has the same contents."""
-    last, tables = result.cut, new_cut.tables
+    last_cut, tables = result.cut, new_cut.tables
     contents = (tables, new_cut.versioned, new_cut.scd2)
-    if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
+    if not tables or (last_cut and (last_cut.tables, last_cut.versioned, last_cut.scd2) == contents):
         return
     cuts = Cuts(lake, subscription.name)
-    cut = cuts.make_cut(new_cut.lsn, tables, new_cut.states, last)
+    cut = cuts.make_cut(new_cut.lsn, tables, new_cut.states, last_cut)
     result.cut = replace(
         cut,
         histories=new_cut.histories,
@@ -396,25 +406,25 @@ def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_
     reach(Failpoint.CUT_WRITTEN)
 
 
-def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
+def renew_cut(lake: Lake, subscription: Subscription, version_by_table: Mapping[Name, int]) -> None:
     """Write the newest cut again with other Delta versions of some tables, which have the same rows."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
-        renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
-        _write_cut(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))
+        renewed_versions = {name: version_by_table.get(name, version) for name, version in cut.tables.items()}
+        _write_cut(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed_versions))
 
 
 def combine_results(first: ApplyResult, second: ApplyResult) -> ApplyResult:
     """The combined result of two successive applies."""
     tables = dict(first.tables)
-    for name, applied in second.tables.items():
-        tables[name] = _combine(tables.get(name), applied)
+    for name, table_result in second.tables.items():
+        tables[name] = _combine_table_results(tables.get(name), table_result)
     sent_as = {
         name: sum_counts(first.sent_as.get(name, {}), counts) for name, counts in second.sent_as.items()
     }
     return ApplyResult(tables, second.cut or first.cut, first.sent_as | sent_as)
 
 
-def _combine(first: TableResult | None, second: TableResult) -> TableResult:
+def _combine_table_results(first: TableResult | None, second: TableResult) -> TableResult:
     if first is None:
         return second
     return TableResult(

@@ -14,13 +14,13 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables, lacking_changes
-from pgsieve.assets.steps.apply.by_files import RowsTask
-from pgsieve.assets.steps.apply.chosen_rows import ChosenRows, Validity
-from pgsieve.assets.steps.apply.completion import NetRows, completions
+from pgsieve.assets.steps.apply.batch import AppliedChanges, AppliedChangesByTable, find_lacking_changes
+from pgsieve.assets.steps.apply.by_files import FilesTask
+from pgsieve.assets.steps.apply.completion import NetRows, read_completions
 from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
-from pgsieve.assets.steps.apply.table_result import PendingChanges, former_key_until
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes, read_changes
+from pgsieve.assets.steps.apply.row_selection import RowSelection, Validity
+from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
@@ -53,16 +53,19 @@ from pgsieve.resources.work import name_jobs
 class VersionsDuringApply:
     """The versions of rows of a subscription's tables during an apply.
 
-    Both dictionaries have the tables whose versions of rows have no gap. `position_by_table` maps a table to the LSN
-    that its versions reach, and `version_by_table` to a Delta version that was not put back.
+    Both dictionaries have only tables without a gap in their versions of rows. `position_by_table` maps a table to the
+    LSN that its versions reach. `version_by_table` maps it to the Delta version of its table of versions, for the next
+    cut.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
         self.position_by_table, self.version_by_table = dict[Name, int](), dict[Name, int]()
         self._subscription, self._lake, self._cut, self._log = subscription, lake, cut, log
-        self._intact_versions = IntactVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
+        self._intact_versions = IntactVersions(
+            lake, cut, self._find_path, cut.scd2 if cut is not None else {}
+        )
 
-    def _path(self, state: TableState) -> str:
+    def _find_path(self, state: TableState) -> str:
         definition = state.definition
         assert definition is not None
         return self._lake.paths.row_versions(
@@ -70,9 +73,9 @@ class VersionsDuringApply:
         )
 
     def begin(
-        self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
+        self, states: Mapping[Name, TableState], repaired_tables: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Read up to which position each table's versions reach; maps tables to the problems of their versions.
+        """Read up to which position each table's versions reach. Returns the tables with problems, and the problems.
 
         The versions have no gap under these conditions:
         - They reach the position that the newest cut has for them; the cut's LSN if it has none; or, if the table was
@@ -89,7 +92,7 @@ class VersionsDuringApply:
             if table is None:
                 continue
             try:
-                self._begin(table, state, is_repaired=name in repaired)
+                self._begin(table, state, is_repaired=name in repaired_tables)
             except TABLE_ERRORS as error:
                 problem_by_table[name] = versions_failure(self._lake, error, name, table.path)
         return problem_by_table
@@ -123,29 +126,31 @@ class VersionsDuringApply:
         states: Mapping[Name, TableState],
         changes: Sequence[TableChanges],
         lagging_tables: Collection[Name],
-        applied_keys: DecidedTables,
+        applied_changes: AppliedChangesByTable,
     ) -> dict[Name, str]:
-        """Apply the batch's changes to the versions of rows; maps tables to the problems of their versions.
+        """Apply the batch's changes to the versions of rows. Returns the tables with problems, and the problems.
 
-        Tables in `lagging_tables` are left out, as their replicas lack changes. `applied_keys` has the changes by key
-        that the apply of the replicas has computed.
+        Tables in `lagging_tables` are left out, as their replicas lack changes. `applied_changes` has the changes that
+        the apply of the replicas has kept in memory.
         """
         followed_changes = [
             c for c in changes if c.name in self.position_by_table and c.name not in lagging_tables
         ]
 
-        def follow(name: Name) -> tuple[Name, str | None]:
+        def follow_table(name: Name) -> tuple[Name, str | None]:
             try:
                 with name_jobs(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
                     retry_after_conflict(self._follow)(
-                        states[name], [c for c in followed_changes if c.name == name], applied_keys.get(name)
+                        states[name],
+                        [c for c in followed_changes if c.name == name],
+                        applied_changes.get(name),
                     )
             except TABLE_ERRORS as error:
-                return name, versions_failure(self._lake, error, name, self._path(states[name]))
+                return name, versions_failure(self._lake, error, name, self._find_path(states[name]))
             return name, None
 
         problems = self._lake.map_in_parallel(
-            follow, list(dict.fromkeys(change.name for change in followed_changes))
+            follow_table, list(dict.fromkeys(change.name for change in followed_changes))
         )
         self.position_by_table |= {
             c.name: c.slice_end for c in followed_changes if c.slice_end > states[c.name].lsn
@@ -153,7 +158,7 @@ class VersionsDuringApply:
         return {name: problem for name, problem in problems if problem is not None}
 
     def _follow(
-        self, state: TableState, changes: Sequence[TableChanges], applied_keys: DecidedKeys | None
+        self, state: TableState, changes: Sequence[TableChanges], applied_changes: AppliedChanges | None
     ) -> None:
         lake = self._lake
         if (
@@ -164,10 +169,10 @@ class VersionsDuringApply:
         history_path = lake.paths.change_history(
             self._subscription.name, *state.name, table.definition.history.generation
         )
-        VersionsWriter(table, history_path, pending, state.lsn, applied_keys).apply()
+        VersionsWriter(table, history_path, pending, state.lsn, applied_changes).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         new_head = lake.records.head(table.path)
-        # For a table of versions that was put back, the cut keeps the former Delta version, so the next run notices it.
+        # If the table of versions was put back, the cut keeps the former Delta version, so the next run finds the RESTORE.
         if self._intact_versions.advance(state, pending.head, new_head):
             self.version_by_table[state.name] = new_head.version
 
@@ -175,12 +180,12 @@ class VersionsDuringApply:
 def find_lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
-    """The versions of a table's rows, and the changes that they lack; None if they lack none or do not exist."""
+    """Find the table of versions of a table's rows, and the changes that it lacks; None if it lacks none or is missing."""
     table = VersionTable.from_state(subscription, lake, state) if state.is_applied else None
     if table is None or not lake.records.exists(table.path):
         return None
     head = lake.records.head(table.path)
-    slices = lacking_changes(changes, state, head)
+    slices = find_lacking_changes(changes, state, head)
     return (table, PendingChanges(slices, head)) if slices else None
 
 
@@ -205,22 +210,22 @@ class _VersionOutcome:
 class VersionsWriter:
     """Writes the changes of a batch, which are in the change history `history_path`, to the versions of one table.
 
-    `copy_lsn` is the LSN of the table's copy. `applied_keys` has the changes by key that the replica's apply has
-    computed; they may be those of other slices.
+    `copy_lsn` is the LSN of the table's copy. `applied_changes` are changes that the replica's apply has kept in memory.
+    They are used only if they are those of the same slices.
     """
 
     table: VersionTable
     history_path: str
     pending: PendingChanges
     copy_lsn: int
-    applied_keys: DecidedKeys | None = None
+    applied_changes: AppliedChanges | None = None
 
     def apply(self) -> None:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
-        if pending.since < former_key_until(table.definition):
-            # Rows from before the key was altered may have the same value of the present key, so versions cannot be told
-            # apart: they begin anew. After a crash the replica may have a later position than `end`.
+        if pending.since_lsn < find_key_alteration_lsn(table.definition):
+            # Several rows from before the key was altered may have the same value of the present key. Their versions could
+            # not be told apart, so all versions begin anew. After a crash the replica's position may be later than `end`.
             replica_position = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
@@ -228,13 +233,13 @@ class VersionsWriter:
         changes = lake.find_stored_slices(self.history_path, pending.slice_ends, must_exist=True)
         if changes is None:
             raise LakeError(f'Delta table "{self.history_path}": only Spark reads it', sqlstate="55000")
-        outcome = self._compute(changes.row_groups)
+        outcome = self._compute_outcome(changes.row_groups)
         ending_matches, ending_commits = self._find_ended_versions(outcome)
         change = VersionChange.plan_ends(
-            self._stored_versions, ending_matches, ending_commits, outcome.commits, pending.size
+            self._stored_versions, ending_matches, ending_commits, outcome.commits, pending.size_bytes
         )
-        if (shared := self._shared_rows) is not None and outcome.truncate_commit is None:
-            change = replace(change, replica_rows=shared.select_removed_rows(table.columns))
+        if (shared_rows := self._shared_rows) is not None and outcome.truncate_commit is None:
+            change = replace(change, replica_rows=shared_rows.select_removed_rows(table.columns))
 
         def write_new_versions() -> list[pa.Table]:
             return list(self._write_new_versions(outcome, changes.row_groups))
@@ -245,65 +250,75 @@ class VersionsWriter:
     def _stored_versions(self) -> StoredVersions:
         return self.table.stored_versions
 
-    def _compute(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
+    def _compute_outcome(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.translate_errors(self.history_path):
-            keyed = self._find_keyed_changes(files)
+            keyed_changes = self._get_keyed_changes(files)
             times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.from_changes(pa.concat_tables(times))
-        matches = self._find_present_versions(keyed)
-        has_version = keyed.presence(match.key_indices for match in matches)
-        changes, change_indices = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
-        lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncate_lsns, np.int64)])[change_indices]
-        places = np.concatenate([keyed.places, np.full(len(keyed.truncate_lsns), NONE)])[change_indices]
+        matches = self._find_present_versions(keyed_changes)
+        has_version = keyed_changes.mask_present_keys(match.key_indices for match in matches)
+        changes, change_indices = insert_deletes(
+            keyed_changes.changes, keyed_changes.truncate_indices, keyed_changes.keys.num_rows
+        )
+        lsns = np.concatenate([keyed_changes.commit_lsns, np.asarray(keyed_changes.truncate_lsns, np.int64)])[
+            change_indices
+        ]
+        places = np.concatenate([keyed_changes.places, np.full(len(keyed_changes.truncate_lsns), NONE)])[
+            change_indices
+        ]
         commit_numbers = commits.numbers(lsns)
         truncate_commit = (
-            int(commits.numbers(np.array(keyed.truncate_lsns[:1]))[0]) if keyed.truncate_lsns else None
+            int(commits.numbers(np.array(keyed_changes.truncate_lsns[:1]))[0])
+            if keyed_changes.truncate_lsns
+            else None
         )
         versions = row_versions(changes, commit_numbers, has_version)
         return _VersionOutcome(versions, commit_numbers, places, commits, matches, truncate_commit)
 
-    def _find_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
-        """The changes by key. If the replica's apply had the same changes, its result is used; otherwise they are read."""
+    def _get_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
+        """Get the changes by key: those of the replica's apply if it had the same slices; otherwise they are read."""
         table, pending = self.table, self.pending
-        if self.applied_keys is not None and self._shared_rows is not None:
-            return self.applied_keys.keyed
-        keys = pa.schema([table.columns.field(name) for name in table.definition.key])
-        unsent = sorted(pending.unchanged)
-        stored = stored_changes(table.lake.store, files, keys, unsent)
-        keyed = keyed_changes(stored, keys, unsent, Extent(pending.slice_ends, self.since_lsn))
-        assert keyed is not None
-        return keyed
+        if self.applied_changes is not None and self._shared_rows is not None:
+            return self.applied_changes.keyed_changes
+        key_schema = pa.schema([table.columns.field(name) for name in table.definition.key])
+        unsent_columns = sorted(pending.unsent_columns)
+        change_tables = read_changes(table.lake.store, files, key_schema, unsent_columns)
+        keyed_changes = make_keyed_changes(
+            change_tables, key_schema, unsent_columns, Extent(pending.slice_ends, self.since_lsn)
+        )
+        assert keyed_changes is not None
+        return keyed_changes
 
     @property
     def _shared_rows(self) -> SharedRows | None:
-        """The rows that the replica's apply has in memory; None if it did not apply the same changes."""
-        applied_keys = self.applied_keys
-        if applied_keys is None or (applied_keys.slices, applied_keys.since) != (
+        """The rows that the replica's apply has kept in memory; None if it did not apply the same changes."""
+        applied_changes = self.applied_changes
+        if applied_changes is None or (applied_changes.slice_ends, applied_changes.since_lsn) != (
             self.pending.slice_ends,
             self.since_lsn,
         ):
             return None
-        return applied_keys.rows
+        return applied_changes.shared_rows
 
     @property
     def since_lsn(self) -> int:
-        """The LSN from which changes are applied: the copy, or an earlier batch, had the changes before it."""
-        return max(self.copy_lsn, self.pending.since)
+        """The LSN from which changes are applied. The copy, or an earlier batch, had the changes before this LSN."""
+        return max(self.copy_lsn, self.pending.since_lsn)
 
-    def _find_present_versions(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
-        """The present versions of the keys, by file."""
+    def _find_present_versions(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches]:
+        """Find the present versions of the keys, by file."""
         path, committer = self.table.path, self._stored_versions.committer
-        expected, matters = keyed.lookups
-        # The first change of a key tells whether the key had a row. The exception is a move of a row that is missing: the
-        # new key may have a row, which stays.
-        key_masks = (expected, matters) if keyed.changes.is_move.any() else (expected,)
-        matches = committer.find_key_matches(path, keyed.keys, key_masks, None, VALID_TO_LSN)
+        is_expected, is_relevant = keyed_changes.lookup_masks
+        # Without moves, only the keys that the changes expect are looked up: the first change of any other key is an INSERT,
+        # so the key had no row. After a move of a missing row this may be false: the new key may have a row, which stays.
+        key_masks = (is_expected, is_relevant) if keyed_changes.changes.is_move.any() else (is_expected,)
+        matches = committer.find_key_matches(path, keyed_changes.keys, key_masks, None, VALID_TO_LSN)
         assert matches is not None
         return find_present_versions(committer, path, matches)
 
     def _find_ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
-        """The present versions that end, by file, and the numbers of the commits that end them."""
+        """Find the present versions that end, by file, and the numbers of the commits that end them."""
         ends = outcome.versions.ends
         if outcome.truncate_commit is None:
             matches = [match.select_keys(ends != NONE) for match in outcome.matches]
@@ -323,46 +338,59 @@ class VersionsWriter:
         return present_versions, ending_commits
 
     def _write_new_versions(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
-        """Write the versions that begin with the batch. Those that the batch also ends get files of their own."""
+        """Write the versions that begin with the batch. The versions that the batch also ends get files of their own."""
         table, versions = self.table, outcome.versions
-        lake, size = table.lake, self._stored_versions.committer.target_file_bytes(table.path, {})
+        lake, target_file_bytes = (
+            table.lake,
+            self._stored_versions.committer.target_file_bytes(table.path, {}),
+        )
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
-        runner, is_present = lake.policy.choose_runner(self.pending.size), versions.until == NONE
-        for is_chosen in (is_present, ~is_present):
-            version_indices = np.flatnonzero(is_chosen)
+        runner, is_present = lake.policy.choose_runner(self.pending.size_bytes), versions.until == NONE
+        for has_kind in (is_present, ~is_present):
+            version_indices = np.flatnonzero(has_kind)
             version_indices = version_indices[np.argsort(outcome.places[versions.last[version_indices]])]
             if not len(version_indices):
                 continue
             places = outcome.places[versions.last[version_indices]]
-            sent = {
-                name: np.where(of[version_indices] == NONE, NONE, outcome.places[of[version_indices]])
-                for name, of in versions.sent.items()
+            sent_places = {
+                name: np.where(
+                    changes[version_indices] == NONE, NONE, outcome.places[changes[version_indices]]
+                )
+                for name, changes in versions.sent.items()
             }
-            rows = NetRows(places, sent, versions.base[version_indices])
+            rows = NetRows(places, sent_places, versions.base[version_indices])
             validity = Validity(
                 places,
                 outcome.commit_numbers[versions.last[version_indices]],
                 versions.until[version_indices],
                 outcome.commits,
             )
-            shared = (
+            shared_parts = (
                 None
                 if self._shared_rows is None
                 else self._shared_rows.select_new_rows(places, table.columns)
             )
-            if shared is not None:
-                batches = [[partial(validity.batches, numbers, rows)] for numbers, rows in shared]
+            if shared_parts is not None:
+                batches = [[partial(validity.make_batches, numbers, rows)] for numbers, rows in shared_parts]
                 row_writer = RowWriter(
-                    lake.store, table.path, table.schema, size, batches, VALIDITY_ENCODINGS
+                    lake.store, table.path, table.schema, target_file_bytes, batches, VALIDITY_ENCODINGS
                 )
                 yield row_writer.write_on(CALLING_THREAD)
                 continue
             completion_arguments = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
-            for kept, completed in completions(*completion_arguments, rows, table.columns):
-                parts = divide_groups(groups, runner.parallelism)
+            for part_places, part_completions in read_completions(*completion_arguments, rows, table.columns):
+                group_parts = divide_groups(groups, runner.parallelism)
                 extent = Extent(self.pending.slice_ends, self.since_lsn)
-                chosen_rows = ChosenRows(extent, stamp, kept, completed, validity=validity)
-                task = RowsTask(
-                    lake.store, table.path, table.columns, table.schema, size, (), (), parts, chosen_rows
+                selection = RowSelection(extent, stamp, part_places, part_completions, validity=validity)
+                task = FilesTask(
+                    lake.store,
+                    table.path,
+                    table.columns,
+                    table.schema,
+                    target_file_bytes,
+                    (),
+                    (),
+                    group_parts,
+                    selection,
                 )
-                yield runner.run(task, len(parts))
+                yield runner.run(task, len(group_parts))

@@ -1,4 +1,4 @@
-"""A batch's input for one replica table (`PendingChanges`), and its result (`TableResult`), whichever engine applies it."""
+"""What every engine gets to apply a batch to one replica table (`PendingChanges`), and what it returns (`TableResult`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,17 +71,17 @@ class PendingChanges:
         return [c.slice_end for c in self.slices]
 
     @property
-    def since(self) -> int:
-        """The LSN from which changes are applied: the replica has the changes before it, even if their slice is included."""
+    def since_lsn(self) -> int:
+        """The LSN from which changes are applied. The first slice may have earlier changes, which the replica has already."""
         return self.head.position or 0
 
     @property
     def extent(self) -> Extent:
-        """The changes to apply."""
-        return Extent(self.slice_ends, self.since, self.truncated_at)
+        """Tells which changes of the change history to apply."""
+        return Extent(self.slice_ends, self.since_lsn, self.truncated_at)
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """An upper bound of the bytes of the changes' messages."""
         return sum(c.size for c in self.slices)
 
@@ -91,23 +91,23 @@ class PendingChanges:
 
         Changes before the last TRUNCATE have no effect.
         """
-        since = (self.since, -1)
+        since = (self.since_lsn, -1)
         return max(
             (c.truncated_at for c in self.slices if c.truncated_at and c.truncated_at > since), default=None
         )
 
     @property
-    def key_changes(self) -> int:
+    def key_change_count(self) -> int:
         """How many UPDATEs move a row to another key."""
         return sum(c.key_change_count for c in self.slices)
 
     @property
-    def unchanged(self) -> frozenset[str]:
+    def unsent_columns(self) -> frozenset[str]:
         """The columns that some change did not send, as their TOASTed value was unchanged."""
         return frozenset(column for c in self.slices for column in c.unsent_columns)
 
     @property
-    def through(self) -> tuple[str, ...]:
+    def partition_names(self) -> tuple[str, ...]:
         """The partitions through which changes came."""
         return tuple(sorted({partition for c in self.slices for partition in c.partition_names}))
 
@@ -115,30 +115,35 @@ class PendingChanges:
         """The number of changes with these operations, including those before a TRUNCATE."""
         return sum(c.sent_counts.get(o, 0) for c in self.slices for o in operations)
 
-    def row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The counts of `NetChange.counts` to report: after a TRUNCATE no row counts as missing."""
+    def adjust_row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Adjust the counts of `NetChange.counts` for the report: after a TRUNCATE no row counts as missing."""
         return {**counts, **({"missing": 0} if self.truncated_at is not None else {})}
 
 
-def former_key_until(definition: Definition) -> int:
-    """The LSN before which changes may be from before the table's key was altered; 0 if the key was not altered.
+def find_key_alteration_lsn(definition: Definition) -> int:
+    """Find the LSN at which the table had the present key at the latest; 0 if the key was not altered.
 
-    Several rows of such changes may have the same value of the present key.
+    Changes before this LSN may be from before the alteration. Several rows of these changes may have the same value of
+    the present key.
     """
-    former = definition.former
-    return 0 if former is None or former.key == definition.key_numbers else former.until
+    former_definition = definition.former
+    return (
+        0
+        if former_definition is None or former_definition.key == definition.key_numbers
+        else former_definition.until
+    )
 
 
-def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
-    """Maps each of the tables to the Delta version and position of its replica."""
-    paths = {name: lake.paths.replica(subscription, *name) for name in names}
-    return dict(zip(paths, lake.read_heads(list(paths.values())), strict=True))
+def read_heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
+    """Map each of the tables to the Delta version and position of its replica."""
+    path_by_table = {name: lake.paths.replica(subscription, *name) for name in names}
+    return dict(zip(path_by_table, lake.read_heads(list(path_by_table.values())), strict=True))
 
 
-def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> TableResult:
-    """The result of a batch that ends at `end`, with the replica's present head.
+def make_batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> TableResult:
+    """Make the result of a batch that ends at `end`, with the replica's present head.
 
-    `counts` are numbers of rows, by the fields of `TableResult`.
+    `counts` maps fields of `TableResult` to numbers of rows.
     """
     head = lake.records.head(path)
     # The batch had nothing to write, so the position is unchanged. A newer version was written by another process.
@@ -152,5 +157,5 @@ def batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **cou
         truncated=pending.truncated_at is not None,
         missing=counts.get("missing", 0),
         head=head,
-        through=pending.through,
+        through=pending.partition_names,
     )

@@ -12,9 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.by_files import empties_replica
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
-from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
+from pgsieve.assets.steps.apply.merging import make_keyless_clauses, merge_by_spark
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, batch_result
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.keys import PresentKeys
@@ -32,12 +32,12 @@ class ReplicaWriter:
     definition: Definition
     pending: PendingChanges
     end: int
-    size: int
+    size_bytes: int
     #: The search for conflicts; None if the batch was searched already.
-    search: ConflictSearch | None
+    conflict_search: ConflictSearch | None
 
     def apply_by_key(self, changes: SparkChanges) -> TableResult:
-        """Apply to a table with a key: by an append if no row of the replica changes, otherwise by a MERGE.
+        """Apply the changes to a table with a key: by an append if no row of the replica changes, otherwise by a MERGE.
 
         Raises KeyConflictError.
         """
@@ -46,81 +46,88 @@ class ReplicaWriter:
             self.definition.names,
             self.definition.soft_delete_columns,
         )
-        keyed = changes.keyed_changes()
-        present = changes.present(keyed)
-        empties = empties_replica(self.definition, pending)
-        decided = keyed.decide([present.living], empties=empties)
-        if self.search:
-            self.search.refuse_change(decided.conflict)
+        keyed_changes = changes.read_keyed_changes()
+        present_keys = changes.find_present_keys(keyed_changes)
+        is_emptied = empties_replica(self.definition, pending)
+        outcome = keyed_changes.decide([present_keys.living], empties_replica=is_emptied)
+        if self.conflict_search:
+            self.conflict_search.refuse_change(outcome.conflict)
         if not (pending.count("update", "delete") or soft_delete_columns):
-            return self._append_inserted(changes, len(keyed.since_truncate.operations))
-        if empties:
-            present = PresentKeys.empty(keyed.keys)
+            return self._append_inserts(changes, len(keyed_changes.effective_changes.operations))
+        if is_emptied:
+            present_keys = PresentKeys.empty(keyed_changes.keys)
         merge = Merge.from_numbered_columns(
-            self.definition.key, names, pending.unchanged, [name for name, _ in soft_delete_columns]
+            self.definition.key, names, pending.unsent_columns, [name for name, _ in soft_delete_columns]
         )
-        source = changes.merge_source(keyed, present, decided.net, merge)
-        counts = pending.row_counts(decided.net.counts(decided.before))
-        if len(present.numbers) or keyed.truncated_metadata is not None:
+        source = changes.make_merge_source(keyed_changes, present_keys, outcome.net, merge)
+        counts = pending.adjust_row_counts(outcome.net.counts(outcome.had_row))
+        if len(present_keys.numbers) or keyed_changes.truncated_metadata is not None:
             is_merged = self._merge(checkpoint(source), merge.clauses(quote_name))
-            return self._result(**(counts if is_merged else {}))
+            return self._make_result(**(counts if is_merged else {}))
         rows = source.where("action = 'upsert'")
         rows = rows.select(*(F.col(v).alias(name) for name, v in merge.value_source_by_column.items()))
-        return self._append(rows, counts, changes=decided.changes_rows)
+        return self._append(rows, counts, has_changes=outcome.has_row_changes)
 
     def _merge(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
-        return merge_by_spark(self.lake, self.path, source, clauses, self._base)
+        return merge_by_spark(self.lake, self.path, source, clauses, self._planned_version)
 
     def apply_by_row(self, changes: SparkChanges) -> TableResult:
-        """Apply to a table without a key. If the table has several equal rows, a DELETE removes only one of them."""
+        """Apply the changes to a table without a key. A DELETE removes only one of several equal rows."""
         pending = self.pending
         if not pending.count("update", "delete"):
-            return self._append_inserted(changes, None)
-        digested = changes.keyless_changes()
-        outcome = digested.net_change(changes.count_rows)
-        net = outcome.net
-        new_rows = changes.rows_at("new", digested.places[net.inserted], np.ones(len(net.inserted), np.int64))
-        deleted, inserted = int(net.deleted.sum()), len(net.inserted)
-        if not deleted:
-            counts = {"inserted": inserted, "missing": net.missing}
-            return self._append(new_rows.select("row.*"), counts, changes=bool(inserted))
-        # A MERGE cannot delete only some of several equal rows. So it deletes all of them, and inserts those that remain.
-        deleted_rows = np.flatnonzero(net.deleted)
-        places, remaining = digested.places_of_old(deleted_rows), (outcome.counts - net.deleted)[deleted_rows]
-        all_deleted = changes.rows_at("old", places, np.ones(len(places), np.int64))
-        reinserted = changes.rows_at("old", places[remaining > 0], remaining[remaining > 0])
-        source = all_deleted.select(F.lit("delete").alias("action"), "row").unionByName(
-            reinserted.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
+            return self._append_inserts(changes, None)
+        keyless_changes = changes.read_keyless_changes()
+        outcome = keyless_changes.compute_net_change(changes.count_rows)
+        net_change = outcome.net_change
+        new_rows = changes.read_rows(
+            "new", keyless_changes.places[net_change.inserted], np.ones(len(net_change.inserted), np.int64)
         )
-        is_merged = self._merge(checkpoint(source), keyless_merge(source, self.definition.names))
-        counts = {"inserted": inserted, "deleted": deleted, "missing": net.missing}
-        return self._result(**(counts if is_merged else {}))
+        deleted_count, inserted_count = int(net_change.deleted.sum()), len(net_change.inserted)
+        if not deleted_count:
+            counts = {"inserted": inserted_count, "missing": net_change.missing}
+            return self._append(new_rows.select("row.*"), counts, has_changes=bool(inserted_count))
+        # A MERGE cannot delete only some of several equal rows. So it deletes all of them, and inserts those that remain.
+        deleted_rows = np.flatnonzero(net_change.deleted)
+        places, remaining_counts = (
+            keyless_changes.find_delete_places(deleted_rows),
+            (outcome.counts - net_change.deleted)[deleted_rows],
+        )
+        rows_to_delete = changes.read_rows("old", places, np.ones(len(places), np.int64))
+        rows_to_reinsert = changes.read_rows(
+            "old", places[remaining_counts > 0], remaining_counts[remaining_counts > 0]
+        )
+        source = rows_to_delete.select(F.lit("delete").alias("action"), "row").unionByName(
+            rows_to_reinsert.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
+        )
+        is_merged = self._merge(checkpoint(source), make_keyless_clauses(source, self.definition.names))
+        counts = {"inserted": inserted_count, "deleted": deleted_count, "missing": net_change.missing}
+        return self._make_result(**(counts if is_merged else {}))
 
-    def _append_inserted(self, changes: SparkChanges, count: int | None) -> TableResult:
-        """Append the rows of the effective INSERTs; `count` is their number if it is known."""
-        rows = changes.inserted()
+    def _append_inserts(self, changes: SparkChanges, count: int | None) -> TableResult:
+        """Append the new rows of the INSERTs after the last TRUNCATE; `count` is their number if it is known."""
+        rows = changes.read_inserts()
         if count is None:
             # The other counts include changes before a TRUNCATE.
-            truncated = self.pending.truncated_at is not None
-            count = rows.count() if truncated else self.pending.count("insert")
-        return self._append(rows, {"inserted": count}, changes=bool(count))
+            is_truncated = self.pending.truncated_at is not None
+            count = rows.count() if is_truncated else self.pending.count("insert")
+        return self._append(rows, {"inserted": count}, has_changes=bool(count))
 
-    def _append(self, rows: DataFrame, counts: Mapping[str, int], *, changes: bool) -> TableResult:
+    def _append(self, rows: DataFrame, counts: Mapping[str, int], *, has_changes: bool) -> TableResult:
         """Append the rows, or replace the replica by them after a TRUNCATE.
 
-        `changes` is False if there is nothing to commit.
+        `has_changes` is False if there is nothing to commit.
         """
-        truncated, names = self.pending.truncated_at is not None, self.definition.names
-        if changes or truncated:
-            commit = Commit(self.end, overwrite=truncated, expected_version=self._base)
-            chosen = rows.select(*(F.col(quote_name(c)) for c in names))
-            self.lake.write(chosen, self.path, commit, size=self.size)
-        return self._result(**counts)
+        is_truncated, names = self.pending.truncated_at is not None, self.definition.names
+        if has_changes or is_truncated:
+            commit = Commit(self.end, overwrite=is_truncated, expected_version=self._planned_version)
+            replica_columns = rows.select(*(F.col(quote_name(c)) for c in names))
+            self.lake.write(replica_columns, self.path, commit, size=self.size_bytes)
+        return self._make_result(**counts)
 
     @property
-    def _base(self) -> int:
+    def _planned_version(self) -> int:
         """The Delta version from which the batch was planned. If the replica has a later version, the commit fails."""
         return self.pending.head.version
 
-    def _result(self, **counts: int) -> TableResult:
-        return batch_result(self.lake, self.path, self.pending, self.end, **counts)
+    def _make_result(self, **counts: int) -> TableResult:
+        return make_batch_result(self.lake, self.path, self.pending, self.end, **counts)

@@ -114,9 +114,9 @@ def find_unapplied(progress: ReplicaProgress, durable_lsn: int) -> tuple[int, da
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable_lsn:
         return cut.lsn, None  # The cut has all changes of the change log, so no other record has to be read.
-    applied_lsn, transformed_lsn = progress.applied_up_to(), progress.transformed_up_to()
+    applied_lsn, transformed_lsn = progress.find_applied_lsn(), progress.read_transformed_lsn()
     if applied_lsn >= transformed_lsn:
-        applied_lsn = progress.complete_up_to(transformed_lsn)
+        applied_lsn = progress.find_complete_lsn(transformed_lsn)
     return applied_lsn, _find_first_commit_time(
         lake, subscription.slot_stream, applied_lsn
     ) if applied_lsn < durable_lsn else None

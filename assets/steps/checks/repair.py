@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
+from pgsieve.assets.steps.apply.merging import make_keyless_clauses, merge_by_spark
 from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.checks.comparison import TableSides
@@ -148,7 +148,7 @@ def _hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
     source = removed_rows.unionByName(added_rows.select("action", "row"))
-    return source, keyless_merge(source, [c.name for c in sides.columns])
+    return source, make_keyless_clauses(source, [c.name for c in sides.columns])
 
 
 def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:

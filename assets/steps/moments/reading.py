@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.apply.batch import Batch
-from pgsieve.assets.steps.apply.replica_tables import batches_in_memory, slice_batches
+from pgsieve.assets.steps.apply.replica_tables import divide_batch, divide_slices
 from pgsieve.assets.steps.moments.bases import TableBase, find_bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import copy_slice
@@ -188,7 +188,7 @@ def _apply(subscription: str, target: Lake, changes: Sequence[TableChanges]) -> 
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice_end):
         slices.setdefault(change.slice_end, []).append(change)
-    for ends in (part for batch in slice_batches(list(slices)) for part in batches_in_memory(batch, slices)):
+    for ends in (part for batch in divide_slices(list(slices)) for part in divide_batch(batch, slices)):
         batch = Batch(subscription, target, ends[-1], [change for end in ends for change in slices[end]])
         plan, _, _ = batch.plan(None)
         for result in batch.apply(plan):

@@ -81,7 +81,8 @@ def maintain_slot_stream(
     with _maintaining(slot_stream, f"slot {slot_stream.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, slot_stream).path
         applied_lsn = min(
-            (ReplicaProgress(subscription, lake).applied_up_to() for subscription in subscriptions), default=0
+            (ReplicaProgress(subscription, lake).find_applied_lsn() for subscription in subscriptions),
+            default=0,
         )
         deleted_up_to = maintainer.expired(change_log, applied_lsn, retention.change_log)
         log(
@@ -137,7 +138,7 @@ def maintain_subscription(
             if changed_tables is None or table in changed_tables
         }
         tables = _SubscriptionTables(subscription, lake, maintainer)
-        applied_lsn = ReplicaProgress(subscription, lake).applied_up_to()
+        applied_lsn = ReplicaProgress(subscription, lake).find_applied_lsn()
         tables.maintain_histories(states_to_maintain, applied_lsn, retention.changes)
         tables.maintain_records(applied_lsn)
         clustering_errors = tables.compact_replicas(states_to_maintain)

@@ -73,14 +73,14 @@ def applied_lsn(lake: Lake, source: Subscription) -> int:
     Raises PgsieveError if there are changes that are not applied yet.
     """
     progress = ReplicaProgress(source, lake)
-    transformed_lsn = progress.transformed_up_to()
-    if progress.applied_up_to() < transformed_lsn:
+    transformed_lsn = progress.read_transformed_lsn()
+    if progress.find_applied_lsn() < transformed_lsn:
         raise PgsieveError(
             f'subscription "{source.name}" has changes that are not applied yet',
             hint=f"`pgsieve run {source.name}` applies them, or says why not",
             sqlstate="55000",
         )
-    return progress.complete_up_to(transformed_lsn)
+    return progress.find_complete_lsn(transformed_lsn)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.assets.steps.apply import replica_tables
-from pgsieve.assets.steps.apply.batch import DecidedKeys, DecidedTables
+from pgsieve.assets.steps.apply.batch import AppliedChanges, AppliedChangesByTable
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 
 
@@ -27,18 +27,18 @@ def test_a_batch_ends_before_a_table_has_too_many_changes(monkeypatch: pytest.Mo
         ]
         for end, counts in sent.items()
     }
-    assert replica_tables.batches_in_memory([*slices], slices) == [[1, 2], [3], [4, 5], [6]]
-    assert replica_tables.batches_in_memory([4], slices) == [[4]]
+    assert replica_tables.divide_batch([*slices], slices) == [[1, 2], [3], [4, 5], [6]]
+    assert replica_tables.divide_batch([4], slices) == [[4]]
 
 
 def test_threads_share_decided_changes_of_many_tables() -> None:
-    decided, rows = DecidedTables(), pa.RecordBatch.from_pydict({"k": [1]})
+    decided, rows = AppliedChangesByTable(), pa.RecordBatch.from_pydict({"k": [1]})
     keyed: Any = rows  # Only its size counts.
 
     def apply(table: str) -> None:
-        room = decided.room()
+        room = decided.make_row_store()
         room.add_new_rows(np.arange(1), rows)
-        decided.add(("public", table), DecidedKeys([1], 0, keyed, room))
+        decided.add(("public", table), AppliedChanges([1], 0, keyed, room))
 
     names, interval = [f"t{number}" for number in range(300)], sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files
-from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes, stored_batch
+from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes, find_stored_changes
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
@@ -146,11 +146,11 @@ class Changes:
 
     def by_files(self, replicated: Definition) -> TableResult:
         pending = self.pending()
-        changes = many_changes(self.lake, self.path, self.log, replicated, pending)
+        changes = find_many_changes(self.lake, self.path, self.log, replicated, pending)
         assert changes is not None
-        if changes.net is not None:
+        if changes.net_change is not None:
             search = ConflictSearch(self.lake, self.path, self.log, replicated, pending)
-            search.refuse_change(changes.net.conflict)
+            search.refuse_change(changes.net_change.conflict)
         applied = FilesWriter(self.lake, self.path, pending, _ENDS[-1]).apply(changes)
         assert applied is not None
         return applied
@@ -159,7 +159,7 @@ class Changes:
         """Apply by parts of the keys, where the changes permit it."""
         self.lake.policy = replace(self.lake.policy, min_parted_changes=0)
         batch = self.lake, self.path, self.log, replicated, self.pending()
-        stored = stored_batch(*batch)
+        stored = find_stored_changes(*batch)
         written = None if stored is None else KeyPartsWriter(*batch, _ENDS[-1]).apply(stored)
         return self.by_files(replicated) if written is None else written
 
@@ -333,7 +333,7 @@ def test_parts_of_the_keys_leave_the_same_rows(
         expected = _outcome(few.one_by_one, key)
         with monkeypatch.context() as alone:
             if isinstance(expected, TableResult):
-                alone.setattr(by_files, "keyed_changes", None)
+                alone.setattr(by_files, "make_keyed_changes", None)
             done = _outcome(parts.by_key_parts, key)
         if isinstance(expected, KeyConflictError):
             assert isinstance(done, KeyConflictError), f"seed {seed}"
@@ -365,7 +365,7 @@ def test_keys_of_every_type_are_applied_by_parts(
 ) -> None:
     columns: Columns = (("k", kind), ("v", pa.string()))
     replicated = Definition((("k", spark), ("v", "string")), ("k",), Layout(1, (), 2, ()))
-    monkeypatch.setattr(by_files, "keyed_changes", None)
+    monkeypatch.setattr(by_files, "make_keyed_changes", None)
     for number, (kept, changed, added) in enumerate(permutations(keys)):
         rows: list[Row] = [{"k": kept, "v": "before"}, {"k": changed, "v": "before"}]
         changes = [insert({"k": added, "v": "new"}), update({"k": changed, "v": "after"})]
@@ -408,12 +408,14 @@ def test_too_many_changes_for_this_process_are_left_to_spark(
 ) -> None:
     again = [delete(row(3, "")), insert(row(3, "a")), delete(row(3, "")), insert(row(3, "b"))]
     changes = Changes(tmp_path, [row(3, "before")], again, vectors=False)
-    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    assert find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     if limit.islower():
         changes.lake.policy = replace(changes.lake.policy, **{limit: size})
     else:
         monkeypatch.setattr(by_files, limit, size)
-    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+    assert (
+        find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+    )
 
 
 def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_path: Path) -> None:
@@ -421,10 +423,10 @@ def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_pat
     changes = Changes(tmp_path, [row(3, "before")], [update(row(3, "after"))])
     changes.lake.policy = replace(changes.lake.policy, rewritten_bytes=-1)
     before = changes.lake.records.version(changes.path)
-    decided = many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    decided = find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     assert decided is not None
-    assert decided.net is not None
-    assert decided.net.deleted_rows.are_marked
+    assert decided.net_change is not None
+    assert decided.net_change.deleted_rows.are_marked
     assert 0 < decided.nbytes < 1_000
     assert changes.lake.records.version(changes.path) == before
 
@@ -489,9 +491,11 @@ def test_a_replica_that_a_user_altered_is_written_by_a_writer_that_respects_it(
         [row(3, "before"), row(4, "before")],
         [update(row(3, "after")), insert(row(7, "new"))],
     )
-    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    assert find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     alter(changes)
-    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+    assert (
+        find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+    )
     changes.one_by_one(definition("k"))
     mine = ("kept",) if alter is _adds_column else ()
     assert _mine(changes) == {
@@ -516,7 +520,7 @@ def test_inserts_into_a_table_with_more_writer_features_are_not_written_as_files
 ) -> None:
     changes = Changes(tmp_path, [row(3, "before")], [insert(row(7, "new"))])
     alter(changes)
-    assert many_changes(changes.lake, changes.path, changes.log, definition(), changes.pending()) is None
+    assert find_many_changes(changes.lake, changes.path, changes.log, definition(), changes.pending()) is None
     local, kept = changes.lake.local, row(3, "before")
     assert local is not None
     keys = pa.table({"t": pa.array([kept["t"], "t9"]), "k": pa.array([kept["k"], 3])})

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.apply.merging import keyless_merge
+from pgsieve.assets.steps.apply.merging import make_keyless_clauses
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
@@ -234,7 +234,7 @@ def test_a_merge_finds_exactly_the_rows_with_the_same_digest(name: str) -> None:
         row, F.lit("delete").alias("action"), F.col("i").alias("j")
     )
     found = (
-        left.join(right.alias("s"), F.expr(keyless_merge(right, [name]).match_condition))
+        left.join(right.alias("s"), F.expr(make_keyless_clauses(right, [name]).match_condition))
         .select("i", "j")
         .toArrow()
     )

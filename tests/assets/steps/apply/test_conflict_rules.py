@@ -96,7 +96,7 @@ def test_the_first_change_that_conflicts_with_a_row_of_its_key_is_refused(
         f'conflict detected on relation "public.t": conflict={conflict}:'
         f" Key already exists in the replica, Key (k)=({key}), in the transaction finished at 0/{lsn:X}"
     )
-    assert (refused.value.conflict, refused.value.commit_lsn, refused.value.sqlstate) == (
+    assert (refused.value.conflict_name, refused.value.commit_lsn, refused.value.sqlstate) == (
         conflict,
         lsn,
         "23505",

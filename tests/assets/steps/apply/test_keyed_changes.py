@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes, read_changes
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.net_change import NONE
@@ -54,8 +54,8 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
     ]
 
     def read(most_bytes: int, *paths: str) -> KeyedChanges | None:
-        stored = stored_changes(Store(), paths, _KEY, ["other"])
-        return keyed_changes(stored, _KEY, ["other"], Extent(_SLICES, since=50), max_bytes=most_bytes)
+        stored = read_changes(Store(), paths, _KEY, ["other"])
+        return make_keyed_changes(stored, _KEY, ["other"], Extent(_SLICES, since=50), max_bytes=most_bytes)
 
     keyed = read(2000, *files)
     assert keyed is not None
@@ -72,11 +72,11 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
     assert changes.sent["other"].tolist() == [True, True, False, True]
     assert keyed.places.tolist() == [4, 5, 1 << 56, (1 << 56) + 1]
     assert keyed.commit_lsns.tolist() == [90, 90, 150, 150]
-    assert keyed.truncates == (1,)
+    assert keyed.truncate_indices == (1,)
     assert read(50, *files) is None
     nothing = read(0)
     assert nothing is not None
-    assert (nothing.keys.num_rows, nothing.truncates) == (0, ())
+    assert (nothing.keys.num_rows, nothing.truncate_indices) == (0, ())
 
 
 def test_keys_are_equal_if_postgresql_finds_them_equal() -> None:
@@ -102,7 +102,7 @@ def test_keys_are_equal_if_postgresql_finds_them_equal() -> None:
             }
         ),
     )
-    keyed = keyed_changes([changes], keys, (), Extent([100]))
+    keyed = make_keyed_changes([changes], keys, (), Extent([100]))
     assert keyed is not None
     assert keyed.changes.new.tolist() == [0, 0, 1, 2, 0, 0, 1, 2]
     assert NONE not in keyed.changes.new

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.apply.keyless_changes import first_matches
+from pgsieve.assets.steps.apply.keyless_changes import select_first_matches
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, row_digests
 from pgsieve.decoding.publications.evolution import Layout
@@ -90,7 +90,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     row_matches = FileCommitter(lake.local, lake.access).find_row_matches(
         changes.path, sought, schema, CALLING_THREAD
     )
-    matches = first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))
+    matches = select_first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
     marked = prepare_marked_files(local, changes.path, matches, base)
     mark_rows(local, changes.path, marked, [], 110, base)

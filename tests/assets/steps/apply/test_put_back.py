@@ -37,14 +37,14 @@ class _Once:
 
 
 def _after_the_first_look(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
-    look: Act = replica_tables.set_aside_damaged
+    look: Act = replica_tables.set_aside_damaged_tables
 
     def looked(*given: Any) -> object:
         states = look(*given)
         put_back()
         return states
 
-    patch.setattr(replica_tables, "set_aside_damaged", looked)
+    patch.setattr(replica_tables, "set_aside_damaged_tables", looked)
 
 
 def _beside_a_commit(put_back: _Once, *, before: bool) -> Act:

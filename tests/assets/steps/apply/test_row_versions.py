@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.apply.batch import DecidedKeys
-from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
+from pgsieve.assets.steps.apply.batch import AppliedChanges
+from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
 from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.history import versions
@@ -103,18 +103,18 @@ class World:
         # A separate commit gives the table deletion vectors.
         retry_after_conflict(attempt)()
 
-    def decided(self, slice_: TableChanges) -> DecidedKeys | None:
+    def decided(self, slice_: TableChanges) -> AppliedChanges | None:
         """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""
         if self.replica_lacks == "nothing":
             return None
         pending, rows = PendingChanges([slice_], self.lake.records.head(self.replica)), SharedRows(2**20)
-        many = many_changes(self.lake, self.replica, self.log, _DEFINITION, pending)
+        many = find_many_changes(self.lake, self.replica, self.log, _DEFINITION, pending)
         assert many is not None
-        assert many.net is not None
-        assert many.net.keyed is not None
+        assert many.net_change is not None
+        assert many.net_change.keyed_changes is not None
         FilesWriter(self.lake, self.replica, pending, slice_.slice_end, rows).apply(many)
         slices = pending.slice_ends if self.replica_lacks == "the same" else [0]
-        return DecidedKeys(slices, pending.since, many.net.keyed, rows)
+        return AppliedChanges(slices, pending.since_lsn, many.net_change.keyed_changes, rows)
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.lake.local is not None

@@ -151,7 +151,7 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_until_they_follow(bank
         for _ in range(3):
             bank.transfer(seeded, connection)
             bank.receive()
-            apply(bank.subscription, bank.lake, _quiet, only=[("public", "checking")])
+            apply(bank.subscription, bank.lake, _quiet, only_tables=[("public", "checking")])
         bank.run()
         bank.transfer(seeded, connection)
         drain(bank.subscription.slot_stream, bank.lake, [bank.subscription], _quiet)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.apply.damaged_tables import set_aside_damaged
+from pgsieve.assets.steps.apply.damaged_tables import set_aside_damaged_tables
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
@@ -54,9 +54,9 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
     lake = Lake(lake.uri, no_session)
     with monkeypatch.context() as patch:
         patch.setattr(delta, "DeltaTable", Counted)
-        set_aside_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
-        assert ReplicaProgress(SUBSCRIPTION, lake).tables_beyond_cut() == set()
-        assert ReplicaProgress(SUBSCRIPTION, lake).applied_up_to() == 1
+        set_aside_damaged_tables(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
+        assert ReplicaProgress(SUBSCRIPTION, lake).find_tables_beyond_cut() == set()
+        assert ReplicaProgress(SUBSCRIPTION, lake).find_applied_lsn() == 1
     return len(paths)
 
 
@@ -69,7 +69,7 @@ def test_a_missing_replica_is_noticed_although_it_is_idle(tmp_path: Path) -> Non
     lake = lake_of(tmp_path, 3)
     shutil.rmtree(lake.paths.replica("sub", "public", "t1"))
     DeltaTable(lake.paths.replica("sub", "public", "t2")).restore(0)
-    set_aside_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
+    set_aside_damaged_tables(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
     states = TableStates(lake, "sub").newest()
     assert [states["public", f"t{n}"].state for n in range(3)] == [
         SyncState.READY,

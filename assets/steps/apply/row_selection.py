@@ -1,0 +1,110 @@
+"""Picks rows from changes: the new rows of a batch's net change, or the rows before the changes.
+
+The place of a change is a number that orders the changes of a batch (`pgsieve.decoding.changes.extent`). In: columns of a
+change history, from a row group of a file or from a batch of Spark. Out: the rows of the changes at chosen places, filled
+up with the values that these changes did not send. Raises Arrow's errors.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.apply.completion import Completion
+from pgsieve.assets.steps.history.shared_rows import SharedRows
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, change_places
+from pgsieve.decoding.changes.metadata_columns import Stamp
+from pgsieve.decoding.changes.net_change import Mask, Numbers
+from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
+from pgsieve.resources.lake.delta.conforming import conform
+from pgsieve.resources.lake.stores.store import Reader
+
+
+@dataclass(frozen=True)
+class Validity:
+    """The commits that begin and end versions of rows.
+
+    - `places`: the ascending places of the changes that begin the versions
+    - `begin_commits`, `end_commits`: for each version, the numbers of the commits that begin and end it
+    - `commits`: the commits by their numbers
+    """
+
+    places: Numbers
+    begin_commits: Numbers
+    end_commits: Numbers
+    commits: Commits
+
+    def add_to(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
+        """Add columns to the rows of the changes at `places` that say from when to when each row is valid."""
+        versions = np.searchsorted(self.places, places)
+        return add_validity(rows, self.begin_commits[versions], self.end_commits[versions], self.commits)
+
+    def make_batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The batch of `add_to`, as an iterator for `RowWriter`."""
+        yield self.add_to(rows, places)
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Chooses rows from the changes of a batch. Executors get a copy.
+
+    - `extent`: tells which changes of the history belong to the batch
+    - `stamp`: sets the time at which the rows are applied
+    - `places`: the ascending places of the chosen changes; if it is None, all effective INSERTs are chosen
+    - `completions`: the values of columns that the chosen changes did not send
+    - `validity`: if it is given, the rows become versions of rows (`scd2`)
+    - `shared_rows`: if it is given, the new rows are added to it, and so are the rows that were removed from the replica
+    - `side`: `new` for the rows after the changes, `old` for the rows before them
+    """
+
+    extent: Extent
+    stamp: Stamp
+    places: Numbers | None = None
+    completions: Sequence[Completion] = ()
+    validity: Validity | None = None
+    shared_rows: SharedRows | None = None
+    side: str = "new"
+
+    def make_file_schema(self, rows: pa.Schema) -> pa.Schema:
+        """Return the columns of the files: those of the rows, and those of the validity if versions are written."""
+        return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
+
+    def read_rows(self, read: Reader, row_type: pa.DataType) -> pa.RecordBatch | None:
+        """Read the chosen rows of the changes; None if there are none. `read` reads columns of the changes."""
+        return None if (placed_rows := self.read_placed_rows(read, row_type)) is None else placed_rows[1]
+
+    def read_placed_rows(self, read: Reader, row_type: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
+        """Read the same rows as `read_rows`, with the places of their changes."""
+        changes = read(PLACE_COLUMNS)
+        places = change_places(changes, self.extent.slices)
+        is_chosen = self._mask_inserts(changes) if self.places is None else is_in(places, self.places)
+        if not is_chosen.any():
+            return None
+        rows, places = read([self.side]), places[is_chosen]
+        rows = rows if is_chosen.all() else rows.filter(pa.array(is_chosen))
+        batch = pa.RecordBatch.from_struct_array(
+            conform(rows, pa.schema([(self.side, row_type)]))[self.side].combine_chunks()
+        )
+        for completion in self.completions:
+            batch = completion.fill(batch, places)
+        batch = self.stamp.apply(batch)
+        if self.shared_rows is not None:
+            self.shared_rows.add_new_rows(places, batch)
+        return places, batch if self.validity is None else self.validity.add_to(batch, places)
+
+    def _mask_inserts(self, changes: pa.Table) -> Mask:
+        is_insert: Mask = self.extent.effective_changes(changes) & np.asarray(
+            pc.equal(changes["operation"], "insert")
+        )
+        return is_insert
+
+
+def is_in(numbers: Numbers, sorted_numbers: Numbers) -> Mask:
+    """Return a mask of `numbers`: those that are among `sorted_numbers`, which ascend."""
+    if not len(sorted_numbers):
+        return np.zeros(len(numbers), np.bool_)
+    indexes = np.minimum(np.searchsorted(sorted_numbers, numbers), len(sorted_numbers) - 1)
+    is_member: Mask = sorted_numbers[indexes] == numbers
+    return is_member
